@@ -244,6 +244,8 @@ async def latest(
     target = f"{url}/v1/messages?pause={pause}"
     late, chunks = 0.0, 0
     async with client.stream("POST", target, content=json.dumps(body), headers=headers) as reply:
+        if reply.status_code != 200:
+            raise SystemExit(f"{reply.status_code}: {(await reply.aread()).decode()}")
         async for line in reply.aiter_lines():
             if line.startswith("data: "):
                 late = max(late, time.time() - float(line.removeprefix("data: ")))
