@@ -127,7 +127,8 @@ nightly:  ## tests, coverage's gate, properties with 1,000 examples each and slo
 test-deep: $(STAMP)  ## pytest with 1,000 examples of each property, and the tests that are slow
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
-# WITHOUT="make test" leaves that command out.
+# WITHOUT="make test" leaves that command out, as `make release-check` does, which has a row for it.
+WITHOUT ?= $(if $(filter test,$(DONE)),make test)
 first-hour:  ## what README and Start tell a new user to do, on the built wheel of the last commit
 	PYTHON=$(PYTHON) scripts/first_hour.sh $(if $(WITHOUT),--without '$(WITHOUT)')
 

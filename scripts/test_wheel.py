@@ -3,9 +3,9 @@
 python scripts/test_wheel.py [--python 3.12]... [-- arguments of pytest]
 
 For each Python it makes an environment in build/wheel/, installs the wheel and what its tests want,
-and runs the tests from a copy of the repository that has no ctxpipe/ folder: what is imported is
-what users install. A Python that is not on this machine fails the run. It is looked for as
-python3.12 on the PATH, and where pyenv keeps its versions.
+and runs the tests from a copy of the repository whose ctxpipe/ is that of the installed package:
+what is imported, and read, is what users install. A Python that is not on this machine fails the
+run. It is looked for as python3.12 on the PATH, and where pyenv keeps its versions.
 
 The tests that build the wheel themselves are left out. Exits with 1 and the names of the
 Pythons that failed.
@@ -25,11 +25,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 CLASSIFIER = re.compile(r"Programming Language :: Python :: (3\.\d+)")
-# What the tests read beside the installed package.
-COPIED = [
-    *("benchmarks", "docs", "examples", "scripts", "tests"),
-    *("Makefile", "hatch_build.py", "mkdocs.yml", "pyproject.toml"),
-]
 
 
 def claimed_versions(project: Path = ROOT / "pyproject.toml") -> list[str]:
@@ -67,20 +62,19 @@ def build_wheel() -> Path:
     return wheel
 
 
-def copy_tests() -> Path:
-    """A folder with all that the tests read, but without the package's source."""
+def copy_repository(package: Path) -> Path:
+    """A repository with the files of this one, but with the installed *package* as ctxpipe/."""
     folder = WORK / "tree"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    ignored = shutil.ignore_patterns("__pycache__", ".venvs")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=ignored)
-        else:
-            shutil.copy(source, folder / name)
-    for page in ROOT.glob("*.md"):
-        shutil.copy(page, folder / page.name)
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("ctxpipe/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(package, folder / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    for command in (["git", "init", "--quiet"], ["git", "add", "--all"]):
+        subprocess.run(command, cwd=folder, check=True)
     return folder
 
 
@@ -91,13 +85,13 @@ def run_tests(interpreter: str, version: str, wheel: Path, arguments: list[str])
     python = str(environment / "bin" / "python")
     install = [python, str(ROOT / "scripts" / "install.py"), "--wheel", str(wheel)]
     subprocess.run(install, check=True)
-    tree = copy_tests()
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = [python, "-c", "import ctxpipe; print(ctxpipe.__file__)"]
-    imported = subprocess.check_output(where, cwd=tree, env=variables, text=True).strip()
-    if not Path(imported).is_relative_to(environment):
+    imported = Path(subprocess.check_output(where, cwd=WORK, env=variables, text=True).strip())
+    if not imported.is_relative_to(environment):
         raise SystemExit(f"{imported} is not the installed wheel")
     print(f"== Python {version}: {imported}", flush=True)
+    tree = copy_repository(imported.parent)
     # One builds a wheel from the source itself.
     tests = [python, "-m", "pytest", "--ignore", "tests/project/test_supply_chain.py", *arguments]
     return subprocess.run(tests, cwd=tree, env=variables, check=False).returncode == 0

@@ -22,6 +22,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+# At once: pytest rewrites it, which Python 3.11 may refuse while another thread is parsing.
+import hypothesis.internal.conjecture.optimiser  # noqa: F401
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, Phase, settings

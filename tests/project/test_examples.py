@@ -473,10 +473,10 @@ def test_ctrl_c_ends_the_demo_with_one_line(tmp_path):
     )
     with process:
         assert process.stdout
-        while not process.stdout.readline().startswith("turn"):
-            pass
-        process.send_signal(signal.SIGINT)
+        assert process.stderr
         try:
+            assert any(line.startswith("turn") for line in process.stdout), process.stderr.read()
+            process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         finally:
             process.kill()

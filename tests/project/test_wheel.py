@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 import tomllib
 
@@ -30,6 +31,14 @@ def test_a_python_that_is_not_there_is_not_found():
     assert SCRIPT["find_interpreter"]("3.99") is None
 
 
-def test_the_tests_are_copied_without_the_source():
-    assert "tests" in SCRIPT["COPIED"]
-    assert "ctxpipe" not in SCRIPT["COPIED"]
+def test_the_tests_run_in_a_repository_whose_package_is_the_installed_one(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCRIPT["copy_repository"].__globals__, "WORK", tmp_path)
+    package = tmp_path / "installed"
+    package.mkdir()
+    (package / "of_the_wheel.py").touch()
+
+    tree = SCRIPT["copy_repository"](package)
+
+    command = ["git", "ls-files", "ctxpipe", "requirements/test.txt", "tests/conftest.py"]
+    listed = subprocess.check_output(command, cwd=tree, text=True).split()
+    assert listed == ["ctxpipe/of_the_wheel.py", *command[3:]]
