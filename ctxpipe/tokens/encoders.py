@@ -55,9 +55,11 @@ class Tiktoken:
         if not self._shipped:
             # Another encoding may have longer tokens, or a pattern that leaves text out.
             return 0
-        # Every word has a token of its own: in both patterns no piece goes on after a blank.
-        words = text[: enough * _WORD_CHARS].encode(errors="surrogatepass").split()
-        return max(len(words), -(-len(text) // LONGEST_TOKEN_BYTES))
+        # Every word has a token of its own: in both patterns no piece goes on after a blank, but
+        # for slashes after line breaks; and no token goes on after a control that divides words.
+        begin = text[: enough * _WORD_CHARS]
+        words = len(begin.split()) - begin.count("\n/") - begin.count("\r/")
+        return max(words, -(-len(text) // LONGEST_TOKEN_BYTES))
 
     def at_most(self, text: str) -> int:
         if text.isascii():

@@ -18,7 +18,7 @@ import pytest
 import stock
 import tiktoken
 from histories import assistant, conversation, histories, step, system, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from recorded import NIGHTLY, sample
 
@@ -526,6 +526,8 @@ def test_the_bounds_are_sound():
     st.text(st.sampled_from("aZ09 \t\n\x0b\x1c\x85\xa0'!/_中é\ud800\U0001f600")),
     st.integers(0, 40),
 )
+@example("o200k_base", "//\n//", 9)  # one token
+@example("o200k_base", "/\n\xa0 \xa0", 1)
 def test_no_text_has_more_words_than_tokens(encoding: str, text: str, enough: int):
     encoder = TokenCounter(encoding)._encoder
 
