@@ -231,7 +231,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         lock = blocking.functions["threading.Lock.acquire"]
         lock.can_block_in("coverage/collector.py", "lock_data")
         # Several event loops of one process may want a module for the first time at once.
-        lock.can_block_in("<frozen importlib._bootstrap>", "_find_and_load")
+        for importing in ("_find_and_load", "_lock_unlock_module"):
+            lock.can_block_in("<frozen importlib._bootstrap>", importing)
         yield
 
 
