@@ -126,6 +126,7 @@ async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     sessions.get("a").append(user("go"))
     await fill(sessions, "c", "d", "e")
+    await until_let_go(sessions, "a")
 
     assert await sessions.get("a").history() == [user("go")]
 
@@ -157,6 +158,7 @@ async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(p
         await anyio.to_thread.run_sync(session.append, user("go"))
     session = None
     await fill(sessions, "e", "f", "g")
+    await until_let_go(sessions, "a")
 
     assert await sessions.get("a").history() == [user("go")]
 
