@@ -153,9 +153,12 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
 
 
 def _encode_indented(encoder: json.JSONEncoder, value: object, margin: str) -> str:
-    """The same text as the encoder's own in half the time: only without *indent* is that in C."""
+    """The same text as the encoder's own, which is in C only without an indent, in less time.
+
+    *margin* is a line break and the indentation of *value*.
+    """
     if not value or not isinstance(value, dict | list | tuple):
-        return encoder.encode(value).replace("\n", margin)
+        return encoder.encode(value).replace("\n", margin)  # an SDK object has lines of its own
     inner = margin + " " * cast("int", encoder.indent)
     if isinstance(value, dict):
         begin, end = "{}"

@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--folder",
         type=existing_folder,
-        default=PACKAGE,
+        default=str(PACKAGE),  # as a text it is looked for, too
         help="what the tools may read (this package)",
     )
     parser.add_argument(

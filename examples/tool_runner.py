@@ -53,7 +53,7 @@ async def main() -> None:
     parser.add_argument(
         "--folder",
         type=existing_folder,
-        default=PACKAGE,
+        default=str(PACKAGE),  # as a text it is looked for, too
         help="what the tools may read (this package)",
     )
     parser.add_argument("--model", default="claude-opus-5", help="the model to ask")

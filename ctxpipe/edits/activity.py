@@ -301,12 +301,12 @@ _FIRST_LINE_REFUSAL = re.compile(
     r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
     re.IGNORECASE,
 )
-_SHELL_REFUSAL = (
+_REFUSED = (
     r": (?:permission denied|no such file or directory|operation not permitted|is a directory|"
     r"not a directory|command not found|cannot open)\b"
 )
-_SHELL_REFUSES = re.compile(_SHELL_REFUSAL, re.IGNORECASE)  # quick: it begins with a literal
-_SHELL_LINE = re.compile(rf"^[^\n]{{0,300}}{_SHELL_REFUSAL}", re.IGNORECASE | re.MULTILINE)
+_SHELL_REFUSAL = re.compile(_REFUSED, re.IGNORECASE)  # quick: it begins with a literal
+_REFUSAL_LINE = re.compile(rf"^[^\n]{{0,300}}{_REFUSED}", re.IGNORECASE | re.MULTILINE)
 _EXIT_STATUS = re.compile(
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]", re.IGNORECASE
 )
@@ -343,7 +343,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
         return False
     return any(
         _SHELL_SPEAKS.match(end)
-        or (_SHELL_REFUSES.search(end) and _SHELL_LINE.search(end))
+        or (_SHELL_REFUSAL.search(end) and _REFUSAL_LINE.search(end))
         or _contains(end, _EXIT_STATUS, _STATUS_WORDS)
         for end in {begin, text[-2000:]}
     )

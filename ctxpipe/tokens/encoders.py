@@ -56,7 +56,7 @@ class Tiktoken:
             # Another encoding may have longer tokens, or a pattern that leaves text out.
             return 0
         # Every word has a token of its own: in both patterns no piece goes on after a blank, but
-        # for slashes after line breaks; and no token goes on after a control that divides words.
+        # with a slash after a line break. The controls at which `split` divides, too, are tokens.
         begin = text[: enough * _WORD_CHARS]
         words = len(begin.split()) - begin.count("\n/") - begin.count("\r/")
         return max(words, -(-len(text) // LONGEST_TOKEN_BYTES))

@@ -6,6 +6,7 @@ import copy
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import tomllib
@@ -505,6 +506,18 @@ def test_a_folder_that_is_not_there_is_an_error(example):
 
     assert done.returncode == 2
     assert "there is no folder nowhere" in done.stderr
+
+
+@pytest.mark.parametrize("example", ["agent_loop", "tool_runner"])
+def test_examples_without_the_package_beside_them_say_so(example, tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+
+    done = subprocess.run(
+        command(example=example), capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+
+    assert done.returncode == 2
+    assert f"there is no folder {tmp_path / 'ctxpipe'}" in " ".join(done.stderr.split())
 
 
 def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(folder, tmp_path):

@@ -718,8 +718,10 @@ async def test_after_each_failure_the_same_list_goes_on_archived_to_the_next_sta
         assert [turn.messages for turn in turns] == [LONG], failure
         [archive] = archives(tmp_path / str(number))
         assert await load_archive(archive) == LONG[1:], failure
-        # What hangs may be given up before the server has seen it.
-        assert server.calls == failure.calls or (seconds < 1 and server.calls < 3), failure
+        if "hangs" in failure.name:  # given up, under load before the server has seen it
+            assert f"after {failure.calls} attempts" in str(result.reports[0].error), failure
+        else:
+            assert server.calls == failure.calls, failure
         assert len(clock.waits) == len(failure.waits), failure
         for wait, expected in zip(clock.waits, failure.waits, strict=True):
             assert expected is None or wait == expected, failure
