@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from io import StringIO
 
-_PIECE_CHARS = 2**20
+_PIECE_CHARS = 2**18
 _SEARCH_CHARS = 2**16  # slow patterns need a few milliseconds for so many
 _OVERLAP_CHARS = 2**13
 _BLANK = re.compile(r"\s")
@@ -38,17 +38,23 @@ def text_digest(text: str) -> bytes:
 def join(texts: Iterable[str]) -> str:
     """*texts* in one, which is in memory once, and copied in no single step.
 
-    A long text grows in place, a million characters at a time.
+    A long text grows in place, a piece at a time.
     """
     whole = ""
+    for part in _parts(texts):
+        whole += part
+    return whole
+
+
+def _parts(texts: Iterable[str]) -> Iterator[str]:
+    """*texts*, those that are short together."""
     part = StringIO()
     for text in texts:
         part.write(text)
         if part.tell() >= _PIECE_CHARS:
-            whole += part.getvalue()
+            yield part.getvalue()
             part = StringIO()
-    whole += part.getvalue()
-    return whole
+    yield part.getvalue()
 
 
 def overlapping_pieces(text: str) -> Iterator[str]:

@@ -113,16 +113,13 @@ def _pickle(job: Job, texts: Iterable[str]) -> bytes:
 
 def _folders() -> list[str]:
     """Where modules are found, except the current folder."""
-    folders = [folder for folder in sys.path if os.path.isabs(folder)]
-    folders.append(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
-    return list(dict.fromkeys(folders))
+    own = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    return [*filter(os.path.isabs, sys.path), own]
 
 
 def _end(status: int | None) -> End:
     if status == 0:
         return "done"
-    if status is None:
-        return "late"
-    if os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU):
+    if status is None or (os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU)):
         return "late"
     return "failed"

@@ -100,11 +100,9 @@ def _lower(limit: int, to: int) -> None:
 def _ask_for_end_with_parent() -> None:
     """Ask Linux to end this process when its parent dies.
 
-    Elsewhere the alarm does that, some seconds later.
+    Elsewhere there is no `prctl`, and the alarm does that, some seconds later.
     """
-    if sys.platform != "linux":
-        return
-    with suppress(ImportError, OSError, AttributeError):
+    with suppress(ImportError, OSError, AttributeError, TypeError):
         import ctypes
 
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
