@@ -17,7 +17,7 @@ import io
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,21 @@ def token_count(source: str) -> int:
     """The tokens of code in *source*."""
     docstrings = set(_docstring_starts(ast.parse(source)))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    counted = (token for token in tokens if token.type not in _LAYOUT)
+    counted = (token for token in _whole_strings(tokens) if token.type not in _LAYOUT)
     return sum(token.start not in docstrings for token in counted)
+
+
+def _whole_strings(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+    """*tokens* with each f-string as one, as it was before Python 3.12 took it apart."""
+    depth = 0
+    for token in tokens:
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_END":
+            depth -= 1
+        elif depth == 0:
+            yield token
+        if kind == "FSTRING_START":
+            depth += 1
 
 
 def _docstring_starts(tree: ast.Module) -> Iterator[tuple[int, int]]:

@@ -35,8 +35,9 @@ def test_comments_docstrings_and_layout_have_no_size(source):
     assert SIZE["token_count"](source) == 6
 
 
-def test_a_text_that_documents_nothing_has_a_size():
-    assert SIZE["token_count"]('x = """a text"""\n') == 3
+@pytest.mark.parametrize("text", ['"""a text"""', 'f"{a} and {b:{c}}"', """f"{f'{a}'}" """])
+def test_a_text_that_documents_nothing_is_one_token(text):
+    assert SIZE["token_count"](f"x = {text}\n") == 3
 
 
 @pytest.mark.parametrize(
