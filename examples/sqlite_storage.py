@@ -39,7 +39,7 @@ class SqliteStorage:
 
     async def sql(self, query: str, *values: object) -> list[Any]:
         def run() -> list[Any]:
-            with closing(sqlite3.connect(self.path, 30, isolation_level=None)) as database:
+            with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
                 database.executescript(TABLES)
                 return database.execute(query, values).fetchall()
 

@@ -27,6 +27,10 @@ def installed(folder: Path, *facts: str) -> Distribution:
     lines = ["Metadata-Version: 2.4", "Name: pack_age", "Version: 1.0", *facts]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     (info / "RECORD").write_text("pack_age/__init__.py,,120\npack_age/data.bin,,80\n")
+    package = folder / "pack_age"
+    package.mkdir()
+    for name in ("__init__.py", "data.bin"):  # Python 3.13 leaves out what is not there
+        (package / name).touch()
     return PathDistribution(info)
 
 

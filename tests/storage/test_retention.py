@@ -141,6 +141,7 @@ async def test_a_session_that_an_earlier_version_began_is_protected_once_it_is_u
     [mark] = place.root.glob("*/.ctxpipe-session")
     lines = [line for line in mark.read_text().split("\n") if '"journal"' not in line]
     mark.write_text("\n".join(lines))
+    await close(journal)
     await anyio.to_thread.run_sync(place.grow_older, 40)
     texts, journal = place.open()
     await session_in(texts, journal).run(SECOND)

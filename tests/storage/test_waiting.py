@@ -163,6 +163,8 @@ async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_agai
             await anyio.sleep(0.2)
             lock.__exit__(None, None, None)
     assert await journal.entries("s") == ["first", "second"]
+    if isinstance(journal, SQLiteJournal):
+        await journal.aclose()
 
 
 class Clock:
