@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -189,13 +190,13 @@ class Memory:
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
-        entries, [line] = await self._read_lines(journal, history, self._branch)
+        entries, [line, *_] = await self._read_lines(journal, history, self._branch)
         if not self._is_in(entries):
             self._base = 0
             self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
             self.notify(REPLACED)
             return
-        is_at_end = line.base == _length(entries, line.branch)
+        is_at_end = line.base == _ends(entries)[line.branch]
         is_longer = line.step.known >= len(self.timeline.history)
         if (is_at_end or is_longer) and not line.step.agreement.is_cut:
             self.unreported = self._first_change(line.replay.timeline)
@@ -238,8 +239,20 @@ class Memory:
     def _replay_lines(
         self, entries: Sequence[Entry], history: list[Message], branch: str | None
     ) -> list[Line]:
-        names = _branches(entries) if branch is None else [branch]
-        return [self._line(entries, _length(entries, name), name, history) for name in names]
+        """What *history* is on *branch*, or on each of them, and where a process has left one.
+
+        No entry rests on what it wrote before it went back. What that has taken out stays out, and
+        a history that returns to it continues it.
+        """
+        ends: Mapping[str, int] = _ends(entries)
+        if branch is not None:
+            ends = {branch: ends[branch]}
+        bases = {entry.base for entry in entries}
+        places = list(ends.items())
+        for number, entry in enumerate(entries, 1):
+            if number not in bases and entry.branch in ends:
+                places.append((entry.branch, number))
+        return [self._line(entries, end, name, history) for name, end in dict.fromkeys(places)]
 
     def _line(
         self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
@@ -259,7 +272,7 @@ class Memory:
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
         self._branch = line.branch
-        self.is_behind = line.base < _length(entries, line.branch)
+        self.is_behind = line.base < _ends(entries)[line.branch]
         self.unwritten = []
         self._found = ""
         self._state.agreed = 0
@@ -445,7 +458,7 @@ class Memory:
         if branch is None and self.is_read and not self._is_in(entries):
             # Gone, and not deleted: the next turn writes it anew.
             return list(self.timeline.history)
-        if branch and not _length(entries, branch):
+        if branch and branch not in _ends(entries):
             session = excerpt(self._session_id)
             raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself takes nothing over here
@@ -478,7 +491,7 @@ class Memory:
 
     async def branches(self) -> list[str]:
         """The names of the branches, in order. Raises StorageError."""
-        return sorted(_branches(await self._entries())[1:], key=int)
+        return sorted(filter(None, _ends(await self._entries())), key=int)
 
     async def _entries(self) -> list[Entry]:
         if self._journal is None:
@@ -499,27 +512,17 @@ class Memory:
             if not found:  # it holds what could not be written before
                 path.append(self._entry(self._branch, self.unwritten))
             return packing.replay(path, known, Timeline)
-        names = sorted(_branches(entries)) if branch is None else [branch]
-        paths = [_path(entries, _length(entries, name)) for name in names]
-        replays = [packing.replay(path, known, Timeline) for path in paths]
+        ends = _ends(entries)
+        names = [*ends] if branch is None else [branch]
+        replays = [packing.replay(_path(entries, ends[name]), known, Timeline) for name in names]
         return max(replays, key=lambda replay: len(replay.raw))
 
 
-def _branches(entries: Sequence[Entry]) -> list[str]:
-    """The names of the branches that *entries* are of, the first "", in the order of their first
-    entries.
-    """
-    return list(dict.fromkeys(["", *(entry.branch for entry in entries)]))
+def _ends(entries: Sequence[Entry]) -> Counter[str]:
+    """How many of *entries* there are up to the last one of each branch, of which "" is first."""
+    return Counter({"": 0, **{entry.branch: number for number, entry in enumerate(entries, 1)}})
 
 
 def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
     """The entries that the first *base* rest on, oldest first."""
     return [entries[number] for number in chain(entries, base)]
-
-
-def _length(entries: Sequence[Entry], branch: str) -> int:
-    """How many of *entries* there are up to the last one of *branch*."""
-    for number in range(len(entries), 0, -1):
-        if entries[number - 1].branch == branch:
-            return number
-    return 0

@@ -515,6 +515,20 @@ async def test_each_of_two_ways_that_one_process_took_is_resumed_as_itself(tmp_p
         assert await again.history() == known
 
 
+async def test_a_way_that_a_new_process_has_left_is_resumed_as_itself(tmp_path):
+    storage, history = LocalStorage(tmp_path), loop(20)
+    old = (await played(new_session(storage), history)).messages
+    other = [*history[:-8], *step("other", result=LONG + "!")]
+    new = (await new_session(storage).run(other)).messages
+
+    for expected, known in ((old, history), (new, other), (old, history)):
+        summarize = Counting()
+        again = new_session(storage, summarize)
+        result = await again.run(known)
+        assert (result.messages, result.notices, summarize.calls) == (expected, (), 0)
+        assert await again.history() == known
+
+
 # What is written --------------------------------------------------------------------------------
 
 
