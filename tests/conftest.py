@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 import tomllib
 import traceback
@@ -227,9 +228,12 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         blocking.functions["io.TextIOWrapper.read"].can_block_in(
             "ctxpipe/settings.py", "check_extra"
         )
-        # What measures the coverage locks its own data, wherever a file is met for the first time.
         lock = blocking.functions["threading.Lock.acquire"]
-        lock.can_block_in("coverage/collector.py", "lock_data")
+        # What measures the coverage locks its own data, wherever a file is met for the first time,
+        # and leaves no frame by which that is known.
+        coverage = sys.modules.get("coverage")
+        if coverage is not None and coverage.Coverage.current() is not None:
+            lock.deactivate()
         # Several event loops of one process may want a module for the first time at once.
         for importing in ("_find_and_load", "_lock_unlock_module"):
             lock.can_block_in("<frozen importlib._bootstrap>", importing)
