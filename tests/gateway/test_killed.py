@@ -92,9 +92,10 @@ async def test_clients_of_a_killed_gateway_go_on_with_the_next_one_and_the_same_
                 await agents.all_in_stream.wait()
                 agents.is_killed = True
                 first.send_signal(signal.SIGKILL)
-                await asyncio.to_thread(
+                second = await asyncio.to_thread(
                     processes.enter_context, process(api.url, port, tmp_path / "root")
                 )
+                assert second.address, await asyncio.to_thread(second.stderr.read)
     assert agents.broken >= AGENTS
     wanted = [f"{WORDS * 20}turn {turn}" for turn in range(1, TURNS + 1)]
     assert agents.replies == [wanted] * AGENTS

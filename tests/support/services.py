@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -91,9 +92,12 @@ def command(name: str, package: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens, of those that no system gives to a client's connection."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def ordinary_user() -> dict[str, Any]:
