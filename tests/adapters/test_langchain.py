@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Any, ClassVar
 
 import anyio
@@ -53,6 +54,9 @@ OTHERS = {
 every_api = pytest.mark.parametrize("api", APIS)
 THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 200}
 GO: Any = {"messages": [HumanMessage("go")]}
+TIMEOUTS = count(60)
+"""LangChain's models of one address and timeout share a client, which an event loop closes; and a
+test may be given the port of one before it."""
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
     if api == "anthropic":
         async with MessagesServer(script, **settings) as server:
             given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 0}
-            given |= {"model": "m", "max_tokens": 2000}
+            given |= {"model": "m", "max_tokens": 2000, "timeout": next(TIMEOUTS)}
             thinking = {"type": "enabled", "budget_tokens": 1024}
             yield server, ChatAnthropic(thinking=thinking, **given)
         return
@@ -85,6 +89,8 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
         return
     async with OpenAIServer(script, **settings) as server:
         given = {"model": "m", "base_url": server.base_url, "api_key": "k", "max_retries": 0}
+        if api != "openrouter":
+            given["timeout"] = next(TIMEOUTS)
         model = chat_model(api)(stream_usage=True, **given)
         yield server, model
         if api == "deepseek":  # else another test's loop would close it

@@ -28,6 +28,7 @@ from histories import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import traced_memory
 from recorded import NIGHTLY
 
 from ctxpipe import (
@@ -378,12 +379,11 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
         assert sum(LONG not in json.dumps(message) for message in result.messages) == 200
 
     anyio.run(played, 0)  # what the first one loads is of use to all
-    tracemalloc.start()
-    for number in range(1, 5):
-        anyio.run(played, number)
-    gc.collect()
-    taken = tracemalloc.get_traced_memory()[0] / 4
-    tracemalloc.stop()
+    with traced_memory():
+        for number in range(1, 5):
+            anyio.run(played, number)
+        gc.collect()
+        taken = tracemalloc.get_traced_memory()[0] / 4
 
     assert taken <= 64 * 1024, taken
 
@@ -403,12 +403,11 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
             await session.run(history[:stop])
 
     anyio.run(played, 1, 201)
-    tracemalloc.start()
-    for start in (201, 401):
-        anyio.run(played, start, start + 200)
-        gc.collect()
-        held.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
+    with traced_memory():
+        for start in (201, 401):
+            anyio.run(played, start, start + 200)
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
 
     assert len(list(tmp_path.rglob("compact-*.json"))) > 4
     # a call, a result in a file, and the way back to it

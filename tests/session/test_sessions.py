@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, cast
 
 import anyio
@@ -100,11 +101,13 @@ async def fill(sessions: Sessions, *names: str):
 
 
 async def until_let_go(sessions: Sessions, *names: str):
-    """A session is written by a thread, and goes with a later call."""
-    with anyio.fail_after(20):
-        while any(name in sessions._held for name in names):
+    """A session is written by a thread, and goes with a later call that wants its memory."""
+    with anyio.fail_after(60):
+        for number in count():
+            if not any(name in sessions._held for name in names):
+                return
             await anyio.sleep(0.01)
-            sessions.get("another")
+            await fill(sessions, f"another {number}")
 
 
 async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_path):

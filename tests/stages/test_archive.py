@@ -12,6 +12,7 @@ import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from histories import assistant, histories, system, user
 from hypothesis import given
+from memory import traced_memory
 
 from ctxpipe import Budget, Compact, ContextPipeline
 from ctxpipe.edits.compact import Facts
@@ -157,11 +158,10 @@ async def test_what_cannot_be_archived_faithfully_is_an_error_and_leaves_no_file
 def test_no_second_copy_of_the_history_is_ever_held(redact: Callable[[str], str] | None):
     history = [user("x" * 100_000 + str(number)) for number in range(200)]
 
-    tracemalloc.start()
-    for _ in encode_record(archive_record(history), redact):
-        pass
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory():
+        for _ in encode_record(archive_record(history), redact):
+            pass
+        _, peak = tracemalloc.get_traced_memory()
 
     assert peak < 2_000_000  # of 20,000,000
 

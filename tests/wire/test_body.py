@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory import traced_memory
 
 from ctxpipe.wire.body import MAX_DEPTH, Body, TooDeep, read_body
 
@@ -74,20 +75,18 @@ def test_a_number_is_whole_whatever_follows_it(number):
 def test_a_large_body_takes_little_more_memory_than_its_items():
     text = "x" * 20_000 + "→"  # which Python holds in two bytes a character
     raw = json.dumps({"messages": [text] * 200}, ensure_ascii=False).encode()
-    tracemalloc.start()
-    body = parsed(raw)
-    held, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory():
+        body = parsed(raw)
+        held, peak = tracemalloc.get_traced_memory()
     assert len(body.items) == 200
     assert peak < held + 1_000_000
 
 
 def test_to_write_a_large_body_takes_its_size_in_memory_once():
     body = parsed(json.dumps({"messages": ["x" * 20_000] * 200, "top_k": 1}).encode())
-    tracemalloc.start()
-    written = body.write(body.items[1:], {"top_k": 2})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory():
+        written = body.write(body.items[1:], {"top_k": 2})
+        _, peak = tracemalloc.get_traced_memory()
     assert peak < 1.1 * len(written)
 
 
