@@ -239,10 +239,10 @@ class Memory:
     def _replay_lines(
         self, entries: Sequence[Entry], history: list[Message], branch: str | None
     ) -> list[Line]:
-        """What *history* is on *branch*, or on each of them, and where a process has left one.
+        """The line of *history* on *branch*, or on each one, then one for each end that was left.
 
-        No entry rests on what it wrote before it went back. What that has taken out stays out, and
-        a history that returns to it continues it.
+        A new process that goes back leaves entries on which no other rests. What these have taken
+        out of the context stays out, and a history that returns to them continues them.
         """
         ends: Mapping[str, int] = _ends(entries)
         if branch is not None:
