@@ -5,10 +5,12 @@ import gc
 import json
 import os
 import shutil
+import statistics
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -364,6 +366,11 @@ async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
     assert all(pipeline.session(f"s{number}") == session for number, session in enumerate(sessions))
 
 
+def usual_growth(held: Sequence[int]) -> int:
+    """What is added in a step, in bytes: a table that all share may grow in one of them."""
+    return statistics.median_low(after - before for before, after in pairwise(held))
+
+
 def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
     tmp_path,
 ):
@@ -379,13 +386,14 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
         assert sum(LONG not in json.dumps(message) for message in result.messages) == 200
 
     anyio.run(played, 0)  # what the first one loads is of use to all
+    held = [0]
     with traced_memory():
         for number in range(1, 5):
             anyio.run(played, number)
-        gc.collect()
-        taken = tracemalloc.get_traced_memory()[0] / 4
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
 
-    assert taken <= 64 * 1024, taken
+    assert usual_growth(held) <= 64 * 1024, held
 
 
 def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(
@@ -404,14 +412,14 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
 
     anyio.run(played, 1, 201)
     with traced_memory():
-        for start in (201, 401):
-            anyio.run(played, start, start + 200)
+        for start in (201, 301, 401, 501):
+            anyio.run(played, start, start + 100)
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
 
     assert len(list(tmp_path.rglob("compact-*.json"))) > 4
     # a call, a result in a file, and the way back to it
-    assert (held[1] - held[0]) / 100 <= 2048, held
+    assert usual_growth(held) / 50 <= 2048, held
 
 
 # Shortened, branched, repaired --------------------------------------------------------------------

@@ -5,9 +5,10 @@ Texts encoded, messages visited, files opened, hops to threads.
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,8 @@ class Work:
             self.encoded = self.counter.encoded_chars - self._encoded
 
 
-# A hook cannot be taken away again: there is one for all tests.
-_working: list[Work] = []
-
-
-def _note_files(event: str, arguments: tuple[Any, ...]):
-    if event == "open" and _working and _working[-1].is_on:
-        _working[-1].files.append(str(arguments[0]))
-
-
-sys.addaudithook(_note_files)
-
-
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     work = Work(TokenCounter())
     hop = to_thread.run_sync
 
@@ -107,10 +96,20 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
         work.hops += work.is_on
         return await hop(*arguments, **options)
 
+    def noting(opened: Callable[..., Any]) -> Callable[..., Any]:
+        def note(file: Any, *arguments: Any, **options: Any) -> Any:
+            if work.is_on:
+                work.files.append(str(file))
+            return opened(file, *arguments, **options)
+
+        return note
+
     monkeypatch.setattr(to_thread, "run_sync", counted_hop)
-    _working.append(work)
-    yield work
-    _working.remove(work)
+    # No audit hook: it stays for ever, and while one runs Python 3.11 cannot begin to trace another
+    # thread, which then dies of it without a word.
+    for module in (builtins, io, os):
+        monkeypatch.setattr(module, "open", noting(module.open))
+    return work
 
 
 def pipeline(folder: Path, counter: TokenCounter) -> ContextPipeline:
