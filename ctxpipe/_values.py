@@ -157,6 +157,8 @@ def _encode_indented(encoder: json.JSONEncoder, value: object, margin: str) -> s
 
     *margin* is a line break and the indentation of *value*.
     """
+    if isinstance(value, str):  # nearly all is text
+        return encoder.encode(value)
     if not value or not isinstance(value, dict | list | tuple):
         return encoder.encode(value).replace("\n", margin)  # an SDK object has lines of its own
     inner = margin + " " * cast("int", encoder.indent)

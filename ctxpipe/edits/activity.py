@@ -88,7 +88,7 @@ _FAILURE = re.compile(
     r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
     r"Traceback \(most recent call last\))"
 )
-_FAILURE_WORDS = ("exit", "fail", "traceback")
+_FAILURE_WORDS = ("exit", "fail", "Traceback")
 _PROGRAM_SPEAKS = re.compile(
     r"\bexit(?:ed)?\b[^\n]{0,20}\d|command not found|no such file|not recognized|usage:",
     re.IGNORECASE,
@@ -258,16 +258,15 @@ def is_failure(result: object) -> bool:
         return True
     text = result_text(result)
     parts = view(text).head, text[-2000:]  # some agents say in the head how a command ended
-    return any(_contains(part, _FAILURE, _FAILURE_WORDS) for part in parts)
+    return any(_holds(part, _FAILURE_WORDS) and _FAILURE.search(part) for part in parts)
 
 
-def _contains(text: str, pattern: re.Pattern[str], words: Iterable[str]) -> bool:
-    """Whether *pattern*, which needs one of the *words*, is in *text*.
+def _holds(text: str, words: Iterable[str]) -> bool:
+    """Whether one of *words*, which a pattern needs, is in *text*.
 
-    The words are looked for first: the pattern alone takes ten times as long.
+    They are looked for first: the pattern alone takes ten times as long.
     """
-    lowered = text.lower()
-    return any(word in lowered for word in words) and pattern.search(text) is not None
+    return any(word in text for word in words)
 
 
 _REFUSAL = re.compile(
@@ -344,7 +343,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
     return any(
         _SHELL_SPEAKS.match(end)
         or (_SHELL_REFUSAL.search(end) and _REFUSAL_LINE.search(end))
-        or _contains(end, _EXIT_STATUS, _STATUS_WORDS)
+        or (_holds(end.lower(), _STATUS_WORDS) and _EXIT_STATUS.search(end))
         for end in {begin, text[-2000:]}
     )
 

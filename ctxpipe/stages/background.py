@@ -12,9 +12,9 @@ from .._threads.threads import in_thread
 from ..edits.compact import open_tail
 from ..errors import safe_text
 from ..messages import Message, split_system
-from ..messages.identity import digest
 from ..placeholders.summaries import leading_count
 from ..summarizers import Retry, Summarizer, Summary, summarize_with_retry
+from ..summarizers.retry import digest_of
 from .protocol import Turn
 
 BEGINS_AT = 0.85
@@ -26,13 +26,14 @@ Later, a slow model is not ready in time; earlier, each summary covers less, and
 
 @dataclass(frozen=True, slots=True)
 class PendingSummary:
-    """The summary of the first messages of a history, which have these *digests*.
+    """The summary of the first *count* messages of a history, which have this *digest*.
 
     *task* writes it; its result is None where that failed. It is kept in the memory of a session,
     which cancels it when it ends.
     """
 
-    digests: Sequence[bytes] = field(repr=False)
+    count: int
+    digest: bytes = field(repr=False)
     task: asyncio.Task[Summary | None] = field(repr=False)
 
     @classmethod
@@ -42,19 +43,19 @@ class PendingSummary:
         count = open_tail(history)
         place = _place_after(turn, count)
         if count and place:
-            digests = await in_thread(_digests_of, history[:count])
+            digest = await in_thread(digest_of, history[:count])
             _, rest = split_system(turn.messages)
             task = asyncio.create_task(_write(writer, rest[:place], retry))
-            turn.memory[cls] = cls(digests, task)
+            turn.memory[cls] = cls(count, digest, task)
 
     def place(self, turn: Turn) -> int:
         """Where what it leaves begins in *turn*, after the head; 0 where nothing could leave."""
-        return _place_after(turn, len(self.digests))
+        return _place_after(turn, self.count)
 
     async def summary(self, turn: Turn) -> Summary | None:
         """The summary, once it is written; None where it failed, or is of another history."""
-        known = (turn.history or ())[: len(self.digests)]
-        if await in_thread(_digests_of, known) != self.digests:
+        known = (turn.history or ())[: self.count]
+        if await in_thread(digest_of, known) != self.digest:
             return None
         await self.wait()
         was_written = self.task.done() and not self.task.cancelled()
@@ -93,8 +94,3 @@ async def _write(writer: Summarizer, messages: Sequence[Message], retry: Retry) 
         # No traceback: it may quote anything.
         logger.error("a summary in the background failed: %s", safe_text(error))  # noqa: TRY400
         return None
-
-
-def _digests_of(messages: Sequence[Message]) -> list[bytes]:
-    """The digests of *messages*, whatever cache marks they have."""
-    return list(map(digest, messages))

@@ -127,40 +127,37 @@ async def summarize_with_retry(
     if known is not None:
         summarize = finished.writer or asked
         done = finished.count
-    total = known or Summary("", attempts=0)
+    total = before = known or Summary("", attempts=0)
     refused_summaries = 0
     refused_prompts = 0
     parts = [list(messages[done:])]
-    while parts:
-        part = parts[0]
-        earlier = assemble([], safe_summary(total.text), []) if total.text else []
-        try:
-            summary = await _attempt(summarize, [*earlier, *part], retry, deadline)
-        except SummaryRefused as error:
-            refused_summaries += 1
-            if error.instead is None or refused_summaries > 1:
-                raise SummaryFailed(f"no summary: {safe_text(error)}") from error
-            summarize = error.instead
-            continue
-        except PromptTooLong as error:
-            refused_prompts += error.refused
-            smaller = [part]
-            if error.instead is None:
-                smaller = await in_thread(_halves, part)
-            summarize = error.instead or summarize
-            if not smaller or refused_prompts > _MAX_REFUSALS:
-                raise SummaryFailed(
-                    f"the history cannot be cut into parts that fit: {safe_text(error)}"
-                ) from error
-            parts[:1] = smaller
-            continue
-        total = _add_cost(summary, total)
-        del parts[0]
-        done += len(part)
-        if parts:
-            finished.digest = await in_thread(digest_of, messages[:done])
+    try:
+        while parts:
+            part = parts[0]
+            earlier = assemble([], safe_summary(total.text), []) if total.text else []
+            try:
+                summary = await _attempt(summarize, [*earlier, *part], retry, deadline)
+            except SummaryRefused as error:
+                refused_summaries += 1
+                if error.instead is None or refused_summaries > 1:
+                    raise SummaryFailed(f"no summary: {safe_text(error)}") from error
+                summarize = error.instead
+                continue
+            except PromptTooLong as error:
+                refused_prompts += error.refused
+                parts[:1] = await _smaller(part, error, refused_prompts)
+                summarize = error.instead or summarize
+                continue
+            total = _add_cost(summary, total)
+            del parts[0]
+            done += len(part)
+    except (Exception, anyio.get_cancelled_exc_class()):
+        if total is not before:
+            with anyio.CancelScope(shield=True):
+                finished.digest = await in_thread(digest_of, messages[:done])
             finished.count, finished.summary = done, total
             finished.asked, finished.writer = asked, summarize
+        raise
     return replace(total, attempts=total.attempts + refused_summaries)
 
 
@@ -173,6 +170,16 @@ def _add_cost(summary: Summary, earlier: Summary) -> Summary:
         output_tokens=earlier.output_tokens + summary.output_tokens,
         attempts=earlier.attempts + summary.attempts,
     )
+
+
+async def _smaller(part: list[Message], error: PromptTooLong, refusals: int) -> list[list[Message]]:
+    """*part* in halves; as it is where the *error* names another summarizer."""
+    parts = [part] if error.instead else await in_thread(_halves, part)
+    if not parts or refusals > _MAX_REFUSALS:
+        raise SummaryFailed(
+            f"the history cannot be cut into parts that fit: {safe_text(error)}"
+        ) from error
+    return parts
 
 
 def _halves(part: list[Message]) -> list[list[Message]]:
