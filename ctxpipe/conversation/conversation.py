@@ -593,13 +593,15 @@ class Conversation:
             return True
         return self.journal is None and self._is_owner
 
-    def give_up(self) -> bool:
-        """Say what is lost when it is let go now; False when it can still be written."""
-        can_be_written = self.journal is not None and not self._memory.unwritten
-        if self.is_running or (self.appended and can_be_written):
-            return False
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it holds what cannot be written, and is not in use."""
+        can_be_written = self.appended and self.journal and not self._memory.unwritten
+        return self.has_unsaved and not (self.is_running or can_be_written)
+
+    def give_up(self) -> None:
+        """Say what is lost when it is let go now."""
         self._memory.notify("let go, since memory is short, with what is in no journal")
-        return True
 
     # Bills and refusals ---------------------------------------------------------------------------
 

@@ -134,9 +134,9 @@ LOOKS = 4
 class Held:
     """The conversations of sessions by id, together at most *limit* in *size*.
 
-    None goes that is in use, or that holds what is nowhere else: this is written first. Where it
-    cannot be written, and such alone are above the limit, some go all the same, each with
-    a notice. A call looks only at those that have changed, that go, and at a few others.
+    None goes that is in use, or that holds what is nowhere else: this is written first. Where what
+    cannot be written reaches the limit alone, some go all the same, each with a notice. A call
+    looks only at those that have changed, that go, and at a few others.
     """
 
     def __init__(self, limit: int, size: Callable[[Conversation], int]) -> None:
@@ -145,6 +145,7 @@ class Held:
         self._unused: OrderedDict[str, Conversation] = OrderedDict()  # the longest unused first
         # Those that could not go when they should.
         self._needed: OrderedDict[str, Conversation] = OrderedDict()
+        self._stuck: dict[str, int] = {}  # the sizes of those among them that cannot be written
         self._sizes: dict[str, int] = {}
         self._total = 0
         self._changed: dict[str, Conversation] = {}  # any thread adds to it
@@ -195,6 +196,7 @@ class Held:
         """Hold *session_id* no longer, whatever it is doing."""
         self._unused.pop(session_id, None)
         self._needed.pop(session_id, None)
+        self._stuck.pop(session_id, None)
         self._total -= self._sizes.pop(session_id, 0)
 
     def _shrink(self) -> None:
@@ -210,6 +212,11 @@ class Held:
                 self.remove(session_id)
         for session_id in list(islice(self._needed, LOOKS)):
             conversation = self._needed[session_id]
-            if self._total > self._limit and conversation.give_up():
+            self._stuck.pop(session_id, None)
+            if not conversation.is_stuck:
+                continue
+            self._stuck[session_id] = self._sizes[session_id]
+            if self._total > self._limit <= sum(self._stuck.values()):
+                conversation.give_up()
                 conversation.on_change = None
                 self.remove(session_id)

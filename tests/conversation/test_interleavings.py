@@ -26,6 +26,7 @@ from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.protocol import Turn
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
+MAX_BYTES = 20_000  # more than the session "s" ever has, so that it is never given up
 
 
 async def ticks(number: int):
@@ -101,9 +102,9 @@ class World:
 
     # The journal
 
-    async def append(self, *entry: Any) -> bool:
-        await self.wait("journal")
-        is_written = await self.storage.append(*entry)
+    async def append(self, session_id: str, *entry: Any) -> bool:
+        await self.wait("journal" if session_id == "s" else "")
+        is_written = await self.storage.append(session_id, *entry)
         if "answer" in self.failures:
             self.failures.discard("answer")
             task = asyncio.current_task()
@@ -122,7 +123,7 @@ class World:
 
     def sessions(self) -> Sessions:
         pipeline = ContextPipeline([self.stage], on_error="raise")
-        return Sessions(pipeline, journal=self, max_bytes=1000)
+        return Sessions(pipeline, journal=self, max_bytes=MAX_BYTES)
 
 
 class Chat:
@@ -187,7 +188,7 @@ class Chat:
             await ticks(1)
 
     async def evict(self) -> None:
-        await self.sessions.get(f"other {len(self.said)}").run([user("x" * 2000)])
+        await self.sessions.get(f"other {len(self.said)}").run([user("x" * MAX_BYTES)])
         gc.collect()
 
     async def flush(self) -> None:

