@@ -239,8 +239,9 @@ class Conversation:
 
     @property
     def is_running(self) -> bool:
-        """Whether a turn is under way, or an exchange of the history that the session owns."""
-        return self._gate.is_busy or self._exchanges.is_busy
+        """Whether a turn is under way, an exchange of the history that it owns, or a flush."""
+        is_flushing = self._flushing is not None and not self._flushing.done()
+        return is_flushing or self._gate.is_busy or self._exchanges.is_busy
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -573,7 +574,7 @@ class Conversation:
 
     def flush_soon(self) -> None:
         """Begin to `flush` on the running event loop, if that is needed and possible."""
-        if self._can_flush and self._gate.is_free_here():
+        if self._can_flush and not self.is_running and self._gate.is_free_here():
             self._flushing = asyncio.get_running_loop().create_task(self._flush_in_background())
 
     async def _flush_in_background(self) -> None:

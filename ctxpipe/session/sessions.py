@@ -128,7 +128,7 @@ class Sessions:
 
 
 LOOKS = 4
-"""With each call so many of those that could not go are looked at again."""
+"""With each call so many of those that could not go are looked at again, where memory is short."""
 
 
 class Held:
@@ -200,23 +200,23 @@ class Held:
         self._total -= self._sizes.pop(session_id, 0)
 
     def _shrink(self) -> None:
+        if self.total <= self._limit:
+            return
         for session_id in list(islice(self._needed, LOOKS)):
-            self._unused[session_id] = self._needed.pop(session_id)
+            conversation = self._needed.pop(session_id)
+            self._unused[session_id] = conversation
             self._unused.move_to_end(session_id, last=False)
+            self._stuck.pop(session_id, None)
+            if conversation.is_stuck:
+                self._stuck[session_id] = self._sizes[session_id]
+                if self._total > self._limit <= sum(self._stuck.values()):
+                    conversation.give_up()
+                    conversation.on_change = None
+                    self.remove(session_id)
         while self.total > self._limit and len(self._unused) > 1:
             session_id, conversation = self._unused.popitem(last=False)
             if conversation.is_running or conversation.has_unsaved:
                 self._needed[session_id] = conversation
                 conversation.flush_soon()
             else:
-                self.remove(session_id)
-        for session_id in list(islice(self._needed, LOOKS)):
-            conversation = self._needed[session_id]
-            self._stuck.pop(session_id, None)
-            if not conversation.is_stuck:
-                continue
-            self._stuck[session_id] = self._sizes[session_id]
-            if self._total > self._limit <= sum(self._stuck.values()):
-                conversation.give_up()
-                conversation.on_change = None
                 self.remove(session_id)
