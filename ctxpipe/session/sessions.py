@@ -163,6 +163,8 @@ class Held:
         """The size of all together."""
         while self._changed:
             session_id, conversation = self._changed.popitem()
+            if not conversation.is_stuck:
+                self._stuck.pop(session_id, None)
             if session_id not in self and conversation.has_unsaved:
                 self._needed[session_id] = conversation  # let go while a caller still had it in use
             elif conversation is not self._find(session_id):
@@ -174,8 +176,7 @@ class Held:
 
     def find(self, session_id: str) -> Conversation | None:
         """The conversation of the session *session_id*, if it is held."""
-        if session_id in self._changed:
-            _ = self.total
+        _ = self.total  # finds those that were let go too early
         return self._find(session_id)
 
     def _find(self, session_id: str) -> Conversation | None:
