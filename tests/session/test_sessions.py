@@ -230,7 +230,7 @@ async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_not
     sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=100_000)
     await fill(sessions, *(f"s{number}" for number in range(20)))
 
-    assert sessions.bytes < 200_000
+    assert sessions.bytes < 500_000  # of 800,000; one that is just being written stays
     given_up = [record.message for record in caplog.records if "let go" in record.message]
     assert len(given_up) == 20 - len(sessions)
 
