@@ -145,7 +145,7 @@ class Held:
         self._unused: OrderedDict[str, Conversation] = OrderedDict()  # the longest unused first
         # Those that could not go when they should.
         self._needed: OrderedDict[str, Conversation] = OrderedDict()
-        self._stuck: dict[str, int] = {}  # the sizes of those among them that cannot be written
+        self._stuck: dict[str, int] = {}  # the sizes of those that cannot be written; 0 for others
         self._sizes: dict[str, int] = {}
         self._total = 0
         self._changed: dict[str, Conversation] = {}  # any thread adds to it
@@ -163,8 +163,6 @@ class Held:
         """The size of all together."""
         while self._changed:
             session_id, conversation = self._changed.popitem()
-            if not conversation.is_stuck:
-                self._stuck.pop(session_id, None)
             if session_id not in self and conversation.has_unsaved:
                 self._needed[session_id] = conversation  # let go while a caller still had it in use
             elif conversation is not self._find(session_id):
@@ -172,6 +170,7 @@ class Held:
             size = self._size(conversation)
             self._total += size - self._sizes.get(session_id, 0)
             self._sizes[session_id] = size
+            self._stuck[session_id] = size if conversation.is_stuck else 0
         return self._total
 
     def find(self, session_id: str) -> Conversation | None:
@@ -207,13 +206,11 @@ class Held:
             conversation = self._needed.pop(session_id)
             self._unused[session_id] = conversation
             self._unused.move_to_end(session_id, last=False)
-            self._stuck.pop(session_id, None)
-            if conversation.is_stuck:
-                self._stuck[session_id] = self._sizes[session_id]
-                if self._total > self._limit <= sum(self._stuck.values()):
-                    conversation.give_up()
-                    conversation.on_change = None
-                    self.remove(session_id)
+            is_short = self._total > self._limit <= sum(self._stuck.values())
+            if is_short and conversation.is_stuck:
+                conversation.give_up()
+                conversation.on_change = None
+                self.remove(session_id)
         while self.total > self._limit and len(self._unused) > 1:
             session_id, conversation = self._unused.popitem(last=False)
             if conversation.is_running or conversation.has_unsaved:
