@@ -104,9 +104,9 @@ async def fill(sessions: Sessions, *names: str):
 
 async def until_written(sessions: Sessions):
     """What is being written in the background has been, or has failed."""
-    for conversation in list(sessions._held._needed.values()):
-        if conversation._flushing is not None:
-            await asyncio.wait([conversation._flushing])
+    for held in list(sessions._held._needed.values()):
+        if held._flushing is not None:
+            await asyncio.wait([held._flushing])
 
 
 async def until_let_go(sessions: Sessions, *names: str):
