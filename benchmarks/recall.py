@@ -169,8 +169,7 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     result = await pipeline.run(list(cut.history), session_id=cut.name)
     context = Context(cut.index, cut.name)
     context.update(result.messages)
-    store = Store(cut.index)
-    store.learn(bench.storage.stored)
+    store = Store(cut.index, bench.storage.stored)
     use, _ = use_of(cut.future, cut.past, context, store)
     return Scored(await cut.counter.count(result.messages), use)
 

@@ -19,7 +19,7 @@ from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias, cast
 
-from ._threads.bulk import MAPPINGS, is_heavier
+from ._threads.bulk import MAPPINGS, weight
 from ._threads.pieces import join, pieces
 from .errors import InvalidHistory
 
@@ -139,7 +139,7 @@ def canonical_pieces(value: object) -> Iterable[str]:
 
 def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
     """The text of *value*, a long or deep one in pieces."""
-    if is_heavier((value,), _IN_ONE_STEP):
+    if weight([value], _IN_ONE_STEP) > _IN_ONE_STEP:
         return _encode_in_steps(encoder, value)
     # What is too deep, or has keys of several types, is left to the steps. And numbers sort
     # otherwise than the texts that they become.
@@ -149,7 +149,7 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
         return _encode_in_steps(encoder, value)
     if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text):
         return _encode_in_steps(encoder, value)
-    return (text,)
+    return [text]
 
 
 def _encode_indented(encoder: json.JSONEncoder, value: object, margin: str) -> str:

@@ -214,6 +214,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
             "os.getcwd",
         ):  # they ask the process for its folder, and no disk
             blocking.functions[harmless].deactivate()
+        for function in blocking.functions.values():  # an event loop of its own, with one task
+            function.can_block_in("ctxpipe/lab/batch.py", "_replay_file")
         # That the folder exists is asked once, where the settings are made.
         stat = blocking.functions["os.stat"]
         stat.can_block_in("ctxpipe/stages/restore.py", "__post_init__")

@@ -20,12 +20,7 @@ def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
     The answer itself takes no longer than that. A message may be any value: nothing is assumed
     about its form.
     """
-    return len(messages) - start > _MANY_MESSAGES or is_heavier(messages[start:], _BULKY)
-
-
-def is_heavier(values: Iterable[object], limit: int) -> bool:
-    """Whether the `weight` of *values* is above *limit*."""
-    return weight(values, limit) > limit
+    return len(messages) - start > _MANY_MESSAGES or weight(messages[start:], _BULKY) > _BULKY
 
 
 def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ They and the loop take turns of five milliseconds at the interpreter's lock, so 
 allows would block the loop for 200 milliseconds at a time.
 """
 
+is_alone: ContextVar[bool] = ContextVar("ctxpipe_is_alone", default=False)
+"""Whether nothing else waits for the event loop: then work needs no thread."""
+
 
 async def in_thread(
     work: Callable[[*Arguments], T], *arguments: *Arguments, abandon_on_cancel: bool = False
@@ -29,27 +33,22 @@ async def in_thread(
 
     With *abandon_on_cancel* a caller that is cancelled does not wait for its end.
     """
+    if is_alone.get():
+        return work(*arguments)
     from anyio.to_thread import run_sync
 
-    return await run_sync(
-        work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=thread_limiter("", AT_ONCE)
-    )
+    limiter = thread_limiters("", AT_ONCE).get()
+    return await run_sync(work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
 
 
 async def in_thread_if(is_long: bool, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """What *work* returns, called in a worker thread only if it *is_long*: a hop takes 100 µs."""
-    if not is_long:
-        return work(*arguments)
-    return await in_thread(work, *arguments)
-
-
-def thread_limiter(purpose: str, at_once: int) -> CapacityLimiter:
-    """The limiter of this event loop for threads of one *purpose*, of which it has *at_once*."""
-    return _limiters(purpose, at_once).get()
+    return await in_thread(work, *arguments) if is_long else work(*arguments)
 
 
 @functools.cache
-def _limiters(purpose: str, at_once: int) -> PerLoop[CapacityLimiter]:  # noqa: ARG001  the key
+def thread_limiters(purpose: str, at_once: int) -> PerLoop[CapacityLimiter]:  # noqa: ARG001  the key
+    """A limiter for each event loop for threads of one *purpose*, of which it has *at_once*."""
     from anyio import CapacityLimiter
 
     return PerLoop(functools.partial(CapacityLimiter, at_once))

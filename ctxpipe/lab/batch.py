@@ -19,6 +19,7 @@ from concurrent.futures import (
     wait,
 )
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -29,6 +30,7 @@ import anyio
 
 from .._logs import logger
 from .._text import short_repr
+from .._threads.threads import is_alone
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError
 from ..settings import check_extra
@@ -93,7 +95,9 @@ def _replay_file(
         transcript = read_transcript(path, raw)
         moments: dict[str, list[Moment]] = {name: [] for name in makers}
         watches = {name: seen.append for name, seen in moments.items() if reporter}
-        done = anyio.run(replay_all, transcript, makers, settings, watches)
+        context = copy_context()
+        context.run(is_alone.set, True)
+        done = context.run(anyio.run, replay_all, transcript, makers, settings, watches)
         watched = {name: (one, moments[name]) for name, one in done.items()}
         return FileReplay(
             path,

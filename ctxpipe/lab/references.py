@@ -10,11 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 
 from ..edits.atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
-from ..messages import Message, blocks, field, kind, tool_calls
+from ..messages import Message, blocks, common_prefix, field, kind, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..providers.agent_tools import COMMON_READING_TOOLS
@@ -142,14 +143,13 @@ class Context:
 
     def update(self, messages: list[Message]) -> None:
         """The context is *messages* now; only what differs from before is read."""
-        now = {id(message) for message in messages}
-        before = {id(message) for message in self._messages}
-        for message in self._messages:
-            if id(message) not in now:
-                self._count(message, -1)
-        for message in messages:
-            if id(message) not in before:
-                self._count(message, 1)
+        same = common_prefix(self._messages, messages)
+        before, now = self._messages[same:], messages[same:]
+        kept = set(map(id, before)).intersection(map(id, now))
+        for sign, changed in ((-1, before), (1, now)):
+            for message in changed:
+                if id(message) not in kept:
+                    self._count(message, sign)
         self._messages = messages
 
     def _count(self, message: Message, sign: int) -> None:
@@ -168,34 +168,24 @@ class Context:
 
 
 class Store:
-    """The atoms of the files that the pipeline has written."""
+    """The atoms of the files that the pipeline has written: of *texts*, by key.
 
-    def __init__(self, index: AtomIndex) -> None:
+    A file is read when it is first asked for.
+    """
+
+    def __init__(self, index: AtomIndex, texts: Mapping[str, str]) -> None:
         self._index = index
-        self._holders: dict[Atom, list[str]] = {}
-        self._texts: dict[str, str] = {}
-
-    def learn(self, texts: Mapping[str, str]) -> None:
-        """Take in the files that are new in *texts*, by key, and those that have changed."""
-        for key, text in texts.items():
-            before = self._texts.get(key)
-            if before is text or before == text:
-                continue
-            if before is not None:
-                for atom in self._atoms(before, key):
-                    self._holders[atom].remove(key)
-            self._texts[key] = text
-            for atom in self._atoms(text, key):
-                self._holders.setdefault(atom, []).append(key)
-
-    def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
-        if not key.endswith(".json"):
-            return self._index.text(text)
-        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
+        self._texts = texts
+        self._read = cache(self._atoms)
 
     def has(self, atom: Atom, keys: AbstractSet[str]) -> bool:
         """Whether one of the files *keys* holds *atom*."""
-        return any(key in keys for key in self._holders.get(atom, ()))
+        return any(atom in self._read(key, self._texts[key]) for key in keys if key in self._texts)
+
+    def _atoms(self, key: str, text: str) -> AbstractSet[Atom]:
+        if not key.endswith(".json"):
+            return self._index.text(text)
+        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
 
 
 def use_of(

@@ -200,7 +200,7 @@ class _Run:
         self.ledger = Ledger(self.pipeline.counter)
         self.cache = PromptCache()
         self.visible = Context(self.past.index, name)
-        self.store = Store(self.past.index)
+        self.store = Store(self.past.index, self.bench.storage.stored)
 
     async def step(
         self, call: int, new: Sequence[Message], reply: Message, used: Sequence[Atom]
@@ -209,7 +209,6 @@ class _Run:
         self.context = [*self.context, *new]
         moments = [await self._run_pipeline(call)]
         self.visible.update(self.context)
-        self.store.learn(self.bench.storage.stored)
         use, missing = use_of(
             used, self.past, self.visible, self.store, strict=self.settings.strict
         )

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
-from .._threads.threads import thread_limiter
+from .._threads.threads import thread_limiters
 from ..errors import StorageError
 
 T = TypeVar("T")
@@ -83,7 +83,8 @@ async def run_in_thread(function: Callable[[*Arguments], T], *arguments: *Argume
     """What *function* returns, called in one of the threads that all storages share."""
     from anyio.to_thread import run_sync
 
-    return await run_sync(function, *arguments, limiter=thread_limiter("storage", _AT_ONCE))
+    limiter = thread_limiters("storage", _AT_ONCE).get()
+    return await run_sync(function, *arguments, limiter=limiter)
 
 
 async def run_locked(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:

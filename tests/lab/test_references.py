@@ -27,14 +27,14 @@ class Lab:
         self, past: list[Message], context: list[Message], files: dict[str, str] | None = None
     ):
         index = AtomIndex()
+        self.files = files or {}
         self.past, self.context, self.store = (
             Past(index),
             Context(index, "s"),
-            Store(index),
+            Store(index, self.files),
         )
         self.past.learn(past)
         self.context.update(context)
-        self.store.learn(files or {})
 
     def use(self, *atoms: Atom) -> Use:
         return use_of(atoms, self.past, self.context, self.store)[0]
@@ -85,14 +85,14 @@ def test_an_archive_is_a_file_of_messages():
 
 def test_a_file_that_has_grown_since_holds_its_new_text_as_well():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
-    lab.store.learn({"s/log.jsonl": "read_this\nmore_of_it\n"})
+    lab.files["s/log.jsonl"] += "more_of_it\n"
 
     assert lab.use("Iread_this", "Imore_of_it").pointer == 1
 
 
 def test_a_file_that_was_written_anew_no_longer_holds_what_it_held():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
-    lab.store.learn({"s/log.jsonl": "more_of_it\n"})
+    lab.files["s/log.jsonl"] = "more_of_it\n"
 
     use = lab.use("Iread_this", "Imore_of_it")
     assert (use.pointer, use.lost) == (0.5, 0.5)

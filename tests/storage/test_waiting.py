@@ -19,7 +19,7 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
-from ctxpipe._threads.threads import AT_ONCE, thread_limiter
+from ctxpipe._threads.threads import AT_ONCE, thread_limiters
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
 from ctxpipe.storage.ownership import JOURNAL
@@ -184,7 +184,7 @@ class Clock:
             while self.now < end:
                 for _ in range(10):  # whoever is awake does what is to be done
                     await asyncio.sleep(0)
-                if thread_limiter("", AT_ONCE).borrowed_tokens:
+                if thread_limiters("", AT_ONCE).get().borrowed_tokens:
                     await asyncio.sleep(0.001)  # a thread takes real time
                 else:
                     self.now = max(self.now, min(self._ends))
