@@ -213,6 +213,12 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound, tmp
         assert told in done.stderr
 
 
+def test_where_nothing_can_be_replayed_no_empty_page_is_left(tmp_path):
+    html = tmp_path / "report.html"
+    assert run("replay", tmp_path / "none.jsonl", "--html", html).exit_code != 0
+    assert not html.exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
 def test_a_page_that_cannot_be_written_in_the_end_is_told(sound):
     done = run("replay", sound, "--html", "/dev/full")
@@ -282,6 +288,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
             "no prices are known for the model 'nonsense-9'; without --model costs are in",
         ),
         (("--compare", "/nowhere.toml"), "cannot be read"),
+        (("--compare", "none,"), "there is no policy ''"),
         (("--read", "-1"), "the price read is -1"),
         (("--read", "7"), "Invalid value for '--read'"),
         (("--scheduler", "nowhere"), "no Dask scheduler"),

@@ -40,8 +40,9 @@ START_SECONDS = 60.0
 Root = Annotated[
     Path,
     typer.Option(
+        file_okay=False,
         help="The folder for what leaves the contexts, and for journals. Below the agent's own "
-        "folder its tools can read from it."
+        "folder its tools can read from it.",
     ),
 ]
 NoFiles = Annotated[

@@ -95,7 +95,7 @@ def replay(
             help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}, or a pipeline "
             f"of your own in a FILE.toml; default: {NONE},{PRESET}."
         ),
-    ] = "",
+    ] = f"{NONE},{PRESET}",
     model: Model = "",
     read: ReadPrice = None,
     strict: Strict = False,
@@ -118,14 +118,16 @@ def replay(
     The first policy (none, unless --compare begins otherwise) is the baseline of the others.
     """
     prices = _prices(model, read)
-    names = [name.strip() for name in compare.split(",") if name.strip()]
     # Each is tried once, so that an invalid one is reported before the work begins.
-    makers = policies(names or [NONE, PRESET], prices)
+    makers = policies(map(str.strip, compare.split(",")), prices)
     found = recordings(files)
     reporter: Reporter | None = None
     if html:
         # Replaying may take minutes: a page that cannot be written is an error before.
+        is_new = not html.exists()
         _write_page(html, "", "a")
+        if is_new:  # it may be interrupted
+            html.unlink()
         reporter = partial(narrate, prices=prices if model else None)
     count = min(processes or os.cpu_count() or 1, len(found.files))
     at_work = cluster(scheduler) if scheduler else workers(count)

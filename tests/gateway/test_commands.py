@@ -69,6 +69,17 @@ async def test_the_address_is_the_first_line_and_the_sum_the_last(tmp_path):
     assert key() not in error.decode()
 
 
+@pytest.mark.parametrize(
+    "command", [("gateway", "--upstream", "http://127.0.0.1:9"), ("wrap", "true")]
+)
+async def test_a_root_that_is_a_file_is_told_before_anything_begins(tmp_path, command):
+    (tmp_path / "root").touch()
+    started = await ctxpipe(*command, "--root", str(tmp_path / "root"))
+    output, error = await started.communicate()
+    assert (started.returncode, output) == (2, b"")
+    assert b"Invalid value for '--root'" in error
+
+
 async def test_wrap_passes_output_and_exit_status_through(tmp_path):
     async with MessagesServer(replies(1)) as api:
         wrapped = await ctxpipe(

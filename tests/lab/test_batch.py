@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 from histories import assistant, conversation, step, user
 
+from ctxpipe._threads.threads import is_alone
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.batch import Workers, cluster, replay_files, workers
 from ctxpipe.lab.narration import narrate
@@ -60,6 +62,16 @@ def test_files_come_back_in_the_order_in_which_they_were_given(two, tmp_path):
     done = replay_files(paths, MAKERS, executor=two)
     assert [file.path for file in done] == paths
     assert [file.calls for file in done] == [2, 6, 4]
+
+
+def test_a_file_is_replayed_without_a_thread(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("nothing else waits for the event loop")
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
+    [done] = replay_files([written(tmp_path, "long.jsonl", 300)], MAKERS)
+    assert not done.error
+    assert not is_alone.get()
 
 
 def test_several_processes_find_what_one_does(tmp_path):
