@@ -28,6 +28,8 @@ CHECKS = (
     "size",
     "test",
     "mutants",
+    "coverage",
+    "test-deep",
     "nightly",
     "test-newest",
     "test-oldest",
@@ -75,9 +77,9 @@ def read(results: Path) -> dict[str, Done]:
 
 
 def table(commit: str, checks: Sequence[str], done: Mapping[str, Done]) -> str:
-    """The table of *checks*, as Markdown."""
+    """The table of *checks*, and of what others have *done* on the commit, as Markdown."""
     rows = [f"Commit {commit}", "", "| command | | seconds | last line |", "|---|---|---:|---|"]
-    for check in checks:
+    for check in dict.fromkeys((*checks, *done)):
         if check not in done:
             rows.append(f"| `make {check}` | not run | | |")
             continue
