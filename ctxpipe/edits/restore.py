@@ -92,7 +92,8 @@ def working_set(
         if not _shows_folder(result):
             path = viewed_path(call, tools, True)
         text = result_text(result)
-        if _is_failure(result, by_shell=by_shell):
+        failed = _is_failure(result, by_shell=by_shell)
+        if failed:
             for name in paths_to_deny(call, result) if path is None else [path]:
                 put_last(latest, _key(work_dir, name), WorkingFile(name, denied=True))
         elif path is None:
@@ -106,7 +107,7 @@ def working_set(
             key = _key(work_dir, path)
             views.setdefault(key, []).append((number, text))
             put_last(latest, key, WorkingFile(path, text))
-        if path is None and command_line(call) and not says_failure(text):
+        if path is None and command_line(call) and not (failed and says_failure(text)):
             last_command = number
         folder_changed = folder_changed or changes_folder(call)
     found: list[WorkingFile] = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from copy import deepcopy
 
 from .facts import Facts, read_facts
 from .vocabulary import Message
+
+_SUMS = ("_marks", "_media", "_replies", "_result_chars")
 
 
 class Columns:
@@ -17,26 +18,23 @@ class Columns:
     A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
     """
 
-    __slots__ = ("_marks", "_media", "_replies", "_result_chars", "known")
+    __slots__ = (*_SUMS, "known")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
-        self.known: int = 0  # messages; to ask for the length takes a call
+        self.known: int = 0  # messages
         self._marks = array("i", [0])  # cache marks in the first n messages
         self._replies = array("i", [0])  # replies among the first n messages
         self._result_chars = array("q", [0])  # characters of tool results in them
         self._media = array("i", [0])  # images and documents in them
         self.extend(messages)
 
-    def __len__(self) -> int:
-        return self.known
-
     def extend(self, messages: Sequence[Message]) -> None:
         """Read the messages after those that are known."""
-        self._add(map(read_facts, messages[len(self) :]))
+        self._add(map(read_facts, messages[self.known :]))
 
     def read(self, messages: Sequence[Message], start: int) -> list[Facts]:
         """The facts of *messages* from *start* on."""
-        known = len(self)
+        known = self.known
         facts = list(map(read_facts, messages[min(start, known) :]))
         self._add(facts[max(0, known - start) :])
         return facts[max(0, start - known) :]
@@ -51,15 +49,17 @@ class Columns:
 
     def of_first(self, length: int) -> Columns:
         """The columns of the first *length* messages alone, for what may come after them."""
-        first = deepcopy(self)
-        first.cut(length)
+        first = Columns()
+        first.known = min(length, self.known)
+        for name in _SUMS:
+            setattr(first, name, getattr(self, name)[: length + 1])
         return first
 
     def cut(self, length: int) -> None:
         """Forget all but the first *length* messages."""
         self.known = min(length, self.known)
-        for sums in (self._marks, self._replies, self._result_chars, self._media):
-            del sums[length + 1 :]
+        for name in _SUMS:
+            del getattr(self, name)[length + 1 :]
 
     # Cache marks ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from ctxpipe.messages.rules import mark_problems
 
 def everything(columns: Columns) -> Any:
     """All that *columns* can be asked."""
-    count = len(columns)
+    count = columns.known
     return (
         count,
         columns.marks,
