@@ -214,9 +214,19 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound, tmp
 
 
 def test_where_nothing_can_be_replayed_no_empty_page_is_left(tmp_path):
+    nothing = tmp_path / "nothing.jsonl"
+    nothing.write_text("[]")
     html = tmp_path / "report.html"
-    assert run("replay", tmp_path / "none.jsonl", "--html", html).exit_code != 0
+    assert run("replay", nothing, "--html", html).exit_code != 0
     assert not html.exists()
+
+
+def test_a_page_behind_a_link_is_written_where_the_link_leads(sound, tmp_path):
+    html, page = tmp_path / "report.html", tmp_path / "page.html"
+    html.symlink_to(page)
+    assert run("replay", sound, "--html", html).exit_code == 0
+    assert html.is_symlink()
+    assert "sound.jsonl" in page.read_text("utf-8")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--session", help="the one session that may be read; default: all")
     given = parser.parse_args(arguments)
+    if os.path.isfile(given.root):
+        parser.error(f"{given.root} is a file; give the folder of a LocalStorage")
     try:
         from .mcp import offload_server, serve
 

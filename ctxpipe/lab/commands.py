@@ -127,7 +127,7 @@ def replay(
         is_new = not html.exists()
         _write_page(html, "", "a")
         if is_new:  # it may be interrupted
-            html.unlink()
+            html.resolve().unlink()
         reporter = partial(narrate, prices=prices if model else None)
     count = min(processes or os.cpu_count() or 1, len(found.files))
     at_work = cluster(scheduler) if scheduler else workers(count)

@@ -129,15 +129,23 @@ async def test_a_client_that_goes_ends_the_server(tmp_path):
     await process.aclose()
 
 
-async def test_a_wrong_option_ends_with_its_reason(tmp_path):
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [((".", "--session", ""), b"session_id is ''"), (("notes.md",), b"notes.md is a file")],
+)
+async def test_a_wrong_argument_ends_with_its_reason(
+    tmp_path, wrong: tuple[str, ...], reason: bytes
+):
+    (tmp_path / "notes.md").write_text("Mine.")
     done = await anyio.run_process(
-        [*prepared_python(), "-m", "ctxpipe", "mcp", str(tmp_path), "--session", ""],
+        [*prepared_python(), "-m", "ctxpipe", "mcp", *wrong],
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
         check=False,
     )
 
     assert done.returncode == 2
-    assert b"session_id is ''" in done.stderr
+    assert reason in done.stderr
 
 
 def test_a_storage_that_cannot_be_read_from_is_refused():
