@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-deep test-adapters test-extras examples \
-	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants size \
+	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants \
 	release-check clean
 
 help:  ## what there is
@@ -144,9 +144,6 @@ mutants: $(STAMP)  ## the power of the tests: sixty faults, each of which a test
 # workers take half an hour each, and the workers a PostgreSQL: `make test-services INSTALL=1`.
 RECORDED := cache_doctor costs gateway_replay survival
 BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
-
-size: $(STAMP)  ## tokens of code by room, beside their budgets
-	$(BIN)/python scripts/size.py
 
 # CHECKS="test mutants" runs these alone.
 release-check:  ## every check of a release on the last commit, in one table; goes on where it was stopped

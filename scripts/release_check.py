@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = "benchmarks/results.json"
 CHECKS = (
     "lint",
-    "size",
     "test",
     "mutants",
     "coverage",
