@@ -1,4 +1,4 @@
-"""Python calls of a turn in which no stage has anything to do, and of calibrating from its usage."""
+"""Python calls of a turn in which no stage has anything to do, and of learning from its usage."""
 
 from __future__ import annotations
 
