@@ -42,7 +42,6 @@ from ..messages import (
 )
 from ..messages.facts import (
     MAX_TOOL_NAME,
-    SERVER_RESULTS,
     has_server_id,
     is_directive,
     is_id,
@@ -63,6 +62,7 @@ from ..messages.rules import (
     may_open,
     server_result,
 )
+from ..messages.vocabulary import SERVER_RESULTS
 from ..placeholders.names import content_hash
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 

@@ -20,6 +20,7 @@ from .vocabulary import (
     MESSAGE_KEYS,
     ROLES,
     SERVER_CALLS,
+    SERVER_RESULTS,
     THINKING,
     Block,
     Message,
@@ -29,19 +30,6 @@ from .vocabulary import (
 
 _SYSTEM_KEYS = MESSAGE_KEYS | {"clear_at", "output_config"}
 _NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
-SERVER_RESULTS = frozenset(
-    f"{tool}_tool_result"
-    for tool in (
-        "advisor",
-        "bash_code_execution",
-        "code_execution",
-        "mcp",
-        "text_editor_code_execution",
-        "tool_search",
-        "web_fetch",
-        "web_search",
-    )
-)
 _SPEAKERS = {
     "tool_result": frozenset({"user"}),
     **dict.fromkeys(CALLS | THINKING | SERVER_RESULTS, frozenset({"assistant"})),

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeAlias
 from .columns import Columns
 from .facts import (
     NO_FACTS,
-    SERVER_RESULTS,
     Facts,
     is_directive,
     is_id,
@@ -25,6 +24,7 @@ from .facts import (
 )
 from .vocabulary import (
     SERVER_CALLS,
+    SERVER_RESULTS,
     Block,
     Message,
     blocks,

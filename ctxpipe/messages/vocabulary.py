@@ -33,6 +33,33 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
 SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 CALLS = SERVER_CALLS | {"tool_use"}
+SERVER_RESULTS = frozenset(
+    f"{tool}_tool_result"
+    for tool in (
+        "advisor",
+        "bash_code_execution",
+        "code_execution",
+        "mcp",
+        "text_editor_code_execution",
+        "tool_search",
+        "web_fetch",
+        "web_search",
+    )
+)
+OPAQUE = "opaque"
+"""Type of the block that represents an item of another API which ctxpipe cannot read.
+
+Such a block is ``{"type": "opaque", "kind": the item's own type, "json": the item as JSON}``.
+"""
+KNOWN_KINDS = (
+    CALLS
+    | SERVER_RESULTS
+    | MEDIA
+    | SPOKEN
+    | THINKING
+    | {"tool_result", "search_result", "container_upload", "tool_reference", "compaction"}
+)
+"""Types of the blocks that ctxpipe can read, or can carry because they refer to something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +116,17 @@ def kind(block: Block) -> str:
     """The block's type, such as "text" or "tool_use"; "" when it has none."""
     name = block.get("type") if isinstance(block, dict) else field(block, "type")
     return name if isinstance(name, str) else ""
+
+
+def is_opaque(block: Block) -> bool:
+    """Return True if ctxpipe does not know the type of *block*.
+
+    In a message of the user or the system such a block is passed on as it is: it may govern the
+    agent, so it is never summarized, merged or reordered. A block without a type is no opaque one:
+    the API refuses it, and repair removes it.
+    """
+    name = kind(block)
+    return name != "" and name not in KNOWN_KINDS
 
 
 def tool_name(tool: object) -> str:

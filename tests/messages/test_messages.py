@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import InvalidHistory
 from ctxpipe.messages import (
+    OPAQUE,
     Message,
     as_dict,
     blocks,
@@ -34,6 +35,7 @@ from ctxpipe.messages import (
     compact_json,
     ensure_messages,
     field,
+    is_opaque,
     pending_calls,
     result_text,
     results_by_id,
@@ -460,3 +462,38 @@ def test_of_several_results_of_one_call_the_last_counts():
     found = results_by_id(history)
 
     assert {name: result_text(result) for name, result in found.items()} == {"1": "b", "2": "c"}
+
+
+def test_a_block_of_an_unknown_type_is_opaque_and_one_without_a_type_is_not():
+    foreign = {"type": OPAQUE, "kind": "mcp_approval_response", "json": "{}"}
+    sdk_block = TextBlock.model_validate({"type": "text", "text": "ok"})
+
+    assert is_opaque(foreign)
+    assert is_opaque({"type": "of_next_year"})
+    assert not is_opaque(sdk_block)
+    assert not is_opaque({"text": "no type"})
+    assert not is_opaque({"type": None})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "container_upload",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "server_tool_use",
+        "web_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "compaction",
+    ],
+)
+def test_a_block_that_ctxpipe_can_read_or_reference_is_not_opaque(name: str):
+    assert not is_opaque({"type": name})
