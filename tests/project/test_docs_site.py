@@ -20,6 +20,15 @@ def test_the_site_holds_every_page(site):
     assert {page.parent if page.name == "index" else page for page in pages} <= built
 
 
+def test_the_list_for_language_models_links_every_page(site):
+    text = (site / "llms.txt").read_text("utf-8")
+    links = set(re.findall(r"^- \[[^]]+\]\(([^)]+)\)", text, re.MULTILINE))
+    built = {page.relative_to(site).as_posix() for page in site.rglob("index.html")}
+
+    assert text.startswith("# ctxpipe\n\n> ")
+    assert links == built
+
+
 def test_the_reference_holds_every_public_name(site):
     reference = "".join(page.read_text("utf-8") for page in (site / "api").rglob("*.html"))
     described = set(re.findall(r'id="ctxpipe\.(\w+)"', reference))
