@@ -35,7 +35,9 @@ _COUNT = re.compile(rb"/Count\s+(\d{1,6})(?![\d.]|\s+\d+\s+R)")  # of a page tre
 _OBJECT_STREAM = re.compile(rb"/Type\s*/ObjStm(?![A-Za-z])")
 _STREAM = re.compile(rb"stream\r?\n")
 _DICTIONARY_BYTES = 1_000  # of an object stream
+_MOST_STREAMS = 5_000  # object streams; a writer puts 100 to 200 objects into each
 _MOST_UNPACKED = 32 * 2**20  # bytes of all object streams; those of 10,000 pages take 3 MB
+_PIECE_BYTES = 2**14  # of an object stream, unpacked at a time
 _PDF_HEADER_BYTES = 1_024  # within which readers look for "%PDF-"
 _known_pages: Memo[tuple[int, int], int] = Memo(10_000)  # by length and hash: not to keep the file
 _HEADER_CHARS = 4_096
@@ -97,20 +99,49 @@ def page_count(pdf: bytes) -> int:
 
 
 def _object_streams(pdf: bytes) -> Iterator[bytes]:
-    """The object streams of *pdf*, unpacked as far as can be."""
-    left = _MOST_UNPACKED
-    for found in _OBJECT_STREAM.finditer(pdf):
+    """The object streams of *pdf*, unpacked as far as can be.
+
+    Anyone can send a file that consists of nothing but the beginnings of streams. So the work is
+    bounded: no byte is unpacked twice except those of one piece for each stream, and there are
+    limits on the number of streams and on what they unpack to.
+    """
+    searched = 0
+    unpacked = 0
+    for number, found in enumerate(_OBJECT_STREAM.finditer(pdf), 1):
+        if number > _MOST_STREAMS or unpacked >= _MOST_UNPACKED:
+            return
+        if found.start() < searched:
+            continue  # it is data of the stream before
         start = _STREAM.search(pdf, found.end(), found.end() + _DICTIONARY_BYTES)
-        if start is None or left <= 0:
+        if start is None:
             continue
-        end = pdf.find(b"endstream", start.end())
-        try:
-            packed = memoryview(pdf)[start.end() : end if end >= 0 else len(pdf)]
-            objects = zlib.decompressobj().decompress(packed, left)
-        except zlib.error:
-            continue
-        left -= len(objects)
+        objects, searched = _unpack(pdf, start.end(), _MOST_UNPACKED - unpacked)
+        unpacked += len(objects)
         yield objects
+
+
+def _unpack(pdf: bytes, start: int, most: int) -> tuple[bytes, int]:
+    """Unpack the stream that begins at *start*, to at most *most* bytes.
+
+    Returns these bytes, and the place up to which *pdf* is part of the stream. The compressed data
+    says itself where it ends. So nothing has to look for the end, which may be missing; and zlib
+    gets the data in pieces, because it copies all that it is given beyond the end.
+    """
+    unpacker = zlib.decompressobj()
+    parts: list[bytes] = []
+    left = most
+    place = start
+    while place < len(pdf) and left > 0 and not unpacker.eof:
+        piece = pdf[place : place + _PIECE_BYTES]
+        try:
+            part = unpacker.decompress(piece, left)
+        except zlib.error:
+            break
+        place += len(piece)
+        left -= len(part)
+        parts.append(part)
+    end = place - len(unpacker.unused_data) - len(unpacker.unconsumed_tail)
+    return b"".join(parts), max(start, end)
 
 
 def size_of(data: str) -> Size | None:

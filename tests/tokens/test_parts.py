@@ -12,7 +12,7 @@ import pytest
 from histories import assistant, step, thinking, tool_result, tool_use, user
 
 from ctxpipe.messages import compact_json
-from ctxpipe.tokens import TokenCounter
+from ctxpipe.tokens import TokenCounter, media
 from ctxpipe.tokens.media import DOCUMENT_TOKENS, IMAGE_TOKENS, PDF_PAGE_TOKENS, size_of
 
 COUNT = TokenCounter()
@@ -321,6 +321,74 @@ def test_what_a_pdf_unpacks_to_is_limited():
     bomb = object_stream(bytes(40_000_000), PAGE)
 
     assert COUNT.block(document(type="base64", data=encoded(b"%PDF-1.7" + bomb * 3)))
+
+
+class CountingZlib:
+    """Counts the streams that are unpacked, and the bytes that zlib is given for them."""
+
+    error = zlib.error
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.bytes = 0
+
+    def decompressobj(self) -> CountingZlib.Unpacker:
+        self.streams += 1
+        return CountingZlib.Unpacker(self)
+
+    class Unpacker:
+        def __init__(self, counts: CountingZlib) -> None:
+            self._counts = counts
+            self._unpacker = zlib.decompressobj()
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            self._counts.bytes += len(data)
+            return self._unpacker.decompress(data, most)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._unpacker, name)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"/Type/ObjStm>>stream\n",
+        b"/Type/ObjStm>>stream\n" + zlib.compress(b"")[:2],
+        object_stream(PAGE),
+        object_stream(PAGE).replace(b"endstream", b""),
+        b"/Type/ObjStm",
+    ],
+    ids=["no data", "a header", "whole streams", "streams without an end", "no streams"],
+)
+def test_the_work_on_a_pdf_of_streams_grows_with_its_size_up_to_a_limit(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    used: list[int] = []
+    for size in (100_000, 1_000_000, 4_000_000):
+        counts = CountingZlib()
+        monkeypatch.setattr(media, "zlib", counts)
+        pdf = b"%PDF-1.7\n" + piece * (size // len(piece))
+        media.page_count(pdf)
+        assert counts.streams <= media._MOST_STREAMS
+        assert counts.bytes <= len(pdf) + counts.streams * media._PIECE_BYTES
+        used.append(counts.bytes)
+
+    assert used[2] <= max(4_000_000, media._MOST_STREAMS * media._PIECE_BYTES)
+
+
+def test_a_stream_in_the_data_of_another_is_none():
+    inner = object_stream(tree(7), *[PAGE] * 7)
+    outer = zlib.compress(b"11 0 " + tree(2) + PAGE * 2 + inner, 0)  # stored, hence to be seen
+    pdf = b"%PDF-1.7\n<</Type/ObjStm>>stream\n" + outer + b"\nendstream\n"
+
+    assert inner in pdf
+    assert media.page_count(pdf) == 2
+
+
+def test_pages_behind_a_damaged_stream_count():
+    pdf = b"%PDF-1.7\n<</Type/ObjStm>>stream\nno zlib" + object_stream(tree(3), *[PAGE] * 3)
+
+    assert media.page_count(pdf) == 3
 
 
 @pytest.mark.parametrize(
