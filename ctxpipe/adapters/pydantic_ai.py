@@ -240,6 +240,9 @@ class PydanticCodec(Codec):
 
 CODEC = PydanticCodec()
 
+REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
+"""Fields of chat completions that pydantic-ai reads thinking from."""
+
 
 # Parts --------------------------------------------------------------------------------------------
 
@@ -258,10 +261,16 @@ def _part_blocks(part: Any) -> list[JsonDict]:
         case ToolCallPart():
             block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
         case ThinkingPart():
-            block = thinking_block(part.content or None, part.signature or part.id)
+            block = thinking_block(part.content or None, _proof(part))
         case _:
             block = opaque_block(_plain(part))
     return [block]
+
+
+def _proof(part: ThinkingPart) -> str | None:
+    """Return what proves *part* to be the model's; None where its API signs no thinking."""
+    # Its id is then the name of the field that held it.
+    return part.signature or (None if part.id in REASONING_FIELDS else part.id)
 
 
 def _result_block(part: ToolReturnPart) -> JsonDict:

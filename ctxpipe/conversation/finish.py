@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..edits.diff import apply_edits
 from ..edits.repair import repair
 from ..edits.thinking import Stale, drop_block, mark_stale, strip
-from ..messages import THINKING, Message, blocks
-from ..messages import field as read
+from ..messages import Message, blocks, is_bound
 from .repair import marks_beside
 from .state import Request, State
 from .timeline import Step
@@ -46,7 +45,7 @@ def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
     """Forget stale thinking that is no longer in *context*."""
     for index, start in list(stale.items()):
         later = blocks(context[index])[start:]
-        if not any(read(block, "type") in THINKING for block in later):
+        if not any(is_bound(block) for block in later):
             del stale[index]
 
 

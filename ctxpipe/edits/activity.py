@@ -36,6 +36,7 @@ from ..providers.agent_tools import (
     WRITING_NAME,
     view,
 )
+from .paths import is_rooted_windows_path
 
 T = TypeVar("T")
 
@@ -71,6 +72,7 @@ _OPENING = re.compile(  # programs that fail for many a reason of their own
     r"i?python[\d.]*|rg|ruby|Select-String)\s"
 )
 _NOWHERE = ("/dev/", "/proc/self")
+_FILE_URL = re.compile(r"file://(?:/(?=[A-Za-z]:[\\/]))?")
 
 _IDENTIFIER = re.compile(
     r"(?<![\w/.-])(?:"
@@ -112,7 +114,7 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
     touched: dict[str, bool] = {}
     for call in tool_calls(messages):
         for path, is_written in _paths(call):
-            clean = path.removeprefix("file://").removeprefix("./")
+            clean = _FILE_URL.sub("", path).removeprefix("./").removeprefix(".\\")
             if clean:
                 touched[clean] = touched.pop(clean, False) or is_written
     return touched
@@ -210,7 +212,8 @@ def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
         path = word.rstrip(".,:;")
         if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
             continue
-        if _SOURCE_FILE.fullmatch(path) or _ROOTED.fullmatch(path):
+        is_posix_path = _SOURCE_FILE.fullmatch(path) or _ROOTED.fullmatch(path)
+        if is_posix_path or is_rooted_windows_path(path):
             yield path, bool(arrow)
 
 

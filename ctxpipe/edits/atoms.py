@@ -17,6 +17,7 @@ from typing import TypeAlias
 from .._values import leaves
 from ..messages import Block, Message, as_blocks, field, kind
 from ..providers.agent_tools import WIDE_GUTTER
+from .paths import path_segments
 
 Atom: TypeAlias = str
 
@@ -70,8 +71,8 @@ def atoms(text: str) -> frozenset[Atom]:
 
 def path_atom(path: str) -> Atom | None:
     """*path* reduced to its last two segments; None when it is too short to mean one file."""
-    parts = path.rstrip(".,:;)").split("/")
-    segments = [part for part in parts if part not in ("", ".", "..", "~")]
+    parts = path_segments(path.rstrip(".,:;)"))
+    segments = [part for part in parts if part not in (".", "..", "~")]
     if len(segments) == 1 and "." not in segments[0]:
         return None
     short = "/".join(segments[-2:])

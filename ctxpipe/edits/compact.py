@@ -52,6 +52,7 @@ from ..placeholders.summaries import (
 from .activity import commands, identifiers, is_one_line, one_line, put_last, touched_paths
 from .groups import after_compaction, server_spans
 from .offload import newest
+from .paths import is_windows_path, split_path
 
 # Parts --------------------------------------------------------------------------------------------
 
@@ -329,8 +330,8 @@ def _path_lines(paths: Sequence[str], written: Mapping[str, bool]) -> list[str]:
 def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
     folders: dict[str, list[str]] = {}
     for path in paths:
-        cut = path.rstrip("/").rfind("/") + 1
-        folders.setdefault(path[:cut] or "./", []).append(_quote(path[cut:]))
+        folder, name = split_path(path)
+        folders.setdefault(folder or "./", []).append(_quote(name))
     for folder, names in folders.items():
         yield f"{_quote(folder)}: {', '.join(names)}"
 
@@ -338,9 +339,14 @@ def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
 def _quote(name: str) -> str:
     if not is_one_line(name):
         return json.dumps(name)
-    if re.search(r'[",:]|^\s|\s$', name):
-        return json.dumps(name, ensure_ascii=False)
-    return name
+    is_windows = is_windows_path(name)
+    # The colon after a drive separates nothing.
+    rest = name[2:] if is_windows else name
+    if not re.search(r'[",:]|^\s|\s$', rest):
+        return name
+    if is_windows and '"' not in name:
+        return f'"{name}"'  # as a tool takes it: JSON doubles each backslash
+    return json.dumps(name, ensure_ascii=False)
 
 
 # What only the server may touch -------------------------------------------------------------------

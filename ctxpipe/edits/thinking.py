@@ -16,7 +16,7 @@ from ..messages import (
     blocks,
     has_calls,
     has_results,
-    has_thinking,
+    is_bound,
     kind,
     with_content,
 )
@@ -34,10 +34,10 @@ Stale: TypeAlias = dict[int, int]
 
 
 def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
-    """Note in *stale* all thinking in *messages* from *place* on, since its prefix has changed."""
+    """Add to *stale* the signed thinking in *messages* from *place* on: its prefix has changed."""
     first, start = place
     for index in range(first, len(messages)):
-        if any(kind(block) in THINKING for block in blocks(messages[index])[start:]):
+        if any(is_bound(block) for block in blocks(messages[index])[start:]):
             stale[index] = min(start, stale.get(index, start))
         start = 0  # only the first message has unchanged blocks
 
@@ -65,9 +65,10 @@ def shift_stale(stale: Stale, edit: Edit) -> Stale:
 def strip(messages: list[Message], stale: Stale) -> list[Message]:
     """*messages* without the thinking blocks that are *stale*.
 
-    The very same list comes back when there are none. Whole blocks go, nothing else changes. The
-    thinking of a tool loop that is still open stays, because the API asks for it; its signature is
-    stale nonetheless, so a request with it needs `drop_block`.
+    The very same list comes back when there are none. Whole blocks go, nothing else changes.
+    Thinking without a signature stays: it is never stale, and some APIs refuse replies that lack
+    it. So does the thinking of a tool loop that is still open, because the API asks for it; its
+    signature is stale nonetheless, so a request with it needs `drop_block`.
     """
     end = open_loop(messages)
     stripped: dict[int, Message] = {}
@@ -75,11 +76,12 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         if index >= end:
             continue
         content = blocks(messages[index])
-        numbered = enumerate(content)
-        kept = [one for place, one in numbered if place < start or kind(one) not in THINKING]
+        rest = [
+            block for place, block in enumerate(content) if place < start or not is_bound(block)
+        ]
         # A message that holds only thinking is invalid already, and is not emptied here.
-        if kept and len(kept) < len(content):
-            stripped[index] = with_content(messages[index], kept)
+        if len(rest) < len(content) and any(kind(block) not in THINKING for block in rest):
+            stripped[index] = with_content(messages[index], rest)
     if not stripped:
         return messages
     return [stripped.get(index, message) for index, message in enumerate(messages)]
@@ -145,8 +147,8 @@ def _mapping(value: object) -> dict[str, object]:
 
 
 def index_after_thinking(messages: Sequence[Message]) -> int:
-    """The index after the last message that carries thinking, 0 when none does."""
+    """Return the index after the last message with signed thinking; 0 if there is none."""
     for end in range(len(messages), 0, -1):
-        if has_thinking(messages[end - 1]):
+        if any(is_bound(block) for block in blocks(messages[end - 1])):
             return end
     return 0

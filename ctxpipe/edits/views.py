@@ -21,6 +21,7 @@ from ..providers.agent_tools import (
     VIEW_COMMAND,
     ReadingTools,
 )
+from .paths import is_absolute
 
 LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 
@@ -58,7 +59,7 @@ def _in_folder(call: ToolCall, path: str) -> str | None:
 
     None where several folders are possible, or an unknown one.
     """
-    if posixpath.isabs(path):
+    if is_absolute(path):
         return path
     folders: set[str] = set()
     for key, value in call.input.items():

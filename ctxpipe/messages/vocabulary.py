@@ -46,6 +46,8 @@ SERVER_RESULTS = frozenset(
         "web_search",
     )
 )
+UNSIGNED = "unsigned"
+"""Signature of a thinking block that comes from an API which signs no thinking."""
 OPAQUE = "opaque"
 """Type of the block that represents an item of another API which ctxpipe cannot read.
 
@@ -160,6 +162,17 @@ def inner_blocks(block: Block) -> Sequence[Block]:
 def has_thinking(message: Message) -> bool:
     """Whether *message* carries a thinking block."""
     return not THINKING.isdisjoint(map(kind, blocks(message)))
+
+
+def is_bound(block: Block) -> bool:
+    """Return True if *block* is thinking whose signature covers what comes before it.
+
+    The thinking of APIs without signatures, such as `reasoning_content`, is bound to nothing.
+    """
+    name = kind(block)
+    return name == "redacted_thinking" or (
+        name == "thinking" and field(block, "signature") != UNSIGNED
+    )
 
 
 def has_calls(message: Message) -> bool:

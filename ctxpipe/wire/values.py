@@ -20,6 +20,7 @@ from ..messages import (
     rebuilt,
     without_surrogates,
 )
+from ..messages.vocabulary import UNSIGNED
 
 RAW = "_raw"
 """The key under which arguments are that are no JSON object."""
@@ -97,7 +98,7 @@ def sort_blocks(blocks: Iterable[JsonObject]) -> tuple[Blocks, Blocks, Blocks]:
 
 def thinking_block(thought: str | None, proof: object = None) -> JsonDict:
     """A *thought* with the *proof* of it, if there is any, or what it is encrypted to."""
-    proof = proof or "unsigned"
+    proof = proof or UNSIGNED
     if thought is None:
         return {"type": "redacted_thinking", "data": str(proof)}
     thought = without_surrogates(thought)

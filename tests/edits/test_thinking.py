@@ -18,12 +18,14 @@ from ctxpipe.edits.thinking import (
     BINDING_BETA,
     Stale,
     drop_block,
+    index_after_thinking,
     mark_stale,
     open_loop,
     shift_stale,
     strip,
 )
 from ctxpipe.messages import THINKING, Message, blocks, check, kind
+from ctxpipe.messages.vocabulary import UNSIGNED
 from ctxpipe.testing import MessagesServer, answer
 from ctxpipe.testing import thinking as thought
 
@@ -78,6 +80,22 @@ def test_redacted_thinking_goes_stale_too():
     history = [user("go"), assistant({"type": "redacted_thinking", "data": "x"}, "yes")]
 
     assert stale_from(history, 0, 0) == {1: 0}
+
+
+def test_thinking_without_a_signature_is_never_stale():
+    unsigned = {**thinking("said"), "signature": UNSIGNED}
+    history = [
+        user("go"),
+        *step("t1", say="look"),
+        assistant(unsigned, "done"),
+        user("more"),
+        assistant(unsigned, thinking("signed"), "done"),
+        user("thanks"),
+    ]
+
+    assert stale_from(history, 0, 0) == {5: 0}
+    assert thoughts(strip(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
+    assert index_after_thinking(history[:5]) == 0
 
 
 def test_a_second_change_marks_from_the_earlier_place_on():
