@@ -1,6 +1,6 @@
-"""Source files folded to the names that they define.
+"""Fold source files: reduce each to the names that it defines.
 
-`definitions` finds the names in a syntax tree, by the table in `languages`; `fold` writes them as
-the lines of a folded file; `folder` does both for the stages, with the parser in a process of its
-own.
+`definitions` finds the names in a syntax tree, by the table in `languages`. `fold` writes them as
+the lines of a folded file. `folder` does both for the stages and runs the parser in a process of
+its own.
 """

@@ -1,4 +1,12 @@
-"""What a source text defines: names and lines, found in its syntax tree by a table of languages."""
+"""Find the names that a source text defines, and their lines, in its syntax tree.
+
+The table in `languages` says which kinds of node define a name. Example: for
+
+    12  class Parser:
+    13      def parse(self): ...
+
+the definitions are ``("class", "Parser", 12)`` and ``("function", "parse", 13)``.
+"""
 
 from __future__ import annotations
 
@@ -28,86 +36,97 @@ Definitions: TypeAlias = tuple[Definition, ...]
 
 
 def definitions(path: str, text: str) -> Definitions | None:
-    """What *text*, the file at *path* or a view of it, defines, from top to bottom.
+    """Return the names that *text* defines, from top to bottom; None for an unknown language.
 
-    None in an unknown language. Lines are the file's own where a view numbers them. Broken syntax
-    yields what can be read. Hostile text of a few kilobytes can block the parser, and with it the
-    interpreter, for minutes: call this in a process under limits.
+    *text* is the file at *path*, or a view of it as a tool shows it. If the view numbers its lines,
+    these numbers are returned. Text with syntax errors gives the names that can be recognized.
+
+    Hostile text of a few kilobytes can block the parser, and with it the interpreter, for minutes.
+    Call this function in a process with limits.
     """
     language = language_of(path)
     if language is None:
         return None
     source, numbers = without_gutter(text)
     lines = [line if len(line) <= LONGEST_LINE else "" for line in source.split("\n")]
-    found = _read("\n".join(lines), language)
-    return tuple(each._replace(line=numbers[each.line - 1]) for each in found)
+    in_view = _read("\n".join(lines), language)
+    return tuple(item._replace(line=numbers[item.line - 1]) for item in in_view)
 
 
 def definition_rows(texts: Sequence[str]) -> Iterator[Definitions]:
-    """The definitions of each file. *texts* are path, text, path, text, …"""
+    """Yield the definitions of each file. *texts* are path, text, path, text, …"""
     for path, text in zip(texts[::2], texts[1::2], strict=True):
         yield definitions(path, text) or ()
 
 
 # Views --------------------------------------------------------------------------------------------
 
-SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
-# A longer one is data or minified, and finding a node's position takes as long as its line is.
+SAMPLE = 4000  # characters; if a view numbers its lines, it does so from the beginning
+# A longer line is data or minified code, and the time to locate a node grows with its line.
 LONGEST_LINE = 5000
 
 
 def without_gutter(text: str) -> tuple[str, Sequence[int]]:
-    """*text* without what a view puts around a file and before its lines, and their numbers.
+    """Return the source in a view of a file, and the line number of each of its lines.
 
-    The gutters recognized are those of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines
-    without a number, such as a tool's remarks, become empty. Where nothing tells the numbers, they
-    count from 1.
+    The text around the file and the numbers before its lines are removed. Recognized are the
+    gutters of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines without a number, such as
+    a tool's remarks, become empty. If the view has no numbers, lines count from 1.
     """
     _, text, first_line = view(text)
     if _is_numbered(text[:SAMPLE]):
         rows = [NUMBERED_LINE.match(line) for line in text.split("\n")]
         code = [row[3] if row else "" for row in rows]
         if all(line.startswith(" ") for line in code if line):
-            code = [line[1:] for line in code]  # the blank after "12:" is the gutter's
+            code = [line[1:] for line in code]  # the blank after "12:" belongs to the gutter
         return "\n".join(code), [int(row[1]) if row else 0 for row in rows]
     first = 1 if first_line is None else first_line
     return text, range(first, first + text.count("\n") + 1)
 
 
 def _is_numbered(sample: str) -> bool:
+    """Return True if most lines of *sample* begin with a number, rising and in one style."""
     rows = list(NUMBERED_LINE.finditer(sample))
-    text_lines = list(filter(str.strip, sample.splitlines()))
-    if len(rows) < 2 or 2 * len(rows) < len(text_lines) or len({row[2] for row in rows}) > 1:
+    text_lines = [line for line in sample.splitlines() if line.strip()]
+    if len(rows) < 2 or 2 * len(rows) < len(text_lines):
         return False
-    return all(int(one[1]) < int(other[1]) for one, other in pairwise(rows))
+    styles = {row[2] for row in rows}
+    if len(styles) > 1:
+        return False
+    return all(int(row[1]) < int(next_row[1]) for row, next_row in pairwise(rows))
 
 
 # Parsing ------------------------------------------------------------------------------------------
 
 
 def _read(source: str, language: Language) -> list[Definition]:
-    """The definitions in the best reading of *source*; the first one without errors is the last."""
-    found_by_score: dict[tuple[int, int], list[Definition]] = {}
+    """Return the definitions in the best reading of *source*.
+
+    The best reading has the most definitions, then the fewest errors. After one without errors no
+    other is tried.
+    """
+    by_score: dict[tuple[int, int], list[Definition]] = {}
     for reading, as_language in _readings(source, language):
         tree = _parse(reading, as_language)
         errors = _error_chars(tree)
         is_doubtful = errors > 0 or reading is not source
-        found = _find_definitions(tree, as_language, is_doubtful)
-        found_by_score.setdefault((len(found), -errors), found)
+        results = _find_definitions(tree, as_language, is_doubtful=is_doubtful)
+        by_score.setdefault((len(results), -errors), results)
         if not errors:
             break
-    return found_by_score[max(found_by_score)]
+    return by_score[max(by_score)]
 
 
 def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]:
-    """*source*, and other ways to read it, all with the same line numbers."""
+    """Yield *source* and other ways to read it, all with the same line numbers."""
     yield source, language
     if language.has_macros:
         yield without_macros(source), language
-    if language.else_as:
-        yield source, languages()[language.else_as]
+    if language.other_grammar:
+        yield source, languages()[language.other_grammar]
     beginning = source.lstrip("\r\n")
-    cautious = language._replace(bodied=f"{language.bodied} {language.misread}")
+    need_body = f"{language.kinds_with_body} {language.kinds_after_opening}"
+    cautious = language._replace(kinds_with_body=need_body)
     for opening, first_line in language.openings.items():
         if re.match(first_line, beginning):
             yield opening + source, cautious
@@ -120,7 +139,7 @@ def _parse(source: str, language: Language) -> SgNode:
 
 
 def _error_chars(tree: SgNode) -> int:
-    """How many characters belong to no construct of the language."""
+    """Return the number of characters that belong to no construct of the language."""
     spans = [node.range() for node in tree.find_all(kind="ERROR")]
     return sum(span.end.index - span.start.index + 1 for span in spans)
 
@@ -151,7 +170,7 @@ MACROS = re.compile(
 
 
 def without_macros(source: str) -> str:
-    """C or C++ with blanks for preprocessor conditionals and for the macros around declarations."""
+    """Return C or C++ *source* with conditionals and macros around declarations blanked out."""
     return MACROS.sub(lambda macro: re.sub(r"[^\n]", " ", macro[0]), source)
 
 
@@ -161,34 +180,35 @@ STATEMENTS = (
     "await case catch do else export for function if import return super switch throw try while"
     " with yield"
 )
-# The apparent names of statements that were misread as definitions.
+# Statements that a parser misreads as definitions of these names.
 NO_NAMES = frozenset({"_", *STATEMENTS.split()})
-# Characters; a longer one is computed: a key that is an expression, the type that an impl is for.
+# Characters; a longer name is computed, such as a key that is an expression.
 LONGEST_NAME = 100
-# Not a name, or one that would break out of the block that it is printed in.
+# Not a name, or one that would end the block that it is printed in.
 ODD = re.compile(r"[{};\n]|system-reminder")
 
 
-def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
-    found = list(_definitions_by_kind(tree, language))
+def _find_definitions(tree: SgNode, language: Language, *, is_doubtful: bool) -> list[Definition]:
+    """Return the definitions in *tree* by line; a doubtful tree has errors or was rewritten."""
+    results = list(_definitions_by_kind(tree, language))
     if is_doubtful or language.unparsed:
-        found += _definitions_by_keyword(tree, language)
+        results += _definitions_by_keyword(tree, language)
     if is_doubtful:
-        found = [each for each in found if each.name not in NO_NAMES]
-    return list(dict.fromkeys(sorted(found, key=lambda each: each.line)))
+        results = [item for item in results if item.name not in NO_NAMES]
+    return list(dict.fromkeys(sorted(results, key=lambda item: item.line)))
 
 
 def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """The definitions that are nodes of the tree."""
+    """Yield the definitions that are nodes of *tree*."""
     types = language.kinds()
-    bodied = language.bodied.split()
+    kinds_with_body = language.kinds_with_body.split()
     end_of_function = 0
     for node in tree.find_all(any=_rules(language.name)):
         span = node.range()
         if span.start.index < end_of_function:
             continue
         kind = node.kind()
-        if kind in bodied and node.field("body") is None:
+        if kind in kinds_with_body and node.field("body") is None:
             continue
         type_ = _definition_type(node, types, language)
         if type_ == "function" and not language.has_locals:
@@ -200,7 +220,7 @@ def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definitio
 
 
 def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """The names after a keyword where the parser could not build a definition, or did not try."""
+    """Yield the names after keywords in parts of which the parser made no definition."""
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
         keywords = "|".join(language.keywords)
@@ -215,7 +235,7 @@ def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Defini
 
 @cache
 def _rules(language: str) -> list[Rule]:
-    """The parser's rules for every kind of definition that the language has."""
+    """Return the parser's rules for every kind of definition in *language*."""
     table = languages()[language]
     rules: list[Rule] = []
     for kind in table.kinds():
@@ -229,17 +249,19 @@ def _rules(language: str) -> list[Rule]:
         macros = "|".join(table.calls)
         rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
     empty = _parse("", table)
-    known: list[Rule] = []
+    valid_rules: list[Rule] = []
     for rule in rules:
-        with suppress(RuntimeError):  # a kind that a later grammar renames must not cost the rest
+        # A later grammar may rename a kind. The other rules must still work.
+        with suppress(RuntimeError):
             empty.find(any=[rule])
-            known.append(rule)
-    return known
+            valid_rules.append(rule)
+    return valid_rules
 
 
 def _definition_type(
     node: SgNode, types: Mapping[str, DefinitionType], language: Language
 ) -> DefinitionType:
+    """Return the type of the definition *node*; *types* has that of each kind of node."""
     if language.calls:
         target = node.field("target")
         if target is not None:
@@ -247,8 +269,10 @@ def _definition_type(
     type_ = types[node.kind()]
     if type_ == "function":
         return type_
-    told = (language.told_by.get(child.kind()) for child in node.children())
-    return next(filter(None, told), type_)
+    for child in node.children():
+        if child.kind() in language.type_by_child:
+            return language.type_by_child[child.kind()]
+    return type_
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -270,8 +294,8 @@ WRAPPERS = frozenset(
 
 
 def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
-    """The names of a definition: the target's that it is assigned to, if any, and its own."""
-    target = _target_name(node, language) if language.named_by else None
+    """Yield the names of a definition: of the target it is assigned to, if any, and its own."""
+    target = _target_name(node, language) if language.name_in_parent else None
     if target is not None:
         yield target
     kind = node.kind()
@@ -281,18 +305,20 @@ def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
 
 
 def _target_name(node: SgNode, language: Language) -> SgNode | None:
+    """Return the name that the value *node* is assigned to; None if it is assigned to none."""
     parent = node.parent()
     while parent is not None and parent.kind() in WRAPPERS:
         parent = parent.parent()
     if parent is None:
         return None
-    return _find_name(parent, language.named_by.get(parent.kind(), ""))
+    return _find_name(parent, language.name_in_parent.get(parent.kind(), ""))
 
 
 def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
-    """The name in the first of *places* that *node* has.
+    """Return the name in the first of *places* that *node* has; None if it has none of them.
 
-    With *through*, only where one of those is around it.
+    *places* are fields or kinds of children, separated by blanks. With *through*, the name counts
+    only inside a node of one of these kinds.
     """
     for place in places.split():
         part = node.field(place)
@@ -303,13 +329,14 @@ def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
     return None
 
 
-# Grammars wrap a name in what is said about it: in C a function's name is inside as many
-# declarators as its type has parts, in JavaScript at the end of a path, in Haskell between its
-# arguments. So the walk goes from the field of the name inwards, a step of the table at a time,
-# until a node of another kind is left. It gives up where the name is computed (`a[i]`), where one
-# statement binds several names, and where *through* asks for a declarator that was not on the way:
-# only that tells the declaration of a function from that of a variable.
 def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
+    """Return the name inside *node*; None if it is computed, or not inside one of *through*."""
+    # Grammars wrap a name in other nodes. In C the name of a function is inside as many declarators
+    # as its type has parts (`int (*f)(void)`), in JavaScript it is at the end of a path (`a.b.c`),
+    # in Haskell between the arguments. The loop goes inwards, a step of the table at a time, until
+    # it meets a node of another kind. There is no name if the place is computed (`a[i]`), if one
+    # statement binds several names, or if *through* asks for a declarator that was not passed: only
+    # that distinguishes the declaration of a function from that of a variable.
     declarator = ""
     kind = node.kind()
     while kind in STEPS:
@@ -320,13 +347,15 @@ def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
             return None
         node = part
         kind = part.kind()
-    is_elsewhere = through and declarator not in through and kind not in through
-    if kind in PATTERNS or is_elsewhere:
+    if kind in PATTERNS:
+        return None
+    if through and declarator not in through and kind not in through:
         return None
     return node
 
 
 def _next_step(node: SgNode, kind: str) -> SgNode | None:
+    """Return the part of *node* that leads to its name; None if there is no name in it."""
     if kind == "binary_operator":  # a guard after the head, or the definition of an operator
         operator = node.field("operator")
         if operator is None or operator.text() == "when":
@@ -335,12 +364,15 @@ def _next_step(node: SgNode, kind: str) -> SgNode | None:
     if field := STEPS[kind]:
         return node.field(field)
     parts = [child for child in node.children() if child.is_named()]
-    if not parts or (kind == "string" and len(parts) > 1):  # no string with escapes is a name
+    if not parts:
+        return None
+    if kind == "string" and len(parts) > 1:  # a string with escapes is not a name
         return None
     return parts[0]
 
 
 def _name_text(name: SgNode) -> str:
+    """Return the text of *name* as it is listed: ``operator +`` for an operator of C++."""
     kind = name.kind()
     text = name.text()
     if kind == "operator_cast":

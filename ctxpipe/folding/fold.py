@@ -1,4 +1,11 @@
-"""Files folded to the names that they define: a line for each class, and for several functions."""
+"""Write the names that files define as folded texts: a line for each class or run of functions.
+
+<system-reminder>
+…
+12 | class Parser
+13 | parse, reset
+</system-reminder>
+"""
 
 from __future__ import annotations
 
@@ -27,7 +34,7 @@ class Section:
 
 
 Outline: TypeAlias = Sequence[Section]
-"""What one file defines, from top to bottom; empty when there is nothing to show."""
+"""Sections of one file, from top to bottom; empty if there is nothing to show."""
 
 Outlines: TypeAlias = Sequence[tuple[str, Outline]]
 """Pairs of path and outline."""
@@ -35,10 +42,11 @@ Outlines: TypeAlias = Sequence[tuple[str, Outline]]
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What some files were folded to.
+    """Result of folding several files.
 
-    *sections* are the ``<system-reminder>`` blocks, one for each file processed, *content* the same
-    as one text; *folded* has an entry for each file given, None for one that was skipped.
+    *sections* are the ``<system-reminder>`` blocks, one for each file processed, and *content* is
+    all of them in one text. *folded* has an entry for each input file, None for one that was
+    skipped.
     """
 
     content: str
@@ -61,10 +69,10 @@ def fold_files(
     """Fold *files*, pairs of path and text, each to a ``<system-reminder>`` block of its names.
 
     A file in an unknown language, and one that defines nothing, is skipped. The blocks together may
-    have *max_tokens* tokens by *count* (None: no limit). Above that, one pass drops as many
-    sections as the excess is worth, chosen by *rng*, by default one seeded with the content, so
-    that the same files fold to the same text. The rest is not counted again, and may still be above
-    the limit.
+    have *max_tokens* tokens, counted by *count* (None: no limit). Above the limit, one pass drops
+    sections: their number is the share of the excess, and *rng* chooses them. The default *rng* is
+    seeded with the content, so that the same files always fold to the same text. The rest is not
+    counted again and may still exceed the limit.
     """
     outlines = [
         (path, _outline(definitions(path, text) or (), max_line_span, merge=merge_functions))
@@ -83,35 +91,41 @@ def drop_sections(
     max_tokens: int,
     rng: random.Random | None = None,
 ) -> Folded:
-    """*outlines* without so many sections as *whole*, all of them, is above *max_tokens*."""
+    """Return the folded *outlines* without the sections that exceed *max_tokens*.
+
+    *whole* is the result with all sections, of *tokens* tokens.
+    """
     total = sum(len(sections) for _, sections in outlines)
     excess = drop_count(tokens, max_tokens, total)
     if not excess:
         return whole
-    chance = rng or _random_from(whole.content)
-    # Of all methods, Python promises only for random() that its sequence stays the same.
-    shuffled = sorted(range(total), key=lambda _: chance.random())
+    generator = rng or _random_from(whole.content)
+    # Python guarantees a stable sequence across versions only for random().
+    shuffled = sorted(range(total), key=lambda _: generator.random())
     return fold_outlines(outlines, frozenset(shuffled[:excess]))
 
 
 def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -> Folded:
-    """The blocks of *outlines*, without the sections *dropped*.
+    """Return *outlines* as folded texts, without the sections whose numbers are in *dropped*.
 
-    Sections are numbered through all files.
+    Sections are numbered through all files, from 0.
     """
     numbers = itertools.count()
-    folded: list[str | None] = []
+    by_file: list[str | None] = []
     for path, outline in outlines:
-        kept = [section for section in outline if next(numbers) not in dropped]
-        folded.append(format_file(path, kept) if outline else None)
-    blocks = tuple(block for block in folded if block is not None)
+        if not outline:
+            by_file.append(None)
+            continue
+        remaining = [section for section in outline if next(numbers) not in dropped]
+        by_file.append(format_file(path, remaining))
+    blocks = tuple(block for block in by_file if block is not None)
     return Folded(
         content="\n".join(blocks),
         sections=blocks,
         files_processed=len(blocks),
-        files_skipped=len(folded) - len(blocks),
+        files_skipped=len(by_file) - len(blocks),
         sections_dropped=len(dropped),
-        folded=tuple(folded),
+        folded=tuple(by_file),
     )
 
 
@@ -121,22 +135,23 @@ def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -
 def merge_functions(
     definitions: Iterable[Definition], max_line_span: int = MAX_LINE_SPAN, *, merge: bool = True
 ) -> list[Section]:
-    """Consecutive functions as one section, every other definition as its own.
+    """Return a section for each run of consecutive functions and for every other definition.
 
-    A section ends before a class, interface or type, and before a function more than
-    *max_line_span* lines below its first one. Without *merge* each function is a section of
-    its own. A section lists a name once.
+    A run ends before a class, interface or type, and before a function that is more than
+    *max_line_span* lines below its first one. Without *merge* each function is a section. A section
+    lists a name once.
     """
     runs: list[list[Definition]] = []
-    for each in definitions:
-        if merge and runs and _continues(runs[-1], each, max_line_span):
-            runs[-1].append(each)
+    for definition in definitions:
+        if merge and runs and _continues(runs[-1], definition, max_line_span):
+            runs[-1].append(definition)
         else:
-            runs.append([each])
-    return list(map(_section, runs))
+            runs.append([definition])
+    return [_section(run) for run in runs]
 
 
 def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
+    """Return True if *definition* belongs to the section that *run* has begun."""
     first = run[0]
     if not first.type == definition.type == "function":
         return False
@@ -149,12 +164,13 @@ _outline = merge_functions  # the option of fold_files has the same name
 def _section(run: Sequence[Definition]) -> Section:
     first = run[0]
     kind = "functions" if first.type == "function" else first.type
-    return Section(kind, tuple(dict.fromkeys(each.name for each in run)), first.line)
+    names = dict.fromkeys(definition.name for definition in run)
+    return Section(kind, tuple(names), first.line)
 
 
 def format_sections(sections: Iterable[Section]) -> str:
-    """One line per section: ``12 | class Name`` or ``34 | one, two``."""
-    return "\n".join(map(_section_line, sections))
+    """Return one line per section: ``12 | class Name`` or ``34 | one, two``."""
+    return "\n".join(_section_line(section) for section in sections)
 
 
 def _section_line(section: Section) -> str:
@@ -163,18 +179,19 @@ def _section_line(section: Section) -> str:
 
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
-    """The folded text of the file at *path*: a ``<system-reminder>`` block ."""
+    """Return the folded text of the file at *path*: a ``<system-reminder>`` block."""
     return fold_block(path, format_sections(sections))
 
 
 def drop_count(tokens: int, budget: int, sections: int) -> int:
-    """How many of *sections* to drop when they take *tokens* and may take *budget*.
+    """Return how many of *sections* to drop if they have *tokens* tokens and may have *budget*.
 
-    The excess divided by the average size of a section, rounded up, but at least one section stays.
+    The result is the excess divided by the average size of a section, rounded up. At least one
+    section stays.
     """
     if tokens <= budget or sections == 0:
         return 0
-    # n * r / (1 + r) with r = tokens / budget - 1, in whole numbers: no rounding error decides.
+    # The formula is n * r / (1 + r) with r = tokens / budget - 1. Whole numbers avoid rounding.
     return min(sections - 1, -(-sections * (tokens - budget) // tokens))
 
 

@@ -1,4 +1,4 @@
-"""Fold files without holding up the event loop: they are parsed in a process of their own."""
+"""Fold files without blocking the event loop: a process of its own parses them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from .languages import language_of
 Files: TypeAlias = Sequence[tuple[str, str]]
 Key: TypeAlias = tuple[str, bytes]
 
-PATIENCE_SECONDS = 10  # source is read at megabytes per second; what takes longer is no source
+# The parser reads megabytes of source per second. A file that takes longer is not source code.
+PARSE_TIMEOUT_SECONDS = 10
 _MEMORY_BYTES = 2**30
 _MEMORY_BYTES_PER_CHAR = 100  # a syntax tree, for each character of the source
 MEMO_BYTES = 16 * 2**20
@@ -42,12 +43,14 @@ _DEFINITION_BYTES = 250
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Folder:
-    """Folds files for the stages.
+    """Fold files for the stages.
 
-    Each distinct text is parsed once per process, whatever the settings. Source is
-    parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a
-    parser for minutes. A file on which the parser fails or takes too long is not folded, and where
-    no process can be started none is; both are logged as warnings.
+    Each distinct text is parsed once per process, whatever the settings. A worker process parses,
+    never the event loop, because a few kilobytes of hostile text can occupy a parser for minutes.
+    A file on which the parser fails or takes too long is not folded. If no process can be started,
+    no file is. Both are logged as warnings.
+
+    Raises SettingsError if a setting is invalid.
     """
 
     max_tokens: int | None = MAX_TOKENS
@@ -67,10 +70,11 @@ class Folder:
         )
 
     async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
-        """The folded text of each file, a pair of path and text.
+        """Return the folded text of each file, a pair of path and text.
 
-        None where that would be no shorter, or cannot be. The budget of tokens is for all of them
-        together, by *count*, else the counter of this folder.
+        The entry is None if the folded text would not be shorter, or the file cannot be folded. The
+        budget of tokens is for all files together. *count* counts them, by default the counter of
+        this folder.
         """
         outlines, whole = await in_thread(self._outlines, files, await self._definitions(files))
         if self.max_tokens is None or not whole.content:
@@ -79,13 +83,15 @@ class Folder:
         within_budget = await in_thread(drop_sections, outlines, whole, tokens, self.max_tokens)
         return list(within_budget.folded)
 
-    def _outlines(self, files: Files, found: Sequence[Definitions]) -> tuple[Outlines, Folded]:
-        """The outline of each file, and all of them folded.
+    def _outlines(
+        self, files: Files, definitions_by_file: Sequence[Definitions]
+    ) -> tuple[Outlines, Folded]:
+        """Return the outline of each file, and all of them folded.
 
-        An outline is empty where it would be no shorter than the file.
+        An outline is empty if it would not be shorter than the file.
         """
         outlines: list[tuple[str, Outline]] = []
-        for (path, text), definitions in zip(files, found, strict=True):
+        for (path, text), definitions in zip(files, definitions_by_file, strict=True):
             outline: Outline = merge_functions(
                 definitions, self.max_line_span, merge=self.merge_functions
             )
@@ -95,30 +101,39 @@ class Folder:
         return outlines, fold_outlines(outlines)
 
     async def _definitions(self, files: Files) -> list[Definitions]:
+        """Return the definitions of each file; texts that are in the cache are not parsed again."""
         memo = _memo()
         keys = await in_thread(_keys, files)
-        known: dict[Key | None, Definitions | None] = {key: memo.get(key) for key in keys if key}
-        pairs = zip(keys, files, strict=True)
-        new = {key: file for key, file in pairs if key and known[key] is None}
-        found = await _parse(list(new.values())) if new else []
-        # A worker that fails leaves the last ones for another time.
-        for key, definitions in zip(new, found, strict=False):
-            known[key] = definitions
-            memo.put(key, definitions, _DEFINITION_BYTES * (1 + len(definitions)))
-        return [known.get(key) or () for key in keys]
+        by_key: dict[Key, Definitions] = {}
+        new_files: dict[Key, tuple[str, str]] = {}
+        for key, file in zip(keys, files, strict=True):
+            if key is None:
+                continue
+            definitions = memo.get(key)
+            if definitions is None:
+                new_files[key] = file
+            else:
+                by_key[key] = definitions
+        if new_files:
+            # The results end early if a worker fails. The other files are tried again another time.
+            parsed_files = await _parse(list(new_files.values()))
+            for key, definitions in zip(new_files, parsed_files, strict=False):
+                by_key[key] = definitions
+                memo.put(key, definitions, _DEFINITION_BYTES * (1 + len(definitions)))
+        return [() if key is None else by_key.get(key, ()) for key in keys]
 
 
 @cache
 def _memo() -> Memo[Key, Definitions]:
-    """What each text defines.
+    """Return the cache of definitions by text, one for the process.
 
-    One for the process: it is the same for everyone, and the stages make folders freely.
+    The definitions of a text do not depend on settings, and stages create folders freely.
     """
     return Memo(MEMO_BYTES)
 
 
 def _keys(files: Files) -> list[Key | None]:
-    """Cache keys: (language, digest of the text) of each file; None in an unknown language."""
+    """Return a cache key, (language, digest of the text), per file; None: unknown language."""
     keys: list[Key | None] = []
     for path, text in files:
         language = language_of(path)
@@ -127,24 +142,25 @@ def _keys(files: Files) -> list[Key | None]:
 
 
 async def _parse(files: Files) -> list[Definitions]:
-    """What *files* define, up to the first on which the worker process fails.
+    """Return the definitions of each file, up to the first on which the worker process fails.
 
-    For that one nothing, and nothing after it.
+    The failed file has no definitions, and the list ends with it.
     """
     texts = [part for file in files for part in file]
-    memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * sum(map(len, texts))
+    memory_bytes = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * sum(len(text) for text in texts)
     answers = await in_process(
-        definition_rows, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
+        definition_rows, texts, seconds=PARSE_TIMEOUT_SECONDS, memory_bytes=memory_bytes
     )
-    found = await in_thread(_definitions, answers.items)
+    results = await in_thread(_as_definitions, answers.items)
     if answers.end == "unavailable":
         logger.warning("no worker process can be started: %d files are not folded", len(files))
-    elif len(found) < len(files):
+    elif len(results) < len(files):
         logger.warning("a file cannot be folded: the parser failed or took too long")
-        logger.debug("the file that cannot be folded is %r", files[len(found)][0])
-        found.append(())
-    return found
+        logger.debug("the file that cannot be folded is %r", files[len(results)][0])
+        results.append(())
+    return results
 
 
-def _definitions(files: Iterable[Iterable[Iterable[object]]]) -> list[Definitions]:
-    return [tuple(map(Definition._make, rows)) for rows in files]
+def _as_definitions(files: Iterable[Iterable[Iterable[object]]]) -> list[Definitions]:
+    """Return the rows that the worker process sent as definitions."""
+    return [tuple(Definition._make(row) for row in rows) for rows in files]

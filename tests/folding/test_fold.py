@@ -134,7 +134,7 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language):
         *language.outside.values(),
     }
     kinds |= {
-        *language.bodied.split(),
+        *language.kinds_with_body.split(),
         *language.unparsed.split(),
         *" ".join(language.inside.values()).split(),
     }
@@ -143,7 +143,7 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language):
 
 
 def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language():
-    kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.named_by)}
+    kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.name_in_parent)}
 
     assert {
         kind for kind in kinds if not any(is_known(kind, language) for language in LANGUAGES)

@@ -173,7 +173,7 @@ async def test_no_source_is_parsed_in_this_process(extension, unit, monkeypatch,
     def parse(*_: object):
         raise AssertionError("the parser holds the interpreter")
 
-    monkeypatch.setattr(folder, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(folder, "PARSE_TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr("ast_grep_py.SgRoot", parse)
 
     for chars in (600, 29_900):
@@ -219,7 +219,7 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
     reply = 'echo ready; echo \'[["function", "f", 1]]\''
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable(tmp_path / "python", f"{reply}; {end}"))
-        patched.setattr(folder, "PATIENCE_SECONDS", 0.5)
+        patched.setattr(folder, "PARSE_TIMEOUT_SECONDS", 0.5)
         patched.setattr(processes, "_START_SECONDS", 0.5)
 
         texts = await Folder().fold(files)
