@@ -37,7 +37,7 @@ def _exchange(
 ) -> HttpExchange | None:
     """That of *request*, of which nothing was read yet; None where it is sent as it came."""
     known = format_of(request.method, request.url.path, mount.observation)
-    if known is None or "content-encoding" in request.headers:
+    if known is None:
         return None
     return make(mount.conversations, known, mount.find, breakpoints=mount.breakpoints)
 
@@ -48,7 +48,9 @@ async def _answer(
     send: Callable[[httpx2.Request], Awaitable[httpx2.Response]],
 ) -> tuple[httpx2.Response, AsyncIterator[bytes]]:
     """The response to *request*, which was read, and its body."""
-    await exchange.begin_bytes(request.content, request.headers.get(BETA, ""))
+    beta = request.headers.get(BETA, "")
+    encoding = request.headers.get("content-encoding", "")
+    await exchange.begin_bytes(request.content, beta, encoding)
     return await ask(exchange, lambda: send(_to_send(request, exchange)))
 
 
@@ -214,8 +216,8 @@ class _BlockingStream:
 class _BlockingExchange(HttpExchange):
     """Its session is at home on the event loop of synchronous callers; who awaits it is blocked."""
 
-    async def begin_bytes(self, raw: bytes, beta: str = "") -> None:
-        sync.wait_for(super().begin_bytes(raw, beta))
+    async def begin_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
+        sync.wait_for(super().begin_bytes(raw, beta, encoding))
 
     async def retry(self) -> bool:
         return sync.wait_for(super().retry())

@@ -51,10 +51,9 @@ class Relay:
         exchange.raw = await read_whole(self._request)
         if is_off or headers.get(SWITCH) == "off":
             exchange.reason = "switched off"
-        elif headers.get("content-encoding", "identity").lower() != "identity":
-            exchange.reason = "its body is compressed"
         else:
-            await exchange.begin_bytes(exchange.raw, headers.get(BETA, ""))
+            encoding = ", ".join(headers.getlist("content-encoding"))
+            await exchange.begin_bytes(exchange.raw, headers.get(BETA, ""), encoding)
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
         async with self._opened:
@@ -106,7 +105,7 @@ class Relay:
         what: What = "unchanged"
         if exchange.is_recovered:
             what = "recovered"
-        elif exchange.content() is not exchange.raw:
+        elif exchange.is_rewritten:
             what = "shaped"
         result = exchange.result
         left = [

@@ -16,7 +16,7 @@ from json import JSONDecodeError
 from typing import Any, TypeAlias, cast
 
 from .._logs import logger
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread, in_thread_if
 from .._values import JsonDict, JsonObject
 from ..conversation.conversation import Conversation
 from ..conversation.gate import is_asked_by_a_stage
@@ -46,6 +46,7 @@ from .conversations import (
     conversation_name,
     texts_at,
 )
+from .encodings import content_encodings, decode
 from .formats import MESSAGES, Format
 from .translation import is_unchanged
 from .values import text_block
@@ -300,6 +301,7 @@ class HttpExchange(Exchange):
         self._find = find
         self._breakpoints = breakpoints
         self.raw: bytes = b""
+        self._decoded = b""
         self._content = b""
         self.usage: dict[str, int] = {}
         self.refusal: Refusal | None = None
@@ -307,10 +309,16 @@ class HttpExchange(Exchange):
         self.is_recovered: bool = False
         self.is_too_deep: bool = False  # its body, to be read by anybody
 
-    async def begin_bytes(self, raw: bytes, beta: str = "") -> None:
-        """Shape the request in *raw*; *beta* is the value of its header of that name."""
+    async def begin_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
+        """Shape the request in *raw*.
+
+        *beta* and *encoding* are the values of its headers anthropic-beta and content-encoding.
+        """
         self.raw = raw
         try:
+            if content_encodings(encoding):
+                raw = await in_thread(decode, raw, encoding)
+            self._decoded = raw
             last = self._conversations.bodies()
             body = await in_thread_if(len(raw) > BULK, read_body, raw, self.format.key, *last)
             self.reason: str = NOT_OURS
@@ -354,15 +362,30 @@ class HttpExchange(Exchange):
             self._content = self.body.write(self.items, values)
 
     def content(self) -> bytes:
-        """The body to send: the client's own bytes where nothing is changed."""
-        return self.raw if self.is_dry else self._content or self.raw
+        """Return the body to send: the client's own bytes where nothing is changed.
+
+        A body that was decoded goes out as it is then, whether it is changed or not, so that an
+        upstream is sent one form only.
+        """
+        if self.is_dry or not self.is_shaped:
+            return self.raw
+        return self._content or self._decoded
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Return True if something else is sent than what the client has said."""
+        return self.is_shaped and not self.is_dry and bool(self._content)
 
     def headers(self, given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The headers to send, of those that were *given*, with their names in small letters."""
-        ours: dict[str, str] = {"accept-encoding": "identity"}  # the usage is read from plain text
+        """Return the headers to send with `content`; the names in *given* are in small letters."""
+        added: dict[str, str] = {"accept-encoding": "identity"}  # the usage is read from plain text
         if self.is_shaped and not self.is_dry and self.format is MESSAGES:
-            ours |= self.result.request_options.get("extra_headers", {})
-        return [*((name, value) for name, value in given if name not in ours), *ours.items()]
+            added |= self.result.request_options.get("extra_headers", {})
+        removed = set(added)
+        if self.content() is not self.raw:
+            removed.add("content-encoding")
+        retained = [(name, value) for name, value in given if name not in removed]
+        return [*retained, *added.items()]
 
     # The reply ------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ What the server receives, and what comes back.
 
 from __future__ import annotations
 
+import gzip
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -567,3 +568,44 @@ async def test_the_row_of_the_readme_sends_placeholders(
 
     assert not server.refused
     assert placeholders(server.requests[-1]) == 1
+
+
+# Compressed bodies --------------------------------------------------------------------------------
+
+
+class Compressing(http.AsyncBaseTransport):
+    """A transport before ctxpipe's that compresses what the SDK sends, as some clients do."""
+
+    def __init__(self, inner: http.AsyncBaseTransport) -> None:
+        self.inner = inner
+
+    async def handle_async_request(self, request: http.Request) -> http.Response:
+        await request.aread()
+        headers = dict(request.headers)
+        del headers["content-length"]
+        headers["content-encoding"] = "gzip"
+        packed = gzip.compress(request.content)
+        sent = http.Request(
+            request.method,
+            request.url,
+            headers=headers,
+            content=packed,
+            extensions=request.extensions,
+        )
+        return await self.inner.handle_async_request(sent)
+
+
+@every_api
+async def test_a_request_that_the_client_compresses_is_shaped_and_goes_out_plain(tmp_path, api):
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+
+    def http_client(transport: http.AsyncBaseTransport) -> http.AsyncClient:
+        client = ctxpipe_client(pipeline, transport=transport)
+        client._transport = Compressing(client._transport)
+        return client
+
+    async with talk(["Done."], http_client) as (server, client):
+        await ask(client, api, history_of(api, 1))
+    [request] = server.requests
+    assert "content-encoding" not in request.headers
+    assert "offloaded to file" in request.raw.decode()
