@@ -540,6 +540,26 @@ async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
         assert result is not None
         assert (result["tool_use_id"], result["is_error"]) == ("t1", True)
         assert 0 < len(str(result["content"])) < 500
+        assert await tool.text(given) == result["content"]
+
+
+async def test_as_text_an_answer_is_that_of_the_tool(storage: LocalStorage):
+    [path] = await storage.write([("s/a.md", "first\nsecond")])
+    reader, search, *_ = tools(storage)
+
+    assert await reader.text({"path": path}) == await reader({"path": path})
+    found = await search.text({"path": path, "pattern": "second"})
+    assert found == await search({"path": path, "pattern": "second"})
+
+
+async def test_as_text_a_picture_is_still_a_picture():
+    picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+
+    async def look(arguments: Mapping[str, object]) -> Any:
+        return [picture]
+
+    tool = Tool({"name": "look", "input_schema": {"type": "object"}}, look)
+    assert await tool.text({}) == [picture]
 
 
 async def answered(handle: Callable[[Mapping[str, object]], Awaitable[str]]) -> Any:
@@ -568,6 +588,24 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error:
     assert "/srv/secret" not in str(result["content"])
     records = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert records == [f"the tool mine failed: {type(error).__name__}"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ToolInputError("no such row"), "no such row"),
+        (ToolInputError(""), "an argument is invalid"),
+        (OSError("/srv/secret"), "the tool failed (OSError); try something else"),
+        (TypeError("wrong"), "the tool failed (TypeError); try something else"),
+    ],
+    ids=str,
+)
+async def test_as_text_whatever_a_handler_raises_is_words_for_the_model(error, said):
+    async def fail(_: Mapping[str, object]) -> str:
+        raise error
+
+    tool = Tool({"name": "mine", "input_schema": {"type": "object"}}, fail)
+    assert await tool.text({}) == said
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])

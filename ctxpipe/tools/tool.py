@@ -41,11 +41,23 @@ class Tool:
         return self.definition["name"]
 
     async def __call__(self, arguments: Mapping[str, object], /) -> ToolAnswer:
-        """The tool's answer; in an agent's loop use `result`, which never raises.
+        """Return the tool's answer.
+
+        In an agent's loop use `result`, under a framework `text`: neither of them raises.
 
         Raises ToolInputError, with a text that the model can act on, and what the handler raises.
         """
         return await self.handler(arguments)
+
+    async def text(self, arguments: object, /) -> ToolAnswer:
+        """Return the tool's answer, or what went wrong, as text for the model to read.
+
+        For frameworks that take a tool as a function: many of them end the agent's run when a tool
+        raises, and a model mistypes a path sooner or later. An image or a document is answered as
+        blocks, as by a call of the tool itself.
+        """
+        content, _ = await self._attempt(arguments)
+        return content
 
     async def result(self, block: Block, /) -> ToolResultBlockParam:
         """The tool_result block for the tool_use *block*: append it to the next user message.
@@ -53,22 +65,28 @@ class Tool:
         A failure becomes a result with ``is_error``, for the model to read; no error is raised.
         Details of an error that the model did not cause are logged, and hidden from it.
         """
-        arguments = field(block, "input")
+        content: Any
+        content, is_error = await self._attempt(field(block, "input"))
+        if is_error:
+            return _error_result(block, content)
+        return {"type": "tool_result", "tool_use_id": field(block, "id"), "content": content}
+
+    async def _attempt(self, arguments: object) -> tuple[ToolAnswer, bool]:
+        """Return what the model reads, and True if it is the text of an error."""
         if not isinstance(arguments, Mapping):
             arguments = {}
         try:
-            content: Any = _sendable(await self(arguments))
+            return _sendable(await self(arguments)), False
         except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
-            return _error_result(block, _error_text(self.name, error))
-        return {"type": "tool_result", "tool_use_id": field(block, "id"), "content": content}
+            return without_surrogates(_error_text(self.name, error)), True
 
 
-def _sendable(content: object) -> object:
-    """*content* without lone surrogates, which cannot be sent; blocks as they are.
+def _sendable(content: object) -> ToolAnswer:
+    """Return *content* without lone surrogates, which cannot be sent; blocks as they are.
 
     Raises TypeError for anything but text and blocks, which the API would refuse.
     """
-    if isinstance(content, list) and content and all(map(kind, content)):
+    if isinstance(content, list) and content and all(kind(block) for block in content):
         return content
     if not isinstance(content, str):
         raise TypeError(f"a tool's handler answers with a text, not with {type(content).__name__}")

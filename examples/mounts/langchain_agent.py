@@ -23,7 +23,7 @@ def structured(reader: Tool) -> StructuredTool:
     """The tool *reader*, as LangChain has it."""
 
     async def read(**arguments: Any) -> Any:
-        return await reader(arguments)
+        return await reader.text(arguments)
 
     return StructuredTool(
         name=reader.name,

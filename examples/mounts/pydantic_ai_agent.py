@@ -24,7 +24,7 @@ def by_schema(reader: ctxpipe.Tool) -> Tool[Any]:
     """The tool *reader*, as pydantic-ai has it."""
 
     async def read(**arguments: Any) -> Any:
-        return await reader(arguments)
+        return await reader.text(arguments)
 
     schema = dict(reader.definition["input_schema"])
     description = reader.definition.get("description")
