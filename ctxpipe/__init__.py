@@ -27,7 +27,8 @@
                 reply = await session.create(client, **request)
                 calls = [block for block in reply.content if block.type == "tool_use"]
                 if not calls:
-                    return reply.content[-1].text
+                    texts = [block.text for block in reply.content if block.type == "text"]
+                    return "".join(texts) or f"No answer: {reply.stop_reason}"
                 results = [await answer(call, tools) for call in calls]
                 session.append({"role": "user", "content": results})
 

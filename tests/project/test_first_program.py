@@ -17,6 +17,7 @@ from processes import prepared_python
 from readme import FIRST_PROGRAM
 
 import ctxpipe
+from ctxpipe import testing
 from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
 
 SECRETS = {
@@ -160,6 +161,28 @@ def test_the_first_program_stands_on_the_page_of_the_start_and_in_the_package_to
 
     assert programs[0] == FIRST_PROGRAM
     assert indent(FIRST_PROGRAM, "    ") in (ctxpipe.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (testing.refusal(), "No answer: refusal\n"),
+        (testing.refusal("I will not."), "I will not.\n"),
+        (answer(), "No answer: end_turn\n"),
+        (answer(testing.thinking("so")), "No answer: end_turn\n"),
+        (answer("First. ", "Second."), "First. Second.\n"),
+    ],
+    ids=["refusal", "refusal with a text", "nothing", "only thinking", "two texts"],
+)
+async def test_the_first_program_ends_in_words_whatever_the_model_answers(tmp_path, reply, said):
+    async with MessagesServer([reply]) as server:
+        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
+        done = await anyio.run_process(
+            [*prepared_python(), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
+        )
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == said
 
 
 async def test_no_call_that_the_model_makes_up_ends_the_first_program(tmp_path):
