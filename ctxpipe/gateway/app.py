@@ -29,6 +29,7 @@ from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
+from .paths import add_version
 from .record import Record, find_prices, logger
 from .relay import Relay
 from .settings import Settings
@@ -39,8 +40,13 @@ READING = "/mcp"
 """Where the tools that read back are, by the Model Context Protocol."""
 COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
 """Where a conversation is told to begin its next turn with a compaction."""
+WEBSOCKET_REFUSED = (
+    "a client has asked for a WebSocket, which this gateway does not serve; it was answered 426, "
+    "and clients go on by HTTP then (this is logged once)"
+)
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
+UPGRADE_REQUIRED = 426
 
 
 class Gateway:
@@ -58,6 +64,7 @@ class Gateway:
         self.settings = settings
         self._records: defaultdict[str, Record] = defaultdict(Record)
         self.is_off = False
+        self._has_refused_websocket = False
         self._guard = Guard(settings.tokens)
         self._shapers: dict[str, Shaper] = {}
         self._readers: dict[str, ASGIApp] = {}
@@ -98,6 +105,9 @@ class Gateway:
         return self._shapers[token]
 
     async def _answer(self, request: Request) -> ASGIApp:
+        if _asks_for_websocket(request):
+            return self._refuse_websocket(request)
+        add_version(request.scope, self.settings.upstreams)
         path = request.scope["path"]  # `request.url` is made of the Host, which may say anything
         try:
             return await self._route(request, path)
@@ -112,6 +122,22 @@ class Gateway:
         except httpx2.HTTPError as error:
             logger.warning("the upstream does not answer: %s", type(error).__name__)
             return _error(502, "the upstream does not answer", path)
+
+    def _refuse_websocket(self, request: Request) -> Response:
+        """Answer 426 at once: after any other answer clients try again, for seconds.
+
+        It comes before the guard, since a client takes a refusal by the guard for a fault that may
+        pass, too. The answer says nothing that a stranger may not know.
+        """
+        if not self._has_refused_websocket:
+            self._has_refused_websocket = True
+            logger.warning(WEBSOCKET_REFUSED)
+        response = _error(
+            UPGRADE_REQUIRED, "there are no WebSockets: ask by HTTP", request.scope["path"]
+        )
+        response.headers["upgrade"] = "HTTP/1.1"  # RFC 9110 wants it in every answer 426
+        response.headers["connection"] = "upgrade"
+        return response
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Refuse a method, or a target that is no path, as Starlette has found."""
@@ -204,6 +230,17 @@ class Gateway:
         response = await until_gone(request, ask, is_read)
         _log(request, f"passed, status {response.status_code}")
         return reply_with(response, response.aiter_raw())
+
+
+def _asks_for_websocket(request: Request) -> bool:
+    """Return True for the handshake of a WebSocket; other upgrades (h2c) may be ignored."""
+    if request.method != "GET":  # RFC 6455 knows no other
+        return False
+    for value in request.headers.getlist("upgrade"):
+        protocols = [protocol.strip().lower() for protocol in value.split(",")]
+        if any(protocol.partition("/")[0] == "websocket" for protocol in protocols):
+            return True
+    return False
 
 
 async def _admit(request: Request, error: Exception) -> Response:

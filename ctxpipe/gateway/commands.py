@@ -13,7 +13,7 @@ import threading
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from ..settings import excerpt
 from ..storage.ownership import StorageRoot
 from .guard import is_loopback
 from .record import logger
-from .settings import Settings, read_tokens
+from .settings import ANTHROPIC, GEMINI, OPENAI, Settings, read_tokens
 
 if TYPE_CHECKING:
     from .serving import Serving
@@ -173,11 +173,11 @@ def wrap(
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
-    The agent finds the gateway by ANTHROPIC_BASE_URL, OPENAI_BASE_URL and GOOGLE_GEMINI_BASE_URL;
-    what these say now is where its requests go. Claude Code gets the tools that read back, too;
-    codex, opencode and pi are told in the ways that they know. Terminal, signals and the exit
-    status pass through. While it runs, lines go to a log file in the root; the sum follows on
-    standard error. Needs the extra gateway.
+    The agent finds the gateway by ANTHROPIC_BASE_URL, OPENAI_BASE_URL, GOOGLE_GEMINI_BASE_URL and,
+    if GitHub Copilot CLI has a provider, COPILOT_PROVIDER_BASE_URL; what these say now is where its
+    requests go. Claude Code gets the tools that read back, too; codex and pi are told in the ways
+    that they know. Terminal, signals and the exit status pass through. While it runs, lines go to a
+    log file in the root; the sum follows on standard error. Needs the extra gateway.
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)
@@ -323,10 +323,11 @@ def on_signals(act: Callable[[int], object]) -> Iterator[None]:
 
 # What each agent is told --------------------------------------------------------------------------
 
-ANTHROPIC = "/anthropic"
-OPENAI = "/openai"
-GEMINI = "/gemini"
-"""Under which paths the APIs are served."""
+COPILOT = "/copilot"
+"""The beginning of the paths at which the provider that GitHub Copilot CLI names is served."""
+COPILOT_URL = "COPILOT_PROVIDER_BASE_URL"
+COPILOT_TYPE = "COPILOT_PROVIDER_TYPE"
+"""The variables in which GitHub Copilot CLI has the address of a provider, and its type."""
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 
 _FOR_ALL = {
@@ -377,11 +378,15 @@ class Client:
     def upstreams(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Where the agent's requests go without a gateway, by the paths under which it serves."""
         anthropic_url = environment.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
-        return {
+        upstreams = {
             ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
             OPENAI: self.upstream or environment.get("OPENAI_BASE_URL") or OPENAI_URL,
             GEMINI: environment.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
         }
+        copilot_url = _copilot_upstream(environment)
+        if copilot_url:
+            upstreams[COPILOT] = copilot_url
+        return upstreams
 
     def past_gateway(self, name: str) -> str:
         """That the agent *name* goes past the gateway, and what helps."""
@@ -390,9 +395,12 @@ class Client:
 
 CLIENTS: Mapping[str, Client] = {
     "claude": Client(reader_option="--mcp-config"),
-    "opencode": Client({"ANTHROPIC_BASE_URL": f"{{url}}{ANTHROPIC}/v1"}),
     "pi": Client(arguments=("--extension", str(Path(__file__).with_name("pi.js")))),
     "kimi": Client(advice=f"{_GATEWAY} as base_url of the provider into kimi's config.toml"),
+    "copilot": Client(
+        advice=f"what it asks of GitHub's models cannot be shaped; for a provider of your own set "
+        f"{COPILOT_TYPE} and {COPILOT_URL}"
+    ),
     "cline": Client(advice=f"{_GATEWAY} by cline auth --provider NAME --baseurl ADDRESS"),
 }
 """The agents by the names of their programs, but for codex; others read the variables of all."""
@@ -403,10 +411,25 @@ ADVICE = (
 
 
 def find_client(name: str, environment: Mapping[str, str]) -> Client:
-    """What the agent *name* is told in this *environment*."""
-    if name == "codex":
-        return _codex(environment)
-    return CLIENTS.get(name, Client())
+    """Return what the agent *name* is told in this *environment*."""
+    client = _codex(environment) if name == "codex" else CLIENTS.get(name, Client())
+    if not _copilot_upstream(environment):
+        return client
+    # Whatever the name: a script may start it. Its provider is served at a path of its own, so the
+    # requests of other agents do not go there.
+    variables = {**client.variables, COPILOT_URL: f"{{url}}{COPILOT}"}
+    advice = "" if name == "copilot" else client.advice
+    return replace(client, variables=variables, advice=advice)
+
+
+def _copilot_upstream(environment: Mapping[str, str]) -> str:
+    """Return where GitHub Copilot CLI sends requests, "" if it asks GitHub's own models.
+
+    With a type alone that is the API of that name.
+    """
+    defaults = {"anthropic": ANTHROPIC_URL, "openai": OPENAI_URL}
+    provider = environment.get(COPILOT_TYPE, "").strip().lower()
+    return environment.get(COPILOT_URL) or defaults.get(provider, "")
 
 
 def _codex(environment: Mapping[str, str]) -> Client:

@@ -154,6 +154,7 @@ _KINDS: Mapping[int, str] = {
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",
+    426: "invalid_request_error",
     503: "overloaded_error",
 }
 

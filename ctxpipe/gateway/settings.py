@@ -14,6 +14,11 @@ from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
 from .journals import check_journal
 
+ANTHROPIC = "/anthropic"
+OPENAI = "/openai"
+GEMINI = "/gemini"
+"""The beginnings of the paths at which `ctxpipe wrap` serves the APIs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

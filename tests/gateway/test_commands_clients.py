@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxpipe.gateway.commands import CHATGPT_URL, CLIENTS, Client, find_client
+from ctxpipe.gateway.commands import (
+    ANTHROPIC_URL,
+    CHATGPT_URL,
+    OPENAI_URL,
+    Client,
+    find_client,
+)
 
 URL = "http://127.0.0.1:1"
 OWN = """
@@ -32,7 +38,43 @@ def test_every_agent_has_the_variables_of_all_and_its_own():
         "OPENAI_BASE_URL": f"{URL}/openai",
         "GOOGLE_GEMINI_BASE_URL": f"{URL}/gemini",
     }
-    assert CLIENTS["opencode"].environment(URL)["ANTHROPIC_BASE_URL"] == f"{URL}/anthropic/v1"
+
+
+COPILOT = "COPILOT_PROVIDER_BASE_URL"
+
+
+@pytest.mark.parametrize(
+    ("settings", "upstream"),
+    [
+        ({COPILOT: "https://llm.corp.example/v1"}, "https://llm.corp.example/v1"),
+        (
+            {COPILOT: "https://api.corp.example", "COPILOT_PROVIDER_TYPE": "anthropic"},
+            "https://api.corp.example",
+        ),
+        ({"COPILOT_PROVIDER_TYPE": "anthropic"}, ANTHROPIC_URL),
+        ({"COPILOT_PROVIDER_TYPE": "openai"}, OPENAI_URL),
+    ],
+)
+@pytest.mark.parametrize("name", ["copilot", "a-script-that-starts-it"])
+def test_copilot_finds_its_provider_at_a_path_of_its_own(name, settings, upstream):
+    client = find_client(name, settings)
+
+    assert client.environment(URL)[COPILOT] == f"{URL}/copilot"
+    assert client.upstreams(settings)["/copilot"] == upstream
+    assert client.upstreams(settings)["/openai"] == OPENAI_URL
+    assert client.advice == ""
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"COPILOT_PROVIDER_TYPE": "azure"}, {"COPILOT_PROVIDER_API_KEY": "k"}]
+)
+def test_copilot_without_a_provider_is_told_that_it_goes_past(settings):
+    client = find_client("copilot", settings)
+
+    assert COPILOT not in client.environment(URL)
+    assert "/copilot" not in client.upstreams(settings)
+    assert COPILOT in client.past_gateway("copilot")
+    assert client.advice
 
 
 @pytest.mark.parametrize(
