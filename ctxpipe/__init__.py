@@ -1,9 +1,9 @@
 """Keep the context of an LLM agent small, valid and cached.
 
     import asyncio
-    from asyncio.subprocess import PIPE
 
     from anthropic import AsyncAnthropic
+    from anyio import run_process
     from ctxpipe import ContextPipeline, LocalStorage, Tool, answer, offload_tools, presets
 
     client, storage = AsyncAnthropic(), LocalStorage(".ctxpipe")
@@ -12,8 +12,7 @@
 
 
     async def bash(arguments) -> str:
-        shell = await asyncio.create_subprocess_shell(arguments["command"], stdout=PIPE)
-        return (await shell.communicate())[0].decode()
+        return (await run_process(arguments["command"], check=False)).stdout.decode()
 
 
     async def main(task) -> str:
