@@ -34,7 +34,7 @@ from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
-from ctxpipe.prompt_cache import Bill, CacheDiagnostics, CacheMiss, Cause, Sent
+from ctxpipe.prompt_cache import CacheDiagnostics, CacheMiss, CacheUsage, Cause, SentRequest
 from ctxpipe.providers.prices import Prices
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.gates import RatioGate
@@ -456,11 +456,11 @@ def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
             messages += recorded_step(10**6 + 10 * turn + number)
             counter.total(messages[-2:])  # as `run` has done
         contents = list(messages)
-        sent = Sent(contents, float(turn), system, tools, request)
+        sent = SentRequest(contents, float(turn), system, tools, request)
         start = time.perf_counter()
         doctor.send(sent, contents)
         middle = time.perf_counter()
-        doctor.observe(Bill(billed if turn else 0, 0 if turn else billed, 0), contents)
+        doctor.observe(CacheUsage(billed if turn else 0, 0 if turn else billed, 0), contents)
         if turn:  # the first one reads everything
             sending.append(middle - start)
             observing.append(time.perf_counter() - middle)

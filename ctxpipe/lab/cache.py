@@ -12,7 +12,7 @@ from functools import cache
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import TranscriptError
-from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, Sent, Tally, as_bill
+from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, SentRequest, Tally, cache_usage
 from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, find_prices
 from ..tokens import TokenCounter
@@ -79,7 +79,7 @@ def cache_report(
     found = CacheReport()
     before = seconds = 0.0
     for index in transcript.replies:
-        bill = as_bill(transcript.usages.get(index))
+        bill = cache_usage(transcript.usages.get(index))
         times = transcript.seconds
         # The reply is sent for when what it answers is there; else its own time is the nearest.
         seconds = max(seconds, times.get(index - 1, times.get(index, seconds)))
@@ -89,7 +89,7 @@ def cache_report(
         if is_shortened:
             diagnostics = CacheDiagnostics(counter)
         before = bill.total
-        sent = Sent(
+        sent = SentRequest(
             transcript.messages[:index],
             seconds,
             transcript.system,

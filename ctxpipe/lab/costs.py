@@ -9,7 +9,7 @@ from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks, common_prefix
-from ..prompt_cache.cache import DEFAULT_MINIMUM, Mark, PrefixCache
+from ..prompt_cache.cache import DEFAULT_MINIMUM, CacheMark, PrefixCache
 from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
 
@@ -106,7 +106,7 @@ class PromptCache:
         kinds = ((lengths, FIVE_MINUTES), (lengths | more, FIVE_MINUTES), (lengths, HOUR))
         for cache, (marked, lifetime) in zip(self._caches, kinds, strict=True):
             marks = [
-                Mark(ends[length], lifetime)
+                CacheMark(ends[length], lifetime)
                 for length in sorted(marked)
                 if sums[length] >= DEFAULT_MINIMUM
             ]

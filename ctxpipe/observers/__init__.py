@@ -1,7 +1,8 @@
-"""Observers: what follows the requests of a conversation, and takes no part in its turns.
+"""Observers: they follow the requests of a conversation and take no part in its turns.
 
-The walk calls them and knows none of them: those that are used by default, and those that a
-stage names under ``observers``, are imported when the first conversation begins.
+The session calls its observers and does not depend on any of them. The default observers, and
+those that a stage names in its attribute ``observers``, are imported when the first conversation
+begins.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ DEFAULT_OBSERVERS = (
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a session has counted since it was opened, where old exchanges collapse.
+    """Counts that show whether an agent misses the old exchanges that were collapsed.
 
-    Since its first rewrite: *calls* of the model, the *steps_read_back*, which are tool calls that
-    name the file of a collapsed step, and the *imitations*, which are lines of replies in the
-    form of a note. Before it and after it: all *tool_calls*, and those *repeated*, with the tool
-    and the input of an earlier one. What a journal tells of other processes counts as before it.
+    They begin when the session is opened. After its first rewrite are counted: *calls* of the
+    model; *steps_read_back*, tool calls that name the file of a collapsed step; *imitations*, lines
+    of replies in the form of a note. Before and after the first rewrite are counted: all
+    *tool_calls*, and those *repeated*, with the tool and the input of an earlier one. History that
+    other processes wrote counts as before.
     """
 
     calls: int = 0
@@ -45,29 +47,29 @@ class Signals:
 
     @property
     def read_back_rate(self) -> float:
-        """Steps read back per 100 calls."""
+        """Number of steps read back per 100 calls."""
         return 100 * self.steps_read_back / self.calls if self.calls else 0.0
 
     @property
     def repeat_share_before(self) -> float:
-        """The share of repeated calls before the first rewrite."""
+        """Share of repeated calls before the first rewrite, from 0 to 1."""
         return self.repeated_before / self.tool_calls_before if self.tool_calls_before else 0.0
 
     @property
     def repeat_share_after(self) -> float:
-        """The share of repeated calls after the first rewrite."""
+        """Share of repeated calls after the first rewrite, from 0 to 1."""
         return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """What the observers of a session have found, by the replies that it was shown.
+    """Findings of a session's observers, from the replies that the session has seen.
 
-    *cache_misses* are the newest misses of the provider's prompt cache, *cache_tally* all of them
-    by cause, those of most tokens first. Costs are in dollars, and None where nobody knows the
-    prices of the model: give the pipeline ``prices=``. They are looked up with the next turn.
-    *signals* are what to watch where old exchanges collapse, in a pipeline with a `Collapse` stage;
-    a notice and a warning say once when a count is too high.
+    *cache_misses* are the newest misses of the provider's prompt cache. *cache_tally* has all
+    misses by cause, the cause with the most tokens first. Costs are in dollars, and None if the
+    prices of the model are unknown: then give the pipeline ``prices=``. Listed prices are looked up
+    in the next turn. *signals* show whether the agent misses collapsed exchanges, in a pipeline
+    with a `Collapse` stage; a notice and a warning report once when a count is too high.
     """
 
     cache_misses: Sequence[CacheMiss] = ()
@@ -77,9 +79,10 @@ class Diagnostics:
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """A context that a turn has made of *timeline*, by *step*, for a request.
+    """A context that a turn has made for a request, with the turn's *timeline* and *step*.
 
-    Its messages differ from those of the context before from number *rewritten_from* on.
+    Its messages differ from those of the previous context from index *rewritten_from* on; None if
+    it only grew.
     """
 
     timeline: Timeline
@@ -91,9 +94,9 @@ class Shaped:
 
 @dataclass(eq=False)
 class Observer:
-    """Follows the requests of one conversation, each known by its list of messages.
+    """Base of the observers: follows the requests of one conversation.
 
-    What a subclass has no use for does nothing.
+    Each request is identified by its list of messages. A subclass overrides the events it needs.
     """
 
     settings: PipelineSettings
@@ -101,32 +104,38 @@ class Observer:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        """Begin with nothing seen."""
+        """Set up the observer's own records."""
 
     async def shaped(self, context: Shaped) -> Iterable[str]:  # noqa: ARG002
-        """A context is ready, and probably sent next; sentences for the notices of its result."""
+        """Handle a new *context*, which is probably sent next; return notices for its result."""
         return ()
 
     def sent(self, messages: Sequence[Message], body: Mapping[str, object]) -> None:
-        """The request goes out in *body*; not called where the caller sends it on his own."""
+        """Handle a request that is sent in *body*.
+
+        It is not called if the caller sends the request without the session.
+        """
 
     def refused(self, messages: Sequence[Message]) -> None:
-        """The request was refused, or has failed."""
+        """Handle a request that the provider refused, or that failed."""
 
     def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None) -> None:
-        """The *usage* of the reply to the request; None for *messages*: to the last one."""
+        """Handle the *usage* of a reply. If *messages* is None, it belongs to the last request."""
 
     def findings(self) -> Mapping[str, object]:
-        """What it has found so far, by the fields of `Diagnostics`."""
+        """Return the findings so far, by the fields of `Diagnostics`."""
         return {}
 
 
 def observers_of(
     settings: PipelineSettings, session_id: str, clock: Callable[[], float]
 ) -> list[Observer]:
-    """The observers of a new conversation: the default ones, and those of its stages."""
+    """Create the observers of a new conversation: the default ones, and those of its stages."""
     names = [*DEFAULT_OBSERVERS]
     for stage in settings.stages:
         names += getattr(stage, "observers", ())
-    kinds: Iterable[type[Observer]] = map(resolve_name, dict.fromkeys(names))
-    return [kind(settings, session_id, clock) for kind in kinds]
+    observers: list[Observer] = []
+    for name in dict.fromkeys(names):
+        observer_class: type[Observer] = resolve_name(name)
+        observers.append(observer_class(settings, session_id, clock))
+    return observers

@@ -1,4 +1,4 @@
-"""Whether the model can open what has left its context: a warning where it has no tool for it."""
+"""Warn if the model has no tool to open the texts that were moved out of its context."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from . import Observer, Shaped
 
 
 class ReaderWatch(Observer):
-    """Warns, once in a process, of texts that left the context of a model that cannot open them.
+    """Warns, once per process, if texts were moved to files that the model cannot open.
 
-    Of a request whose tools are not known, as where `Session.run` is given none, it says nothing.
+    Requests whose tools are unknown are ignored, such as those of `Session.run` without ``tools``.
     """
 
-    _is_answered = False
+    _is_checked = False
 
     async def shaped(self, context: Shaped) -> tuple[str, ...]:
-        """Look at the tools once, when the first text has left."""
+        """Check the tools once, when the first text was moved to a file."""
         tools = context.request.tools
-        if self._is_answered or tools is None:
+        if self._is_checked or tools is None:
             return ()
         locations = [*context.timeline.placeholders.values()]
         for stored in context.step.stored:
             locations += stored.locations.values()
         if locations:
-            self._is_answered = True
+            self._is_checked = True
             is_url = SCHEME in locations[0]
-            if not any(can_open(tool, is_url) for tool in tools):
+            if not any(can_open(tool, is_url=is_url) for tool in tools):
                 _warn()
         return ()
 
 
-def can_open(tool: object, is_url: bool) -> bool:
-    """Whether *tool* may read a file, or the text at a URL of ctxpipe's.
+def can_open(tool: object, *, is_url: bool) -> bool:
+    """Return True if *tool* may read a file or, with *is_url*, the text at a URL of ctxpipe.
 
-    By its name, or else by what its input is: too often rather than too seldom.
+    The tool's name decides, then the properties of its input. In doubt the answer is True.
     """
     function = field(tool, "function") or tool
     name = tool_name(tool)
@@ -58,14 +58,14 @@ def can_open(tool: object, is_url: bool) -> bool:
         return True
     schema = field(function, "input_schema") or field(function, "parameters")
     keys = field(schema, "properties")
-    return isinstance(keys, Mapping) and any(
-        key in POSSIBLE_COMMAND_KEYS or PATH_KEY.search(key) for key in keys
-    )
+    if not isinstance(keys, Mapping):
+        return False
+    return any(key in POSSIBLE_COMMAND_KEYS or PATH_KEY.search(key) for key in keys)
 
 
 @cache
 def _warn() -> None:
     logger.warning(
-        "no tool of the request can open what has left its context: "
+        "no tool of the request can open the files behind placeholders: "
         "add offload_tools(session), or offload_tools(storage), to the tools of the model"
     )

@@ -1,7 +1,15 @@
-"""The provider's prompt cache: one model of it, and why a prompt was not read from it."""
+"""A model of the provider's prompt cache, and the reasons why a prompt was not read from it."""
 
 from .diagnostics import CacheDiagnostics
-from .misses import Bill, CacheMiss, Cause, Tally, as_bill
-from .prompts import Sent
+from .misses import CacheMiss, CacheUsage, Cause, Tally, cache_usage
+from .prompts import SentRequest
 
-__all__ = ["Bill", "CacheDiagnostics", "CacheMiss", "Cause", "Sent", "Tally", "as_bill"]
+__all__ = [
+    "CacheDiagnostics",
+    "CacheMiss",
+    "CacheUsage",
+    "Cause",
+    "SentRequest",
+    "Tally",
+    "cache_usage",
+]

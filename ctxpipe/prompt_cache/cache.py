@@ -1,9 +1,12 @@
-"""What a provider keeps of prompts, by its published rules, which are here as numbers.
+"""A model of the provider's prompt cache, by its published rules.
 
-A prompt is a chain: for each of its blocks one key, which stands for all blocks up to it and for
-the settings that they depend on. The provider writes a prefix only where a request has a mark, and
-finds it only from a mark that is at most a few blocks after it: so a lookup needs the key of each
-block and the places of the marks, and no text.
+A prompt is a chain of keys, one per block. Each key represents all blocks up to its own and the
+settings that they depend on. The provider writes a prefix only where a request has a breakpoint
+(a mark), and finds it only from a mark that is at most a few blocks after it. So a lookup needs the
+key of each block and the places of the marks, and no text:
+
+    keys    k0  k1  k2  k3  k4  k5
+    marks           ^           ^       reads k5, k4, … back to LOOKBACK_BLOCKS, then from k2
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from dataclasses import dataclass, field
 from .misses import Cause
 
 LOOKBACK_BLOCKS = 20
-"""How many blocks, its own included, a mark looks back for a prefix that was written before."""
+"""Number of blocks, its own included, that a mark searches for a prefix that was written before."""
 
 DEFAULT_MINIMUM = 1024
-"""The billed tokens of the shortest prompt that most models cache."""
-# By the beginning of a model's name; the longest that fits counts. Sources disagree about some.
+"""Tokens of the shortest prompt that most models cache."""
+# By the beginning of a model's name; the longest match counts. Sources disagree about some.
 _MINIMUMS: Mapping[str, int] = {
     "claude-3-5-haiku": 2048,
     "claude-3-haiku": 2048,
@@ -31,77 +34,90 @@ _MINIMUMS: Mapping[str, int] = {
     "claude-opus-5": 512,
     "claude-fable-5": 512,
 }
-MOST_MINIMUM = max(_MINIMUMS.values())
-"""No model is known that caches nothing of a longer prompt."""
+LARGEST_MINIMUM = max(_MINIMUMS.values())
+"""Tokens from which on every known model caches a prompt."""
 
 
 def min_cached_tokens(model: str | None) -> int:
-    """The billed tokens of the shortest prompt that *model* caches."""
+    """Return the tokens of the shortest prompt that *model* caches."""
     name = (model or "").rpartition("/")[2]
-    fitting = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
-    return _MINIMUMS[max(fitting, key=len)] if fitting else DEFAULT_MINIMUM
+    beginnings = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
+    if not beginnings:
+        return DEFAULT_MINIMUM
+    return _MINIMUMS[max(beginnings, key=len)]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A cache mark on the block at *place*; what it writes lives *seconds* after its last use."""
+class CacheMark:
+    """A breakpoint on the block at *place*; its prefix lives *seconds* after its last use."""
 
     place: int
     seconds: float
 
 
 @dataclass(slots=True)
-class Entry:
-    """A prefix up to the block at *place*: it lives *seconds* after its last use, at *used*."""
+class CachedPrefix:
+    """A prefix up to the block at *place*; it lives *seconds* after its last use, at *used*."""
 
     place: int
     used: float
     seconds: float
 
     def is_expired(self, now: float) -> bool:
-        """Whether it can no longer be read at *now*."""
+        """Return True if the prefix can no longer be read at *now*."""
         return now - self.used >= self.seconds
 
-    def obstacle(self, marks: Sequence[Mark], now: float) -> Cause | None:
-        """Why a request with *marks* that begins with this prefix cannot read it at *now*."""
+    def obstacle(self, marks: Sequence[CacheMark], now: float) -> Cause | None:
+        """Return why a request that begins with this prefix cannot read it; None if it can.
+
+        The request has *marks* and is sent at *now*.
+        """
         if self.is_expired(now):
             return Cause.LIFETIME
-        later = [mark.place for mark in marks if mark.place >= self.place]
-        if not later:
+        later_places = [mark.place for mark in marks if mark.place >= self.place]
+        if not later_places:
             return Cause.NO_MARK
-        return None if min(later) - self.place < LOOKBACK_BLOCKS else Cause.LOOKBACK
+        if min(later_places) - self.place >= LOOKBACK_BLOCKS:
+            return Cause.LOOKBACK
+        return None
 
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The cached prefixes, by the key of each in the chain of its prompt.
+    """Cached prefixes, by the key of their last block in the chain of the prompt.
 
-    *marks* are in the order of the prompt, and only those up to which it is long enough to be
-    cached. Times are in seconds of any clock.
+    The methods take *marks* in the order of the prompt, and only those whose prefix is long enough
+    to be cached. Times are in seconds of any clock.
     """
 
-    entries: dict[Hashable, Entry] = field(default_factory=dict)
+    entries: dict[Hashable, CachedPrefix] = field(default_factory=dict)
 
-    def find(self, chain: Sequence[Hashable], marks: Sequence[Mark], now: float) -> int:
-        """The place of the last block that is read from the cache; -1 where none is."""
-        found = -1
-        # From the last mark on: one before the place that it has found can find no later one.
+    def find(self, chain: Sequence[Hashable], marks: Sequence[CacheMark], now: float) -> int:
+        """Return the place of the last block that is read from the cache; -1 if none is."""
+        last_read = -1
+        # From the last mark on: a mark before the place found so far cannot find a later one.
         for mark in reversed(marks):
-            for place in range(mark.place, max(found, mark.place - LOOKBACK_BLOCKS), -1):
+            for place in range(mark.place, max(last_read, mark.place - LOOKBACK_BLOCKS), -1):
                 entry = self.entries.get(chain[place])
                 if entry is not None and not entry.is_expired(now):
-                    found = place
+                    last_read = place
                     break
-        return found
+        return last_read
 
-    def keep(self, chain: Sequence[Hashable], marks: Sequence[Mark], read: int, now: float) -> None:
-        """Write what *marks* say, and renew the prefix up to the block at *read*, if one is."""
+    def keep(
+        self, chain: Sequence[Hashable], marks: Sequence[CacheMark], read: int, now: float
+    ) -> None:
+        """Write the prefixes of *marks* and renew the one that ends at the block *read*.
+
+        *read* is the result of `find`: -1 if nothing was read.
+        """
         if read >= 0 and marks:
             self.entries[chain[read]].used = now
         for mark in marks:
-            known = self.entries.get(chain[mark.place])
+            key = chain[mark.place]
             seconds = mark.seconds
-            # What lives for an hour is not shortened by a mark for five minutes.
-            if known is not None and not known.is_expired(now):
-                seconds = max(seconds, known.seconds)
-            self.entries[chain[mark.place]] = Entry(mark.place, now, seconds)
+            earlier = self.entries.get(key)
+            # A mark for five minutes does not shorten the life of a prefix that lives for an hour.
+            if earlier is not None and not earlier.is_expired(now):
+                seconds = max(seconds, earlier.seconds)
+            self.entries[key] = CachedPrefix(mark.place, now, seconds)

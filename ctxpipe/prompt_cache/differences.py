@@ -1,4 +1,4 @@
-"""What differs between two prompts, and from which block on their prefixes are no longer equal."""
+"""Find the differences between two prompts, and the block from which their prefixes differ."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from .._text import one_line
 from ..messages import common_prefix, field
 from .misses import Cause
-from .prompts import Prompt, Sent
+from .prompts import Prompt, SentRequest
 
 NAME_CHARS = 40
 _SETTINGS = {
     "tool_choice": (Cause.TOOL_CHOICE, "tool_choice changed"),
     "thinking": (Cause.THINKING, "the thinking settings changed"),
-    "has_images": (Cause.IMAGES, "the first image came, or the last one went"),
+    "has_images": (Cause.IMAGES, "the first image was added, or the last one removed"),
 }
 _AMENDED = (Cause.BETAS, Cause.THINKING)
 
@@ -29,30 +29,38 @@ class Difference:
     is_lasting: bool = False
 
 
-def differences(before: Prompt, sent: Sent, now: Prompt) -> list[Difference]:
-    """What differs between *before* and *now*, that of *sent*; the first in the prompt first."""
-    found = [*_head(before, now), *_messages(before, sent, now)]
+def differences(before: Prompt, sent: SentRequest, now: Prompt) -> list[Difference]:
+    """Return the differences between the prompts *before* and *now*, in the order of the prompt.
+
+    *sent* is the request of *now*.
+    """
+    results = [*_head_differences(before, now), *_message_differences(before, sent, now)]
     if now.is_amended != before.is_amended:
-        # What a change of the pipeline's own needs, a beta and a setting, is part of that change.
-        for index, one in enumerate(found):
-            if one.cause in _AMENDED:
-                detail = f"{one.detail}, as the pipeline's change of the context needs it"
-                found[index] = replace(one, cause=Cause.REWRITE, detail=detail)
-    return sorted(found, key=lambda difference: difference.place)
+        # A beta and a setting that the pipeline's own change needs are part of that change.
+        for index, difference in enumerate(results):
+            if difference.cause in _AMENDED:
+                detail = f"{difference.detail}, as the pipeline's change of the context needs it"
+                results[index] = replace(difference, cause=Cause.REWRITE, detail=detail)
+    return sorted(results, key=lambda difference: difference.place)
 
 
-def _head(before: Prompt, now: Prompt) -> Iterator[Difference]:
-    old, new = before.settings, now.settings
+def _head_differences(before: Prompt, now: Prompt) -> Iterator[Difference]:
+    """Yield the differences in settings, tools and system prompt."""
+    old = before.settings
+    new = now.settings
     if new.model != old.model:
         names = f"{_name(now.model)} instead of {_name(before.model)}"
         yield Difference(0, Cause.MODEL, f"the model was switched, {names}")
     if new.betas != old.betas:
         yield Difference(0, Cause.BETAS, "the betas of the request changed")
-    old_tools, new_tools = before.keys[: len(before.tools)], now.keys[: len(now.tools)]
+    old_tools = before.keys[: len(before.tools)]
+    new_tools = now.keys[: len(now.tools)]
     if new_tools != old_tools:
         same = common_prefix(old_tools, new_tools)
-        first = f", {_name(_tool_name(now.tools[same]))} first" if same < len(now.tools) else ""
-        yield Difference(same, Cause.TOOLS, f"the tools changed{first}")
+        detail = "the tools changed"
+        if same < len(now.tools):
+            detail = f"{detail}, {_name(_tool_name(now.tools[same]))} first"
+        yield Difference(same, Cause.TOOLS, detail)
     if new.speed != old.speed:
         yield Difference(len(now.tools), Cause.SPEED, "the speed setting changed")
     old_system = before.keys[len(before.tools) : before.head]
@@ -74,7 +82,8 @@ def _name(name: str | None) -> str:
     return one_line(name or "an unnamed one", NAME_CHARS)
 
 
-def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:
+def _message_differences(before: Prompt, sent: SentRequest, now: Prompt) -> Iterator[Difference]:
+    """Yield the first difference in the messages, if any: a message that is only new is none."""
     same = common_prefix(before.keys[before.head :], now.keys[now.head :])
     if same == len(before.keys) - before.head:
         return
@@ -90,26 +99,31 @@ def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:
         yield Difference(place, Cause.MESSAGE, detail)
 
 
-def _is_own_rewrite(sent: Sent, index: int) -> bool:
+def _is_own_rewrite(sent: SentRequest, index: int) -> bool:
+    """Return True if a stage of the pipeline, not the caller, changed message *index*."""
     if sent.rewritten_from is None or sent.rewritten_from > index:
         return False
     return sent.edited_from is None or sent.rewritten_from < sent.edited_from
 
 
 def index_blocks(before: Prompt, now: Prompt) -> int:
-    """The number of blocks of *now* up to the last one that *before* has as well.
+    """Return the number of blocks of *now* up to the last one that *before* also has.
 
-    All of these, had nothing changed, would be read from the cache.
+    If nothing had changed, all of them would be read from the cache.
     """
     same = common_prefix(before.keys[before.head :], now.keys[now.head :])
-    known = now.head + same
-    # In order: what is found in the old prompt is looked for behind what was found last.
+    shared_count = now.head + same
     places: dict[int, list[int]] = {}
     for index, key in enumerate(before.keys[before.head + same :]):
         places.setdefault(key, []).append(index)
-    reached = -1
-    for index in range(known, len(now.keys) if places else known):
-        found = next((place for place in places.get(now.keys[index], ()) if place > reached), None)
-        if found is not None:
-            known, reached = index + 1, found
-    return known
+    if not places:
+        return shared_count
+    # Blocks count in the order of the old prompt: each is searched behind the match before it.
+    last_place = -1
+    for index in range(shared_count, len(now.keys)):
+        for place in places.get(now.keys[index], ()):
+            if place > last_place:
+                shared_count = index + 1
+                last_place = place
+                break
+    return shared_count

@@ -1,4 +1,4 @@
-"""A bill, and what it says was not read from the cache: how much, why, and at what price."""
+"""Cache usage of a request, and the misses that it shows: their size, cause and price."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..tokens.billed import context_tokens, usage_of
 
 
 class Cause(StrEnum):
-    """Why tokens that were sent before were not read from the cache.
+    """Reason why tokens that were sent before were not read from the cache.
 
-    "rewrite" is a change by a stage of the pipeline, or by the server; "unexplained" what the
-    published rules do not predict.
+    "rewrite" is a change by a stage of the pipeline or by the server. "unexplained" is a miss that
+    the published rules do not predict.
     """
 
     TOOLS = "tools"
@@ -38,7 +38,7 @@ class Cause(StrEnum):
 
     @property
     def is_avoidable(self) -> bool:
-        """Whether the caller can do anything about it."""
+        """True if the caller can do anything about it."""
         return self not in _UNAVOIDABLE
 
 
@@ -46,10 +46,10 @@ _UNAVOIDABLE = frozenset({Cause.REWRITE, Cause.TOO_SHORT, Cause.UNEXPLAINED})
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
-    """The input tokens of one request: *read* from the cache, *written* to it, and the *uncached*.
+class CacheUsage:
+    """Input tokens of one request: *read* from the cache, *written* to it, and *uncached* ones.
 
-    *written_for_hour* are those of the written ones that are kept for an hour.
+    *written_for_hour* is the part of the written tokens that is kept for an hour.
     """
 
     read: int
@@ -59,42 +59,43 @@ class Bill:
 
     @property
     def cached(self) -> int:
-        """The tokens that are in the cache now."""
+        """Tokens that are in the cache after the request."""
         return self.read + self.written
 
     @property
     def total(self) -> int:
-        """The tokens of the whole prompt."""
+        """Tokens of the whole prompt."""
         return self.cached + self.uncached
 
 
-def as_bill(given: object) -> Bill | None:
-    """What a reply, or its usage, says of the prompt cache.
+def cache_usage(reply: object) -> CacheUsage | None:
+    """Return the cache usage that a *reply*, or its usage alone, reports.
 
-    None where it says nothing of it, or bills more than the one request that was sent: the server
-    ran tools, or has cleared results.
+    The result is None if it reports nothing about the cache, or more than the one request that was
+    sent: then the server ran tools, or cleared results.
     """
-    usage = usage_of(given)
+    usage = usage_of(reply)
     read = field(usage, "cache_read_input_tokens")
     written = field(usage, "cache_creation_input_tokens")
     uncached = field(usage, "input_tokens")
     counts = [read, written, uncached]
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         return None
-    if context_tokens(given) != sum(counts):
+    if context_tokens(reply) != sum(counts):
         return None
     for_hour = field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")
-    return Bill(read, written, uncached, for_hour if isinstance(for_hour, int) else 0)
+    return CacheUsage(read, written, uncached, for_hour if isinstance(for_hour, int) else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """Billed *tokens* of one request that had been sent before and were not read from the cache.
+    """Tokens of one request that had been sent before and were not read from the cache.
 
-    *request* is its number among those that were observed, from 1. Of the tokens, *written* were
-    written to the cache again, *written_for_hour* of these for an hour; the others were billed
-    without it. *detail* says what happened in counts and names, never in words of the conversation;
-    *is_lasting* that it will happen at every turn. *prompt_tokens* are those of the whole prompt.
+    *request* is its number among the observed requests, from 1. Of the *tokens*, *written* were
+    written to the cache again, *written_for_hour* of these for an hour; the others were charged at
+    the full price. *detail* describes the cause in counts and names, never in words of the
+    conversation. *is_lasting* is True if it will happen in every turn. *prompt_tokens* are those of
+    the whole prompt.
     """
 
     cause: Cause
@@ -108,24 +109,24 @@ class CacheMiss:
     is_lasting: bool = False
 
     def cost(self, prices: Prices) -> float:
-        """What it cost more than reading the tokens from the cache, in the unit of *prices*."""
+        """Return the cost above that of reading the tokens from the cache, in units of *prices*."""
         written = self.written - self.written_for_hour
         uncached = self.tokens - self.written
-        billed = (
+        actual_cost = (
             written * prices.write
             + self.written_for_hour * prices.write_1h
             + uncached * prices.input
         )
-        return (billed - self.tokens * prices.read) * prices.cliff(self.prompt_tokens).prompt
+        return (actual_cost - self.tokens * prices.read) * prices.cliff(self.prompt_tokens).prompt
 
     def sentence(self, prices: Prices | None = None) -> str:
-        """What happened and what it cost, in one sentence."""
-        billed = "are written again"
+        """Return what happened and what it cost, in one sentence."""
+        effect = "are written again"
         if self.written * 2 < self.tokens:
-            billed = "are billed in full"
+            effect = "are charged in full"
         if self.is_lasting:
-            billed += " each turn"
-        text = f"{self.detail}; {self.tokens:,} tokens {billed}"
+            effect += " each turn"
+        text = f"{self.detail}; {self.tokens:,} tokens {effect}"
         if prices is None:
             return text
         return f"{text}, {as_dollars(self.cost(prices))}"
@@ -136,7 +137,7 @@ class CacheMiss:
 
 @dataclass(slots=True)
 class Tally:
-    """How often a cause was found, the *tokens* of its misses, and what they cost, if known."""
+    """Totals of one cause: the number of *misses*, their *tokens*, and their cost, if known."""
 
     cause: Cause
     misses: int = 0
@@ -145,7 +146,7 @@ class Tally:
     detail: str = ""
 
     def add(self, miss: CacheMiss, prices: Prices | None) -> None:
-        """Count *miss*, and at *prices* what it cost."""
+        """Add *miss*, and its cost at *prices* if they are known."""
         self.misses += 1
         self.tokens += miss.tokens
         self.detail = self.detail or miss.detail
@@ -154,5 +155,5 @@ class Tally:
 
 
 def most_tokens_first(tallies: Iterable[Tally]) -> list[Tally]:
-    """*tallies*, those of most tokens first."""
+    """Return *tallies* sorted by tokens, the largest first."""
     return sorted(tallies, key=lambda tally: tally.tokens, reverse=True)

@@ -1,7 +1,7 @@
-"""A request as the prompt cache sees it: digests and sizes of its blocks, its settings and marks.
+"""Read a request as the prompt cache sees it: digests and sizes of blocks, settings and marks.
 
-No text is kept. Digests are Python's own hashes: they are compared within one process only, and
-those of a text are computed once.
+No text is stored. Digests are Python's own hashes: they are compared within one process only, and
+Python computes the hash of a text once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from operator import is_
 from typing import NamedTuple, cast
 
 from ..messages import (
@@ -30,19 +29,19 @@ from ..messages.vocabulary import begins_with
 from ..providers.prices import FIVE_MINUTES, HOUR
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
-from .cache import Mark
+from .cache import CacheMark
 
 BETA_HEADER = "anthropic-beta"
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A request, and when it was sent, in *seconds* of any clock.
+class SentRequest:
+    """A request, and the time when it was sent, in *seconds* of any clock.
 
-    *options* are the other fields of its body, and ``betas`` or ``extra_headers``. Its messages are
-    rewritten by a stage from number *rewritten_from* on, and by the caller from *edited_from* on.
-    *are_marks_known* is False where cache marks may have been placed afterwards, *is_amended* says
-    that the pipeline has added to the options what its own changes need.
+    *options* are the other fields of its body, and ``betas`` or ``extra_headers``. *rewritten_from*
+    is the index of the first message that a stage rewrote, *edited_from* of the first that the
+    caller edited. *are_marks_known* is False if cache marks may have been placed afterwards.
+    *is_amended* is True if the pipeline added options that its own changes need.
     """
 
     messages: Sequence[Message]
@@ -56,19 +55,19 @@ class Sent:
     is_amended: bool = False
 
     def option(self, name: str) -> object:
-        """The field *name* of the body; what ``extra_body`` has of that name replaces it."""
+        """Return the field *name* of the body; ``extra_body`` takes precedence."""
         extra = self.options.get("extra_body")
         if isinstance(extra, Mapping) and name in extra:
             return extra[name]
         return self.options.get(name)
 
 
-class Settings(NamedTuple):
-    """Digests of what is set beside the blocks, in the order in which the prefix depends on it.
+class PromptSettings(NamedTuple):
+    """Digests of the request's settings, in the order in which the prefix depends on them.
 
-    Documented: another model changes the whole prefix; a switch of speed leaves that of the tools;
-    tool choice, thinking and whether there are images leave that of the system prompt, too.
-    Assumed, since a beta may add instructions: other betas change all of it.
+    Documented: another model changes the whole prefix. A switch of speed leaves the prefix of the
+    tools. Tool choice, thinking and the presence of images also leave that of the system prompt.
+    Assumed, since a beta may add instructions: other betas change the whole prefix.
     """
 
     model: int
@@ -79,101 +78,107 @@ class Settings(NamedTuple):
     has_images: bool
 
 
-class Part(NamedTuple):
-    """Blocks of a prompt that are read together: the tools, the system prompt, or one message.
+class PromptPart(NamedTuple):
+    """Blocks of a prompt that belong together: the tools, the system prompt, or one message.
 
-    *keys* are their digests, *sizes* their raw tokens; the places of their *marks* are counted from
-    the first of them.
+    *keys* are their digests, *sizes* their raw tokens. The places of the *marks* are relative to
+    the first of these blocks.
     """
 
     keys: Sequence[int]
     sizes: Sequence[int]
-    marks: Sequence[Mark]
+    marks: Sequence[CacheMark]
     has_image: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The blocks of a prompt in the order in which they are cached: tools, system, messages.
+    """Blocks of a prompt in the order in which they are cached: tools, system, messages.
 
-    *keys* are their digests; *chain* those of all up to each, with the settings that they depend
-    on; *sums* the raw tokens of the first 0, 1, 2 … blocks. *starts* has the first block of each of
-    the *parts*: the *tools*, the system prompt, and each message. *settings* are digests, too.
-    *head* counts the blocks before the messages. *marks* are those *placed* on blocks, and one that
-    is asked for with the request. *first_image* is the first part with one, or their number.
+    *keys* are the digests of the blocks. *chain* has for each block a digest of all blocks up to
+    it, with the settings that they depend on. *sums* are the raw tokens of the first 0, 1, 2 …
+    blocks. *parts* are the tools, the system prompt and each message; *starts* has the first block
+    of each part. *head* is the number of blocks before the messages. *block_marks* are the marks on
+    blocks, *marks* the same and the one that the request asks for as a whole. *first_image* is the
+    index of the first part with an image, or the number of parts.
     """
 
     model: str | None
-    settings: Settings
+    settings: PromptSettings
     tools: Sequence[object] = field(repr=False)
     head: int
     keys: array[int] = field(repr=False)
     sums: array[int] = field(repr=False)
     chain: array[int] = field(repr=False)
     starts: array[int] = field(repr=False)
-    marks: tuple[Mark, ...]
-    placed: list[Mark] = field(repr=False)
+    marks: tuple[CacheMark, ...]
+    block_marks: list[CacheMark] = field(repr=False)
     first_image: int
     messages: list[Message] = field(repr=False)
-    parts: list[Part] = field(repr=False)
-    is_summarized: bool  # by the server: it ignores what came before
+    parts: list[PromptPart] = field(repr=False)
+    is_summarized: bool  # by the server, which ignores everything before its summary
     is_amended: bool
 
     @property
     def raw_tokens(self) -> int:
-        """The raw tokens of all of it."""
+        """Raw tokens of the whole prompt."""
         return self.sums[-1]
 
     def message_at(self, place: int) -> int:
-        """The index of the message whose block is at *place*."""
+        """Return the index of the message whose block is at *place*."""
         return bisect_right(self.starts, place) - 3
 
 
 def as_prompt(
-    sent: Sent, counter: TokenCounter, last: Prompt | None = None, *, exactly: bool = False
+    sent: SentRequest, counter: TokenCounter, last: Prompt | None = None, *, exactly: bool = False
 ) -> Prompt:
-    """*sent* as a `Prompt`. Long new texts are estimated, unless they are to be counted *exactly*.
+    """Read *sent* as a `Prompt`. Long new texts are estimated unless *exactly* is True.
 
-    The messages that it shares with *last* are taken from there, and not read again; a change
-    inside of them is not noticed then.
+    Messages that *sent* shares with the prompt *last* are not read again, so a change inside one of
+    them is not noticed.
     """
     size = counter.block if exactly else counter.block_estimate
-    messages, known, is_summarized = _after_summary(sent.messages, last)
+    messages, shared_count, is_summarized = _after_summary(sent.messages, last)
     tools = list(sent.tools or ())
     system = sent.system if isinstance(sent.system, Sequence) else ()
     before = cast("Message", {"role": "system", "content": system})
     parts = [_tools_part(tools, counter, last), _part(before, size)]
     head = sum(len(part.keys) for part in parts)
-    keys, sums, chain, starts = array("q"), array("q", [0]), array("q"), array("q")
-    placed: list[Mark] = []
-    same = 0  # parts that lie where they lay in *last*
+    keys = array("q")
+    sums = array("q", [0])
+    chain = array("q")
+    starts = array("q")
+    block_marks: list[CacheMark] = []
+    same = 0  # parts at the same places as in *last*
     first_image = None
     if last is not None:
         if parts == last.parts[:2]:
-            same = 2 + known
+            same = 2 + shared_count
             starts = last.starts[:same]
             stop = last.starts[same] if same < len(last.parts) else len(last.keys)
-            keys, sums, chain = last.keys[:stop], last.sums[: stop + 1], last.chain[:stop]
-            placed = [mark for mark in last.placed if mark.place < stop]
+            keys = last.keys[:stop]
+            sums = last.sums[: stop + 1]
+            chain = last.chain[:stop]
+            block_marks = [mark for mark in last.block_marks if mark.place < stop]
             first_image = last.first_image if last.first_image < same else None
-        parts += last.parts[2 : 2 + known]
-    parts += [_part(message, size) for message in messages[known:]]
+        parts += last.parts[2 : 2 + shared_count]
+    parts += [_part(message, size) for message in messages[shared_count:]]
     for index in range(same, len(parts)):
         part = parts[index]
         place = len(keys)
         starts.append(place)
         keys.extend(part.keys)
         sums.extend(accumulate(part.sizes, initial=sums.pop()))
-        placed += [replace(mark, place=place + mark.place) for mark in part.marks]
+        block_marks += [replace(mark, place=place + mark.place) for mark in part.marks]
         if part.has_image and first_image is None:
             first_image = index
     automatic = sent.option(MARK)
     place = len(keys) - 1
-    marks = placed
-    if automatic and keys and all(mark.place != place for mark in placed):
-        marks = [*placed, _mark(automatic, place)]
+    marks = block_marks
+    if automatic and keys and all(mark.place != place for mark in block_marks):
+        marks = [*block_marks, _mark(automatic, place)]
     model = sent.option("model")
-    settings = Settings(
+    settings = PromptSettings(
         model=hash(model),
         betas=hash(frozenset(_betas(sent.options))),
         speed=_setting(sent.option("speed")),
@@ -183,7 +188,7 @@ def as_prompt(
     )
     if last is None or last.settings != settings:
         chain = array("q")
-    _extend(chain, keys, len(tools), head, settings)
+    _extend(chain, keys, tool_count=len(tools), head=head, settings=settings)
     return Prompt(
         model=model if isinstance(model, str) else None,
         settings=settings,
@@ -194,7 +199,7 @@ def as_prompt(
         chain=chain,
         starts=starts,
         marks=tuple(marks),
-        placed=placed,
+        block_marks=block_marks,
         first_image=len(parts) if first_image is None else first_image,
         messages=messages,
         parts=parts,
@@ -204,15 +209,15 @@ def as_prompt(
 
 
 def _extend(
-    chain: array[int], keys: Sequence[int], tools: int, head: int, settings: Settings
+    chain: array[int], keys: Sequence[int], *, tool_count: int, head: int, settings: PromptSettings
 ) -> None:
-    """Extend *chain*, digests of all blocks up to each, to all that have *keys*.
+    """Extend *chain*, which has a digest of all blocks up to each, to the blocks of all *keys*.
 
-    So many blocks are *tools*, and so many, the *head*, come before the messages.
+    The first *tool_count* blocks are tools, and *head* blocks come before the messages.
     """
     value = chain[-1] if chain else hash(settings[:2])
     for place in range(len(chain), len(keys)):
-        if place == tools:
+        if place == tool_count:
             value = hash((value, settings.speed))
         if place == head:
             value = hash((value, settings[3:]))
@@ -223,104 +228,115 @@ def _extend(
 def _after_summary(
     messages: Sequence[Message], last: Prompt | None
 ) -> tuple[list[Message], int, bool]:
-    """*messages* from the newest summary by the server on: it ignores all before.
+    """Return *messages* from the newest summary by the server on: it ignores everything before.
 
-    And how many of these are those of *last*, and whether there is a summary.
+    The second value is the number of these messages that *last* also begins with, the third is True
+    if there is a summary.
     """
     now = list(messages)
     before = [] if last is None else last.messages
-    known = _common_length(before, now)
-    start = known
+    shared_count = _common_length(before, now)
+    start = shared_count
     if last is not None and last.is_summarized:
-        start = 0  # what was sent is longer than what was kept of it
+        start = 0  # *last* holds only the messages after its summary
     for index in range(len(now) - 1, start - 1, -1):
         message = now[index]
         if message["role"] == "assistant" and server_summary(message) is not None:
             rest = [part_after_summary(message), *now[index + 1 :]]
             return rest, _common_length(before, rest), True
-    return now, known, False
+    return now, shared_count, False
 
 
 def _common_length(before: list[Message], now: list[Message]) -> int:
-    """How many leading messages are equal."""
-    return len(before) if begins_with(now, before) else common_prefix(before, now)
+    """Return the number of leading messages that are equal."""
+    if begins_with(now, before):
+        return len(before)
+    return common_prefix(before, now)
 
 
 # Parts --------------------------------------------------------------------------------------------
 
 
-def _tools_part(tools: list[object], counter: TokenCounter, last: Prompt | None) -> Part:
-    """The *tools*, taken from *last* where it has the very same objects.
+def _tools_part(tools: list[object], counter: TokenCounter, last: Prompt | None) -> PromptPart:
+    """Read *tools*, or take them from *last* if it has the very same objects.
 
-    Equal tools do not count: they may have other keys in front.
+    Equal objects do not count: their keys may be in another order.
     """
-    marks = [_mark(read(tool, MARK), at) for at, tool in enumerate(tools) if read(tool, MARK)]
-    if last is not None and len(last.tools) == len(tools) and all(map(is_, last.tools, tools)):
-        return last.parts[0]._replace(marks=marks)
+    marks = [_mark(read(tool, MARK), place) for place, tool in enumerate(tools) if read(tool, MARK)]
+    if last is not None and len(last.tools) == len(tools):
+        are_same = all(old is new for old, new in zip(last.tools, tools, strict=True))
+        if are_same:
+            return last.parts[0]._replace(marks=marks)
     keys = [_key("tools", tool) for tool in tools]
     sizes = [counter.total((), tools=[without_mark(tool)]) for tool in tools]
-    return Part(keys, sizes, marks)
+    return PromptPart(keys, sizes, marks)
 
 
-def _part(message: Message, size: Callable[[Block], int]) -> Part:
+def _part(message: Message, size: Callable[[Block], int]) -> PromptPart:
+    """Read *message*; *size* returns the raw tokens of a block."""
     content = as_blocks(message)
-    # One for each block: a result may have a mark in it besides its own.
+    # One mark per block: a result may have a mark inside it besides its own.
     marks = {place: _mark(mark, place) for (place, _), mark in cache_marks(message)}
-    return Part(
-        [_key(message["role"], block) for block in content],
-        list(map(size, content)),
-        list(marks.values()),
-        any(map(has_image, content)),
+    return PromptPart(
+        keys=[_key(message["role"], block) for block in content],
+        sizes=[size(block) for block in content],
+        marks=list(marks.values()),
+        has_image=any(has_image(block) for block in content),
     )
 
 
 def _setting(value: object) -> int:
-    return hash(compact_json(value)) if value else 0  # what the SDK calls "not given" is falsy
+    """Return a digest of *value*; 0 if it is not set (the SDK's "not given" is falsy)."""
+    return hash(compact_json(value)) if value else 0
 
 
 def _betas(options: Mapping[str, object]) -> Iterator[str]:
-    """The betas of a request: in the argument of their name, or in a header."""
-    named = options.get("betas")
-    if isinstance(named, list | tuple):
-        yield from map(str, named)
+    """Yield the betas of a request, from the argument ``betas`` and from the header."""
+    betas = options.get("betas")
+    if isinstance(betas, list | tuple):
+        for beta in betas:
+            yield str(beta)
     headers = options.get("extra_headers")
     if not isinstance(headers, Mapping):
         return
     for name, value in headers.items():
-        if str(name).lower() == BETA_HEADER and isinstance(value, str):
-            yield from filter(None, map(str.strip, value.split(",")))
+        if str(name).lower() != BETA_HEADER or not isinstance(value, str):
+            continue
+        for beta in value.split(","):
+            if beta.strip():
+                yield beta.strip()
 
 
 # Blocks -------------------------------------------------------------------------------------------
 
 
 def _key(role: str, block: Block) -> int:
-    """A digest of *block*, in which neither its cache mark nor the order of its fields counts."""
+    """Return a digest of *block* that ignores its cache mark and the order of its fields."""
     return hash((role, _fields_key(block)))
 
 
 def _fields_key(block: Block) -> int:
-    return hash(
-        tuple((name, _value_key(value)) for name, value in sorted(without_mark(block).items()))
-    )
+    fields = sorted(without_mark(block).items())
+    return hash(tuple((name, _value_key(value)) for name, value in fields))
 
 
 def _value_key(value: object) -> int:
     if isinstance(value, str):
         return hash(value)
+    # The source of an image, for example: its data can be long and is hashed once.
     if isinstance(value, dict) and all(type(item) is str for item in value.values()):
-        return hash(tuple(value.items()))  # such as the source of an image, as long as that may be
-    if isinstance(value, list | tuple) and value and all(map(kind, value)):
-        return hash(tuple(map(_fields_key, value)))
+        return hash(tuple(value.items()))
+    if isinstance(value, list | tuple) and value and all(kind(item) for item in value):
+        return hash(tuple(_fields_key(item) for item in value))
     return hash(compact_json(value))
 
 
 def has_image(block: Block) -> bool:
-    """Whether *block* is an image, or a result with one in it."""
+    """Return True if *block* is an image, or a result with one in it."""
     content = read(block, "content")
     parts = content if isinstance(content, list | tuple) else ()
     return any(kind(part) == "image" for part in (block, *parts))
 
 
-def _mark(given: object, place: int) -> Mark:
-    return Mark(place, HOUR if is_for_hour(given) else FIVE_MINUTES)
+def _mark(cache_control: object, place: int) -> CacheMark:
+    return CacheMark(place, HOUR if is_for_hour(cache_control) else FIVE_MINUTES)

@@ -1,4 +1,4 @@
-"""What a session sent and was billed for, told to the cache diagnostics, and what these found."""
+"""The observer that passes a session's requests and usage to the cache diagnostics."""
 
 from __future__ import annotations
 
@@ -12,93 +12,98 @@ from ..messages import Message
 from ..observers import Observer, Shaped
 from ..providers.prices import Prices, find_prices
 from .diagnostics import CacheDiagnostics
-from .misses import CacheMiss, Cause, Tally, as_bill, most_tokens_first
-from .prompts import Sent
+from .misses import CacheMiss, Cause, Tally, cache_usage, most_tokens_first
+from .prompts import SentRequest
 
 MOST_MISSES = 200
 
 
 class CacheWatch(Observer):
-    """The misses of one session, the newest *misses* and a tally of all by cause.
+    """Records the cache misses of one session: the newest ones, and totals by cause.
 
-    *prices* are those of the pipeline; without any, those that are listed for the model count.
+    Costs use the prices of the pipeline, or else the listed prices of the model.
     """
 
     def __post_init__(self) -> None:
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
         self._diagnostics = CacheDiagnostics(self.settings.counter)
-        self._listed: dict[str | None, Prices | None] = {}
+        self._listed_prices: dict[str | None, Prices | None] = {}
         self._tallies: dict[Cause, Tally] = {}
-        self._unreported: list[CacheMiss] = []
+        self._unreported_misses: list[CacheMiss] = []
 
-    # What happens ---------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     async def shaped(self, context: Shaped) -> list[str]:
-        """Remember the request; a sentence for each cause of misses that is new and avoidable."""
-        step, asked, result = context.step, context.request, context.result
-        sent = Sent(
-            result.messages,
-            self.clock(),
-            asked.system,
-            asked.tools,
-            {**asked.options, **result.request_options},
-            context.rewritten_from,
-            step.kept if step.agreement.has_diverged else None,
+        """Remember the request; return a sentence for each new and avoidable cause of misses."""
+        step = context.step
+        request = context.request
+        result = context.result
+        sent = SentRequest(
+            messages=result.messages,
+            seconds=self.clock(),
+            system=request.system,
+            tools=request.tools,
+            options={**request.options, **result.request_options},
+            rewritten_from=context.rewritten_from,
+            edited_from=step.kept if step.agreement.has_diverged else None,
             are_marks_known=False,
             is_amended=bool(result.request_options),
         )
         self._diagnostics.send(sent, result.messages)
-        return await self._news()
+        return await self._new_sentences()
 
     def sent(self, messages: Sequence[Message], body: Mapping[str, object]) -> None:
-        """The request goes out in *body*, with all the marks that it will have."""
+        """Record that the request is sent in *body*, with all its marks."""
         self._diagnostics.send_as(messages, body, self.clock())
 
     def refused(self, messages: Sequence[Message]) -> None:
-        """The request has written nothing to the cache."""
+        """Forget the request: a refused one writes nothing to the cache."""
         self._diagnostics.forget(messages)
 
     def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None) -> None:
-        """Compare the *usage* with what the request should have read from the cache."""
+        """Compare the *usage* with the tokens that the request should have read from the cache."""
         try:
-            found = self._diagnostics.observe(
-                as_bill(usage), messages, messages=messages, model=model
+            misses = self._diagnostics.observe(
+                cache_usage(usage), messages, messages=messages, model=model
             )
-        except Exception as error:  # no diagnosis is worth a turn
-            logger.debug("the cache diagnostics failed, and begin anew", exc_info=error)
+        except Exception as error:  # a failed diagnosis must not cost a turn
+            logger.debug("the cache diagnostics failed and start again", exc_info=error)
             self._diagnostics = CacheDiagnostics(self.settings.counter)
             return
-        self.misses += found
-        self._unreported += found
+        self.misses += misses
+        self._unreported_misses += misses
 
-    # What was found -------------------------------------------------------------------------------
+    # Findings -------------------------------------------------------------------------------------
 
-    async def _news(self) -> list[str]:
-        if not self._unreported:
+    async def _new_sentences(self) -> list[str]:
+        """Return a sentence for each new, avoidable cause; log the new ones that are not."""
+        if not self._unreported_misses:
             return []
-        for model in {miss.model for miss in self._unreported}:
-            if self.settings.prices is None and model not in self._listed:
-                self._listed[model] = await in_thread(find_prices, model)
+        for model in {miss.model for miss in self._unreported_misses}:
+            if self.settings.prices is None and model not in self._listed_prices:
+                self._listed_prices[model] = await in_thread(find_prices, model)
+        misses = self._unreported_misses
+        self._unreported_misses = []
         sentences = []
-        misses, self._unreported = self._unreported, []
         for miss in misses:
             is_new = miss.cause not in self._tallies
-            sentence = f"prompt cache: {miss.sentence(self._count(miss, self._tallies))}"
+            prices = self._add_to(self._tallies, miss)
+            sentence = f"prompt cache: {miss.sentence(prices)}"
             if is_new and miss.cause.is_avoidable:
                 sentences.append(sentence)
             elif is_new:
                 logger.info("%s", sentence)
         return sentences
 
-    def _count(self, miss: CacheMiss, tallies: dict[Cause, Tally]) -> Prices | None:
-        """Add *miss* to *tallies*; the prices that it is counted by."""
-        prices = self.settings.prices or self._listed.get(miss.model)
+    def _add_to(self, tallies: dict[Cause, Tally], miss: CacheMiss) -> Prices | None:
+        """Add *miss* to *tallies* and return the prices that were used."""
+        prices = self.settings.prices or self._listed_prices.get(miss.model)
         tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, prices)
         return prices
 
     def findings(self) -> Mapping[str, object]:
         tallies = {cause: replace(tally) for cause, tally in self._tallies.items()}
-        for miss in self._unreported:
-            self._count(miss, tallies)
+        for miss in self._unreported_misses:
+            self._add_to(tallies, miss)
         tally = most_tokens_first(tallies.values())
         return {"cache_misses": tuple(self.misses), "cache_tally": tally}

@@ -65,7 +65,7 @@ class Collapse:
     Raises SettingsError for settings that are invalid.
     """
 
-    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.observers.signals:Watch",)
+    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.observers.signals:CollapseWatch",)
 
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)

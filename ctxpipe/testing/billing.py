@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .._values import JsonObject
-from ..prompt_cache.cache import Mark, PrefixCache
-from ..prompt_cache.prompts import BETA_HEADER, Sent, as_prompt
+from ..prompt_cache.cache import CacheMark, PrefixCache
+from ..prompt_cache.prompts import BETA_HEADER, SentRequest, as_prompt
 from ..providers.prices import FIVE_MINUTES
 from ..tokens import TokenCounter
 from .rules import Model
@@ -52,7 +52,7 @@ class Usage:
         }
 
 
-class Prompt(NamedTuple):
+class BilledPrompt(NamedTuple):
     """A prompt, counted. *tokens* is what is billed for all of it.
 
     *chain* has a key for the blocks up to each, *sums* the raw tokens of the first 0, 1, 2 … of
@@ -61,7 +61,7 @@ class Prompt(NamedTuple):
 
     chain: Sequence[int]
     sums: Sequence[int]
-    marks: Sequence[Mark]
+    marks: Sequence[CacheMark]
     tokens: int
 
 
@@ -78,13 +78,13 @@ class Meter:
     clock: Callable[[], float]
     _cache: PrefixCache = field(default_factory=PrefixCache)
 
-    def read(self, body: JsonObject, betas: str = "") -> Prompt:
+    def read(self, body: JsonObject, betas: str = "") -> BilledPrompt:
         """Count the prompt of *body*, a request for a message.
 
         *betas* is the header that switches on what is not released yet.
         """
         options = {**body, "extra_headers": {BETA_HEADER: betas}}
-        sent = Sent(body["messages"], 0.0, body.get("system"), body.get("tools"), options)
+        sent = SentRequest(body["messages"], 0.0, body.get("system"), body.get("tools"), options)
         prompt = as_prompt(sent, self.counter, exactly=True)
         sums = prompt.sums
         marks = [
@@ -92,9 +92,9 @@ class Meter:
             for mark in prompt.marks
             if self.bill(sums[mark.place + 1]) >= self.model.min_cached_tokens
         ]
-        return Prompt(prompt.chain, sums, marks, self.bill(sums[-1]))
+        return BilledPrompt(prompt.chain, sums, marks, self.bill(sums[-1]))
 
-    def read_items(self, body: JsonObject, key: str) -> Prompt:
+    def read_items(self, body: JsonObject, key: str) -> BilledPrompt:
         """Count the prompt of *body*, a request to OpenAI with its items at *key*.
 
         Its longest beginning is found without marks, and kept for as long as the meter is.
@@ -103,8 +103,8 @@ class Meter:
         for part in _parts(body, key):
             chain.append(hash((chain[-1], json.dumps(part, sort_keys=True))))
             sums.append(sums[-1] + self.counter.block({"type": "unknown", **part}))
-        marks = [Mark(place, math.inf) for place in range(len(chain) - 1)]
-        return Prompt(chain[1:], sums, marks, self.bill(sums[-1]))
+        marks = [CacheMark(place, math.inf) for place in range(len(chain) - 1)]
+        return BilledPrompt(chain[1:], sums, marks, self.bill(sums[-1]))
 
     def bill(self, raw_tokens: int) -> int:
         """The billed tokens for *raw_tokens*."""
@@ -114,11 +114,11 @@ class Meter:
         """Billed tokens of an answer."""
         return self.bill(sum(map(self.counter.block, blocks)))
 
-    def find(self, prompt: Prompt) -> int:
+    def find(self, prompt: BilledPrompt) -> int:
         """The place of the last block of *prompt* that is read from the cache now; -1: of none."""
         return self._cache.find(prompt.chain, prompt.marks, self.clock())
 
-    def charge(self, prompt: Prompt, read: int) -> Usage:
+    def charge(self, prompt: BilledPrompt, read: int) -> Usage:
         """Bill the prompt, of which the cache has the blocks up to *read*, and write what its marks
         say.
         """
@@ -136,7 +136,7 @@ class Meter:
             max(0, for_hour - read_tokens),
         )
 
-    def charge_items(self, prompt: Prompt, read: int) -> Usage:
+    def charge_items(self, prompt: BilledPrompt, read: int) -> Usage:
         """Bill the *prompt* of `read_items` as OpenAI does, of which the cache has up to *read*."""
         cached = self.charge(prompt, read).cache_read_input_tokens
         cached -= cached % STEP

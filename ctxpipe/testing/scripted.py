@@ -25,7 +25,7 @@ import anyio.to_thread
 from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
-from .billing import Meter, Prompt, Usage
+from .billing import BilledPrompt, Meter, Usage
 from .replies import Answer, Cut, Failure, Hang, Reply, answer, event
 from .rules import BadBody, Model, RequestBody, parse_body
 
@@ -67,7 +67,7 @@ class Received:
     raw: bytes = field(default=b"", repr=False)  # the body as it came over the wire
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
-    prompt: Prompt = field(default=Prompt((), (), (), 0), repr=False)
+    prompt: BilledPrompt = field(default=BilledPrompt((), (), (), 0), repr=False)
     cached: int = -1  # the last block that was in the cache when the request came in
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked

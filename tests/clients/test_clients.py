@@ -15,7 +15,7 @@ from pictures import noise
 from places import ROOT
 
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.prompt_cache import as_bill
+from ctxpipe.prompt_cache import cache_usage
 from ctxpipe.testing import RequestBody, answer, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
@@ -99,7 +99,7 @@ async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_req
     raw = await to_thread.run_sync(read, tmp_path)
     transcript = read_transcript("session", raw)
     sent = [request.usage for request in run.api.requests if request.body.get("tools")]
-    stored = [as_bill(usage) for usage in transcript.usages.values()]
+    stored = [cache_usage(usage) for usage in transcript.usages.values()]
     assert run.status == 0, run.error
     assert transcript.repaired == ()
     assert [bill and bill.total for bill in stored] == [bill and bill.total for bill in sent]

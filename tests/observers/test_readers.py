@@ -51,7 +51,7 @@ async def test_a_model_without_a_tool_to_open_what_has_left_is_one_warning_in_a_
 
     [record] = caplog.records
     assert record.getMessage() == (
-        "no tool of the request can open what has left its context: "
+        "no tool of the request can open the files behind placeholders: "
         "add offload_tools(session), or offload_tools(storage), to the tools of the model"
     )
 

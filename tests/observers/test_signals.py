@@ -11,7 +11,7 @@ from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session
 from ctxpipe.conversation.state import PipelineSettings
 from ctxpipe.messages import Message
 from ctxpipe.observers import Signals
-from ctxpipe.observers.signals import Watch
+from ctxpipe.observers.signals import CollapseWatch
 from ctxpipe.providers.prices import Prices
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.tokens import TokenCounter
@@ -136,9 +136,9 @@ async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once():
 
 
 async def test_few_calls_are_no_reason_to_warn():
-    watch = Watch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
-    watch.note_rewrite()
-    watch.learn(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
+    watch = CollapseWatch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
+    watch.begin_after_rewrite()
+    watch.count(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
 
     assert watch.signals.read_back_rate == 100
     assert watch.new_warnings() == []

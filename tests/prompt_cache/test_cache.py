@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import OTHER_MODEL, SUMMARIES
 
-from ctxpipe.prompt_cache.cache import Entry, Mark, PrefixCache, min_cached_tokens
+from ctxpipe.prompt_cache.cache import CachedPrefix, CacheMark, PrefixCache, min_cached_tokens
 from ctxpipe.testing import Model
 from ctxpipe.testing.billing import Meter
 from ctxpipe.tokens import TokenCounter
@@ -104,8 +104,8 @@ def test_every_request_is_billed_as_by_the_second_model(
     ],
 )
 def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obstacle: str | None):
-    entry = Entry(place=5, used=0.0, seconds=300.0)
-    given = [Mark(place, 300.0) for place in marks]
+    entry = CachedPrefix(place=5, used=0.0, seconds=300.0)
+    given = [CacheMark(place, 300.0) for place in marks]
     cache = PrefixCache({"key of block 5": entry})
 
     assert entry.obstacle(given, now) == obstacle

@@ -9,7 +9,7 @@ from histories import assistant, user
 from models import OTHER_MODEL
 
 from ctxpipe.messages import Message
-from ctxpipe.prompt_cache import Bill, CacheDiagnostics, Cause, Sent
+from ctxpipe.prompt_cache import CacheDiagnostics, CacheUsage, Cause, SentRequest
 from ctxpipe.tokens import TokenCounter
 
 MARKED = {"model": OTHER_MODEL, "cache_control": {"type": "ephemeral"}}
@@ -24,7 +24,7 @@ def send(
 ) -> object:
     source = list(messages)
     fields = {"options": MARKED, **more}
-    doctor.send(Sent(source, seconds, **fields), source)
+    doctor.send(SentRequest(source, seconds, **fields), source)
     return source
 
 
@@ -44,7 +44,7 @@ def test_what_is_kept_is_bounded_however_long_a_conversation_is():
     for number in range(200):
         send(doctor, turn(number), float(number))
         if number % 3:
-            doctor.observe(Bill(0, 3000, 0))
+            doctor.observe(CacheUsage(0, 3000, 0))
 
     assert len(doctor._entries) <= 32
     assert len(doctor._waiting) <= 5
@@ -54,26 +54,26 @@ def test_a_first_request_cannot_miss():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
 
-    assert doctor.observe(Bill(0, 3000, 0)) == []
+    assert doctor.observe(CacheUsage(0, 3000, 0)) == []
 
 
 def test_reading_more_than_was_predicted_is_no_miss():
     """Another conversation with the same beginning has written it, or it lived longer."""
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
-    doctor.observe(Bill(2000, 1000, 0))
+    doctor.observe(CacheUsage(2000, 1000, 0))
     send(doctor, [*turn(0), *turn(1)], 1000.0)
 
-    assert doctor.observe(Bill(3000, 3000, 0)) == []
+    assert doctor.observe(CacheUsage(3000, 3000, 0)) == []
 
 
 def test_what_the_rules_do_not_predict_is_unexplained():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
-    doctor.observe(Bill(0, 3000, 0))
+    doctor.observe(CacheUsage(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
 
-    [miss] = doctor.observe(Bill(0, 6000, 0))
+    [miss] = doctor.observe(CacheUsage(0, 6000, 0))
 
     assert (miss.cause, miss.tokens, miss.written) == (Cause.UNEXPLAINED, 3000, 3000)
 
@@ -86,12 +86,12 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses():
     doctor = CacheDiagnostics(TokenCounter())
     history = [first, assistant("Yes."), *turn(1)]
     send(doctor, history[:-1])
-    doctor.observe(Bill(0, 6000, 0))
+    doctor.observe(CacheUsage(0, 6000, 0))
     edited = [first, assistant("Yes."), user("9 " + "word " * 3000), assistant("Yes."), *turn(2)]
     edited.insert(4, history[2])  # so that something after the edit is as it was
     send(doctor, edited[:-1], 10.0)
 
-    unexplained, explained = doctor.observe(Bill(0, 12_000, 0))
+    unexplained, explained = doctor.observe(CacheUsage(0, 12_000, 0))
 
     assert (unexplained.cause, explained.cause) == (Cause.UNEXPLAINED, Cause.MESSAGE)
     assert unexplained.tokens == pytest.approx(3000, rel=0.01)
@@ -101,12 +101,12 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses():
 def test_a_request_without_a_bill_is_what_the_next_is_compared_with():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
-    doctor.observe(Bill(0, 3000, 0))
+    doctor.observe(CacheUsage(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
     doctor.observe(None)
     send(doctor, [*turn(0), *turn(1), *turn(2)], 20.0, system="Be long.")
 
-    [miss] = doctor.observe(Bill(0, 9000, 0))
+    [miss] = doctor.observe(CacheUsage(0, 9000, 0))
 
     assert miss.cause is Cause.SYSTEM
     assert miss.tokens == pytest.approx(6000, rel=0.01)
@@ -115,14 +115,14 @@ def test_a_request_without_a_bill_is_what_the_next_is_compared_with():
 def test_a_bill_of_nothing_that_was_sent_is_nobodys():
     doctor = CacheDiagnostics(TokenCounter())
 
-    assert doctor.observe(Bill(0, 3000, 0)) == []
+    assert doctor.observe(CacheUsage(0, 3000, 0)) == []
 
 
 def test_a_bill_that_comes_twice_counts_once():
     doctor = CacheDiagnostics(TokenCounter())
     source = send(doctor, turn(0))
-    doctor.observe(Bill(0, 3000, 0), source)
+    doctor.observe(CacheUsage(0, 3000, 0), source)
     source = send(doctor, [*turn(0), *turn(1)], 500.0)
 
-    assert len(doctor.observe(Bill(0, 6000, 0), source)) == 1
-    assert doctor.observe(Bill(0, 6000, 0), source) == []
+    assert len(doctor.observe(CacheUsage(0, 6000, 0), source)) == 1
+    assert doctor.observe(CacheUsage(0, 6000, 0), source) == []

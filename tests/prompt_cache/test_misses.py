@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from anthropic.types import Usage
 
-from ctxpipe.prompt_cache import Bill, as_bill
+from ctxpipe.prompt_cache import CacheUsage, cache_usage
 
 USAGE: dict[str, Any] = {
     "input_tokens": 5,
@@ -17,14 +17,14 @@ USAGE: dict[str, Any] = {
 
 
 def test_a_usage_and_a_whole_reply_say_the_same():
-    assert as_bill(USAGE) == as_bill({"usage": USAGE}) == Bill(100, 20, 5)
-    assert as_bill(Usage(**USAGE, output_tokens=3)) == Bill(100, 20, 5)
+    assert cache_usage(USAGE) == cache_usage({"usage": USAGE}) == CacheUsage(100, 20, 5)
+    assert cache_usage(Usage(**USAGE, output_tokens=3)) == CacheUsage(100, 20, 5)
 
 
 def test_what_was_written_for_an_hour_is_told():
     hour = {"cache_creation": {"ephemeral_1h_input_tokens": 15, "ephemeral_5m_input_tokens": 5}}
 
-    assert as_bill({**USAGE, **hour}) == Bill(100, 20, 5, 15)
+    assert cache_usage({**USAGE, **hour}) == CacheUsage(100, 20, 5, 15)
 
 
 NO_BILLS: dict[str, Any] = {
@@ -42,10 +42,10 @@ NO_BILLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", NO_BILLS)
 def test_what_is_not_the_bill_of_the_one_request_is_none(name: str):
-    assert as_bill(NO_BILLS[name]) is None
+    assert cache_usage(NO_BILLS[name]) is None
 
 
 def test_what_the_server_has_cleared_was_sent_and_not_billed():
     edits = {"applied_edits": [{"cleared_input_tokens": 9}]}
 
-    assert as_bill({"usage": USAGE, "context_management": edits}) is None
+    assert cache_usage({"usage": USAGE, "context_management": edits}) is None

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
-from ctxpipe.prompt_cache.cache import Mark
-from ctxpipe.prompt_cache.prompts import Prompt, Sent, as_prompt
+from ctxpipe.prompt_cache.cache import CacheMark
+from ctxpipe.prompt_cache.prompts import Prompt, SentRequest, as_prompt
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter(len)
@@ -20,7 +20,7 @@ MARK = {"type": "ephemeral"}
 
 def prompt(*messages: Message, last: Prompt | None = None, **options: Any) -> Prompt:
     fields = {name: options.pop(name) for name in ("system", "tools") if name in options}
-    return as_prompt(Sent(messages, 0.0, **fields, options=options), COUNTER, last)
+    return as_prompt(SentRequest(messages, 0.0, **fields, options=options), COUNTER, last)
 
 
 @given(histories(), histories(), st.integers(0, 9), st.booleans(), st.booleans())
@@ -88,7 +88,7 @@ def test_marks_are_found_on_every_level_with_their_lifetime():
         cache_control=MARK,
     )
 
-    assert found.marks == (Mark(0, 3600.0), Mark(1, 3600.0), Mark(4, 300.0))
+    assert found.marks == (CacheMark(0, 3600.0), CacheMark(1, 3600.0), CacheMark(4, 300.0))
 
 
 def test_what_the_server_has_summarized_is_no_part_of_the_prompt():

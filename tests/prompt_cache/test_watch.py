@@ -225,7 +225,7 @@ SCENES: dict[Scene, tuple[Cause, str]] = {
     an_edited_message: (Cause.MESSAGE, "message 2 of the context is not the one sent before"),
     another_tool_choice: (Cause.TOOL_CHOICE, "tool_choice changed"),
     thinking_switched_on: (Cause.THINKING, "the thinking settings changed"),
-    a_first_image: (Cause.IMAGES, "the first image came, or the last one went"),
+    a_first_image: (Cause.IMAGES, "the first image was added, or the last one removed"),
     another_model: (
         Cause.MODEL,
         f"the model was switched, {MODEL} instead of {OTHER_MODEL}",
@@ -241,7 +241,7 @@ SCENES: dict[Scene, tuple[Cause, str]] = {
     ),
     more_blocks_than_a_mark_looks_back: (
         Cause.LOOKBACK,
-        "more than 20 blocks lie between two cache marks",
+        "more than 20 blocks are between two cache marks",
     ),
     two_requests_at_once: (
         Cause.CONCURRENT,
@@ -289,7 +289,7 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full():
     assert talking.causes == [Cause.NO_MARK] * 3
     assert [miss.tokens for miss in talking.session.diagnostics.cache_misses] == totals[:-1]
     assert talking.loss == pytest.approx(sum(totals[:-1]) * (PRICES.input - PRICES.read))
-    assert "billed in full each turn" in str(talking.session.diagnostics.cache_misses[0])
+    assert "charged in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
 async def test_a_rewrite_of_the_pipeline_is_its_own_and_no_notice(tmp_path, caplog):
