@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
+
+from anyio import to_thread
 
 from .. import sync
 from .._values import JsonDict, JsonObject
@@ -14,6 +18,7 @@ from ..messages import kind
 from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
+from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
@@ -49,6 +54,7 @@ load(
 )
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
+from langchain_core.language_models import BaseChatModel  # noqa: E402
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
 
 __all__ = ["LangChainCodec", "ctxpipe_middleware"]
@@ -74,6 +80,7 @@ def ctxpipe_middleware(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    summary_model: str | BaseChatModel | None = None,
 ) -> AgentMiddleware[Any, Any, Any]:
     """A middleware for ``create_agent`` that has the model called with the context.
 
@@ -87,16 +94,23 @@ def ctxpipe_middleware(
     name is that of `conversation`, or the thread's. Conversations of one name, such as sub-agents
     in a thread, or of none, are told apart by their histories; each has a *journal* of its own.
 
+    Summaries are written by the agent's own model, with its client and its credentials.
+    *summary_model* is another model for them, or the name of another one of the same provider;
+    without it the name is SUMMARY_MODEL where the environment sets it.
+
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LangChain of the expected form.
     """
-    return _AgentMiddleware(Mount(pipeline, session_id, journal))
+    chosen = summary_model if isinstance(summary_model, BaseChatModel) else None
+    name = None if chosen is not None else summary_model
+    return _AgentMiddleware(Mount(pipeline, session_id, journal, summary_model=name), chosen)
 
 
 class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: Mount, summary_model: BaseChatModel | None) -> None:
         super().__init__()
         self._mount = mount
+        self._summary_model = summary_model
         self._tools: tuple[Sequence[object], list[object]] = ((), [])
 
     @property
@@ -108,7 +122,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
     ) -> Reply:
         """Call the model with the context."""
-        exchange = await self._begin(request)
+        exchange = await self._begin(request, is_blocking=False)
         if exchange is None:
             return await handler(request)
         try:
@@ -124,7 +138,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
     ) -> Reply:
         """The same for synchronous callers."""
-        exchange = sync.wait_for(self._begin(request))
+        exchange = sync.wait_for(self._begin(request, is_blocking=True))
         if exchange is None:
             return handler(request)
         try:
@@ -136,7 +150,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         sync.call_on_loop(exchange.learn, _usage(reply))
         return reply
 
-    async def _begin(self, request: Request) -> Exchange | None:
+    async def _begin(self, request: Request, *, is_blocking: bool) -> Exchange | None:
         system = None
         if request.system_message is not None:
             system = _content_blocks(request.system_message.content)
@@ -149,7 +163,27 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
             },
         }
         return await self._mount.begin(
-            CODEC, request.messages, arguments, request=request, found=_thread(request)
+            CODEC,
+            request.messages,
+            arguments,
+            request=request,
+            found=_thread(request),
+            agent_model=self._lent(request.model, is_blocking=is_blocking),
+        )
+
+    def _lent(self, agents: BaseChatModel, *, is_blocking: bool) -> LangChainModel:
+        """The model for summaries that was chosen, or else the agent's own."""
+        chosen = self._summary_model
+        if chosen is None:
+            name, summary_model = _model_name(agents), self._mount.summary_model
+        else:
+            name = summary_model = _model_name(chosen) or type(chosen).__name__
+        return LangChainModel(
+            model=chosen or agents,
+            is_blocking=is_blocking,
+            name=name,
+            summary_model=summary_model,
+            api="anthropic" if "anthropic" in str(getattr(agents, "_llm_type", "")) else "",
         )
 
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
@@ -160,6 +194,67 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         descriptions = [_description(tool) for tool in tools]
         self._tools = (list(tools), descriptions)
         return descriptions
+
+
+# The agent's own model ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LangChainModel(AgentModel):
+    """A chat *model* of LangChain, that of the agent or one that was chosen for summaries.
+
+    With *is_blocking* the agent was called synchronously, and its asynchronous client may belong to
+    another event loop.
+    """
+
+    model: BaseChatModel = field(repr=False)
+    is_blocking: bool = False
+
+    async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
+        """Ask it, outside of the agent's graph: the answer is no part of what the agent streams."""
+        chosen = self.model
+        if model is not None and model != self.name:
+            chosen = _with_name(chosen, model)
+        chosen = _with_room(chosen, max_tokens)
+        messages = [HumanMessage(prompt)]
+        if self.is_blocking:
+            invoke = partial(chosen.invoke, messages, UNSEEN)
+            reply = await to_thread.run_sync(invoke, abandon_on_cancel=True)
+        else:
+            reply = await chosen.ainvoke(messages, UNSEEN)
+        details = reply.response_metadata
+        reasons = [details.get(name) for name in ("finish_reason", "stop_reason")]
+        reasons.append((details.get("incomplete_details") or {}).get("reason"))
+        reason = next((reason for reason in reasons if isinstance(reason, str)), None)
+        return AgentAnswer(str(reply.text), reason, _usage(reply))
+
+
+UNSEEN: Any = {"tags": ["nostream"], "run_name": "ctxpipe summary"}
+"""The settings of a call whose answer LangGraph keeps out of the agent's stream of messages."""
+
+
+def _with_name(model: BaseChatModel, name: str) -> BaseChatModel:
+    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
+    for key in ("model_name", "model"):
+        if key in type(model).model_fields:
+            return model.model_copy(update={key: name})
+    raise SummaryRefused(
+        f"{type(model).__name__} cannot be asked for another model by its name;"
+        " give summary_model= a model of LangChain"
+    )
+
+
+def _with_room(model: BaseChatModel, max_tokens: int) -> BaseChatModel:
+    """*model*; a copy with more room where its own limit is too low for an answer."""
+    thinking = getattr(model, "thinking", None)
+    needed = max_tokens
+    if isinstance(thinking, Mapping):
+        needed += thinking.get("budget_tokens") or 0
+    for key in ("max_tokens", "max_output_tokens"):
+        limit = getattr(model, key, None) if key in type(model).model_fields else None
+        if limit is not None and limit < needed:
+            return model.model_copy(update={key: needed})
+    return model
 
 
 # Requests and replies -----------------------------------------------------------------------------

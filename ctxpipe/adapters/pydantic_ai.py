@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from .._values import JsonDict, JsonObject
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
 from ..providers.refusals import as_refusal
+from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
@@ -52,6 +54,7 @@ load(
 
 from pydantic_ai import RetryModelRequest, RunContext  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
+from pydantic_ai.direct import model_request  # noqa: E402
 from pydantic_ai.messages import (  # noqa: E402
     BinaryContent,
     CompactionPart,
@@ -66,6 +69,7 @@ from pydantic_ai.messages import (  # noqa: E402
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.models import Model  # noqa: E402
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -89,6 +93,10 @@ class Ctxpipe(AbstractCapability[Any]):
     such as agents that a tool runs, or of none, are told apart by their histories; each has a
     *journal* of its own.
 
+    Summaries are written by the agent's own model, with its client and its credentials.
+    *summary_model* is another model for them, or the name of another one of the same provider;
+    without it the name is SUMMARY_MODEL where the environment sets it.
+
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a pydantic-ai of the expected form.
     """
@@ -99,19 +107,23 @@ class Ctxpipe(AbstractCapability[Any]):
         *,
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
+        summary_model: str | Model | None = None,
     ) -> None:
-        self._mount = Mount(pipeline, session_id, journal)
+        self._chosen = summary_model if isinstance(summary_model, Model) else None
+        name = None if isinstance(summary_model, Model) else summary_model
+        self._mount = Mount(pipeline, session_id, journal, summary_model=name)
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """What one run needs to remember."""
-        return _Run(self._mount)
+        return _Run(self._mount, self._chosen)
 
 
 class _Run(AbstractCapability[Any]):
     """One run, and the exchange of its last request."""
 
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: Mount, summary_model: Model | None) -> None:
         self._mount = mount
+        self._summary_model = summary_model
         self._exchange: Exchange | None = None
         self._is_shorter = False  # it was refused, and has a shorter request to send
 
@@ -147,14 +159,7 @@ class _Run(AbstractCapability[Any]):
         """Learn from the usage."""
         del ctx, request_context
         if self._exchange is not None:
-            billed = response.usage
-            own = usage(
-                billed.input_tokens,
-                read=billed.cache_read_tokens,
-                written=billed.cache_write_tokens,
-                output=billed.output_tokens,
-            )
-            self._exchange.learn(own)
+            self._exchange.learn(_usage(response))
         return response
 
     async def _begin(
@@ -170,7 +175,25 @@ class _Run(AbstractCapability[Any]):
             "request": {"model": getattr(request_context.model, "model_name", None)},
         }
         return await self._mount.begin(
-            CODEC, request_context.messages, arguments, request=ctx, found=[conversation]
+            CODEC,
+            request_context.messages,
+            arguments,
+            request=ctx,
+            found=[conversation],
+            agent_model=self._lent(request_context),
+        )
+
+    def _lent(self, request_context: ModelRequestContext) -> PydanticModel:
+        """The model for summaries that was chosen, or else the agent's own."""
+        agents = request_context.model
+        chosen = self._summary_model
+        settings = getattr(request_context, "model_settings", None) or {}
+        return PydanticModel(
+            model=chosen or agents,
+            settings={name: settings[name] for name in ROUTING if name in settings},
+            name=(chosen or agents).model_name,
+            summary_model=chosen.model_name if chosen else self._mount.summary_model,
+            api=agents.system,
         )
 
 
@@ -180,6 +203,78 @@ def _description(tool: Any) -> dict[str, object]:
         "description": tool.description or "",
         "parameters": tool.parameters_json_schema,
     }
+
+
+# The agent's own model ----------------------------------------------------------------------------
+
+ROUTING = (
+    *("extra_headers", "service_tier", "openai_service_tier", "openai_store", "openai_user"),
+    *("anthropic_metadata", "anthropic_service_tier", "openrouter_provider"),
+)
+"""Settings of a request that say where, how and for whom it is processed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PydanticModel(AgentModel):
+    """A *model* of pydantic-ai, that of the agent or one that was chosen for summaries.
+
+    It is asked with these *settings*, beside its own.
+    """
+
+    model: Model = dataclasses.field(repr=False)
+    settings: JsonObject = dataclasses.field(default_factory=dict, repr=False)
+
+    async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
+        """Ask it, outside of the agent's run: no capability takes part."""
+        chosen = self.model
+        if model is not None and model != self.name:
+            chosen = _with_name(chosen, model.removeprefix(f"{chosen.system}:"))
+        settings: Any = {**self.settings, **_room(chosen, max_tokens)}
+        messages = [ModelRequest(parts=[UserPromptPart(prompt)])]
+        reply = await model_request(chosen, messages, model_settings=settings)
+        text = "".join([part.content for part in reply.parts if isinstance(part, TextPart)])
+        return AgentAnswer(text, reply.finish_reason, _usage(reply), reply.model_name or "")
+
+
+def _with_name(model: Model, name: str) -> Model:
+    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
+    changed = copy.copy(model)
+    wrapped = getattr(model, "wrapped", None)
+    if isinstance(wrapped, Model):
+        vars(changed)["wrapped"] = _with_name(wrapped, name)
+    else:
+        vars(changed)["_model_name"] = name
+    vars(changed).pop("profile", None)  # it may be cached, of the old name
+    if changed.model_name != name:
+        raise SummaryRefused(
+            f"{type(model).__name__} cannot be asked for another model by its name;"
+            " give summary_model= a model of pydantic-ai"
+        )
+    return changed
+
+
+def _room(model: Model, max_tokens: int) -> dict[str, int]:
+    """The setting that gives an answer room, where *model* has a limit that is too low.
+
+    Anthropic's API requires a limit, for which pydantic-ai takes 4,096. Thinking counts, too.
+    """
+    settings: JsonObject = {**(model.settings or {})}
+    limit = settings.get("max_tokens")
+    if limit is None and model.system == "anthropic":
+        limit = 4096
+    thinking = settings.get("anthropic_thinking") or {}
+    needed = max_tokens + (thinking.get("budget_tokens") or 0)
+    return {"max_tokens": needed} if limit is not None and limit < needed else {}
+
+
+def _usage(response: ModelResponse) -> dict[str, int] | None:
+    billed = response.usage
+    return usage(
+        billed.input_tokens,
+        read=billed.cache_read_tokens,
+        written=billed.cache_write_tokens,
+        output=billed.output_tokens,
+    )
 
 
 # Messages -----------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Shaper:
         if settings.journal is not None and not self.is_dry:
             self._journal = open_journal(settings.journal, storage, self.owner)
         texts = MemoryStorage() if self.is_dry else storage
+        # What is not sent in the end is not worth a request.
+        self.summary_model: str | None = None if self.is_dry else settings.summary_model
         self._pipelines = Pipelines(
             settings.preset,
             texts,
@@ -52,6 +54,7 @@ class Shaper:
             prices=replace(Prices.relative(), ttl_seconds=settings.cache_seconds),
             work_dir=settings.work_dir,
             pin=settings.pin,
+            summary_model=self.summary_model,
         )
         self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(

@@ -33,6 +33,7 @@ from ..settings import FUNCTION, SESSION_ID, TEXT, excerpt
 from ..stages.reports import Result
 from ..storage import JournalStorage
 from ..storage.protocol import JOURNAL_STORAGE
+from ..summarizers import AgentModel
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
 from .codec import Codec, Item, ItemReader
@@ -75,7 +76,8 @@ class Mount:
     *session_id* names the conversation, finds its name in a request, or is None: then it is taken
     from where the framework keeps it, for the values of a request at *names*. *journal* is where
     sessions write down what they know. *cache_breakpoints* are those of `HttpExchange`,
-    *observation* is that of `format_of`.
+    *observation* is that of `format_of`. *summary_model* names the model that is to write
+    summaries, for an adapter that lends the agent's own.
 
     Raises SettingsError for invalid settings.
     """
@@ -88,6 +90,7 @@ class Mount:
         names: Iterable[str] = (),
         cache_breakpoints: int | None = None,
         observation: str = "",
+        summary_model: str | None = None,
     ) -> None:
         PIPELINE.check("pipeline", pipeline)
         is_name = SESSION_ID.accepts(session_id) or FUNCTION.accepts(session_id)
@@ -99,6 +102,8 @@ class Mount:
         JOURNAL_STORAGE.optional.check("journal", journal)
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
         TEXT.check("observation", observation)
+        TEXT.optional.check("summary_model", summary_model)
+        self.summary_model = summary_model
         self.breakpoints = cache_breakpoints
         self.observation = observation
         self._pipeline = pipeline
@@ -115,20 +120,26 @@ class Mount:
         *,
         request: Any = None,
         found: Iterable[object] = (),
-        client: Any = None,
+        agent_model: AgentModel | None = None,
         state_id: str = "",
     ) -> Exchange | None:
         """The exchange of *items* in the form of *codec*; None where they are sent as they came.
 
         *arguments* are those of `Session.run`. *request* is what a function for the name is given,
-        *found* where else the framework keeps that name. *client* is lent to a summarizer without
-        one. *state_id* is that of `Exchange.begin`.
+        *found* where else the framework keeps that name. *agent_model* is lent to a summarizer
+        without a model of its own. *state_id* is that of `Exchange.begin`.
         """
         exchange = Exchange(self.conversations)
         with log_errors(UNSHAPED):
             name, open_session = self.find(request, found)
             await exchange.begin(
-                name, codec, items, arguments, open_session, state_id=state_id, client=client
+                name,
+                codec,
+                items,
+                arguments,
+                open_session,
+                state_id=state_id,
+                agent_model=agent_model,
             )
         return exchange if exchange.is_shaped else None
 
@@ -176,7 +187,7 @@ class Exchange:
         body: Body | None = None,
         *,
         state_id: str = "",
-        client: Any = None,
+        agent_model: AgentModel | None = None,
     ) -> None:
         """Shape *items*, a request of the conversation *name*; raises what a session raises.
 
@@ -207,7 +218,9 @@ class Exchange:
                 self._conversations.warn_once(OPEN_CALLS)
                 return
             self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
-            self.result = await dialog.session.run(units.messages, **self.arguments, client=client)
+            self.result = await dialog.session.run(
+                units.messages, **self.arguments, agent_model=agent_model
+            )
             sent = dialog.translation.items(units, self.result.messages)
             first = len(calls)
             self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
@@ -281,7 +294,8 @@ class HttpExchange(Exchange):
     ``await begin_bytes(raw)``, send `content`; call `begin_answer` with the answer's head, `feed`
     with each chunk, and `end`: `ask` does so. While the exchange *is_undecided*, what was fed is to
     be held back: it may be a *refusal*, and `retry` says whether `content` is to be sent again. One
-    that *is_dry* sends what came, and learns nothing. *find* says whose the request is.
+    that *is_dry* sends what came, and learns nothing. *find* says whose the request is. *lend*
+    makes the model that is lent to a summarizer, of the request's format and values.
     *breakpoints* is how many cache breakpoints are placed where they pay off; None: those around
     what was rewritten that cost nothing.
     """
@@ -294,8 +308,11 @@ class HttpExchange(Exchange):
         *,
         is_dry: bool = False,
         breakpoints: int | None = None,
+        lend: Callable[[Format, JsonObject], AgentModel] | None = None,
     ) -> None:
         super().__init__(conversations)
+        self._lend = lend
+        self.agent_model: AgentModel | None = None
         self.format = known
         self.is_dry = is_dry
         self._find = find
@@ -328,6 +345,8 @@ class HttpExchange(Exchange):
                 return
             self.body = body
             arguments = self.format.arguments(body.values)
+            if self._lend is not None:
+                self.agent_model = self._lend(self.format, body.values)
             name, open_session = self._find({**body.values, **arguments["request"]})
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
@@ -339,6 +358,7 @@ class HttpExchange(Exchange):
                 open_session,
                 body,
                 state_id=self.format.state_id(body.values),
+                agent_model=self.agent_model,
             )
             if self.is_shaped:
                 self._write()
