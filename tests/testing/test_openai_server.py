@@ -177,7 +177,9 @@ async def test_a_call_with_a_text_is_one_of_a_custom_tool():
     assert not server.refused
 
 
-@pytest.mark.parametrize("body", [gzip.compress(b'{"model": "m", "input": "go"}'), b"{}"])
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b'{"model": "m", "input": "go"}'), b"{}"], ids=["gzip", "plain"]
+)
 async def test_a_compressed_request_is_read_and_one_that_is_not_so_refused(body):
     async with OpenAIServer(["Done."]) as server, httpx2.AsyncClient(trust_env=False) as client:
         headers = {"authorization": "Bearer test", "content-encoding": "gzip"}
