@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-newest lock test-services test-langgraph coverage test-wheel test-oldest test-deep test-adapters test-extras examples \
-	clients test-clients docs bench bench-peers lint nightly first-hour fuzz mutants \
+	clients test-clients record-clients docs bench bench-peers lint nightly first-hour fuzz mutants \
 	release-check clean
 
 help:  ## what there is
@@ -104,9 +104,12 @@ clients:  ## install the agents of `make test-clients`, two gigabytes of them, a
 	tests/clients/.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
 
 # CLIENTS=claude,codex names some of them; each that is named must be there.
-CLIENTS ?= claude,codex,gemini,mini-swe-agent,opencode,pi
+CLIENTS ?= claude,codex,codex-key,codex-chatgpt,copilot,copilot-chat,copilot-responses,gemini,mini-swe-agent,opencode,pi
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -rA tests/clients
+
+record-clients: $(STAMP)  ## renew the requests of real agents that the tests replay, after make clients; NAMES="claude gemini" for these alone
+	$(BIN)/python tests/clients/record.py $(NAMES)
 
 test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
 	$(PYTHON) scripts/mount_tests.py $(MOUNTS)

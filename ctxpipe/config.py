@@ -40,7 +40,7 @@ from .stages.read_backs import TrimReadBacks
 from .stages.truncate import SmartTruncate
 from .storage.files import FileReader
 from .storage.memory import MemoryStorage
-from .summarizers import ExtractiveSummarizer
+from .summarizers import ExtractiveSummarizer, Summarizer
 from .tokens import Budget
 
 OLD_EXCHANGES: Mapping[str, presets.OldExchanges] = {
@@ -91,12 +91,16 @@ class Config:
         work_dir: str | os.PathLike[str] | None = None,
         files: FileReader | None = None,
         prices: Prices | None = None,
+        summarize: Summarizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[Stage]:
-        """The stages, which write to *storage*; the rest is that of `presets.coding_agent`."""
+        """The stages, which write to *storage*; the rest is that of `presets.coding_agent`.
+
+        Without *summarize* no model is asked for a summary.
+        """
         lent: dict[str, object] = {
             **dict.fromkeys(("storage", "archive"), storage),
-            "summarize": ExtractiveSummarizer(),
+            "summarize": summarize or ExtractiveSummarizer(),
             "prices": prices or Prices.relative(),
             "clock": clock,
             "work_dir": work_dir if files is None else None,
@@ -206,11 +210,15 @@ def preset_stages(
     work_dir: str | os.PathLike[str] | None = None,
     files: FileReader | None = None,
     prices: Prices | None = None,
+    summarize: Summarizer | None = None,
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`; none asks a model."""
-    summarize = ExtractiveSummarizer()
+    """The stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`.
+
+    Without *summarize* no model is asked for a summary.
+    """
+    summarize = summarize or ExtractiveSummarizer()
     if name == "chat":
         return presets.chat(storage, prices=prices, summarize=summarize, pin=pin, clock=clock)
     return presets.coding_agent(

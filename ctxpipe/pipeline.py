@@ -13,6 +13,7 @@ from .conversation import walk
 from .conversation.align import align_with_last
 from .conversation.commit import keep
 from .conversation.conversation import CACHE_SECONDS, Conversation
+from .conversation.gate import as_stages
 from .conversation.stages import stage_name
 from .conversation.state import PipelineSettings, Request, State, Thinking, Veto
 from .errors import SettingsError
@@ -186,6 +187,10 @@ class ContextPipeline:
         (thinking, betas, extra_headers, extra_body), which ``request_options`` of the result must
         carry on.
 
+        It is not known here which model the agent uses, so `Compact` without a summarizer collects
+        the summary from the messages, and warns once in a session: give it one that asks a model,
+        as in ``Compact(AnthropicSummarizer(client), …)``.
+
         Raises InvalidHistory when *messages* is not a valid message list, before anything is
         written.
         """
@@ -193,7 +198,7 @@ class ContextPipeline:
             given = Request(system, tools, request or {}, force)
             step = await align_with_last(state, messages)
             with Generation(session_id).running():
-                result = await walk.run(step, session_id, state, given)
+                result = await as_stages(walk.run(step, session_id, state, given))
             keep(state, step, result.messages)
             return result
 

@@ -31,7 +31,7 @@ from .stages.restore import ReadText
 from .stages.truncate import SmartTruncate
 from .storage import Archive, TextWriter
 from .storage.files import FileReader
-from .summarizers import Summarizer
+from .summarizers import AgentSummarizer, Summarizer
 
 __all__ = ["Storage", "chat", "coding_agent"]
 
@@ -58,6 +58,7 @@ def coding_agent(
     old_exchanges: OldExchanges = "calls",
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
+    summary_model: str | None = None,
     files: FileReader | ReadText | None = None,
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -78,7 +79,7 @@ def coding_agent(
     *work_dir* is the folder of the agent's files: after a compaction those that it read last are
     read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
 
-    Raises SettingsError for another *old_exchanges*.
+    Raises SettingsError for another *old_exchanges*, or for both *summarize* and *summary_model*.
     """
     restore = None
     if work_dir is not None or files is not None:
@@ -114,7 +115,7 @@ def coding_agent(
         MediaOffload(storage),
         when_old,
         Compact(
-            summarize,
+            _summarizer(summarize, summary_model),
             archive=storage,
             restore=restore,
             evidence=Evidence(pin=pin),
@@ -129,6 +130,7 @@ def chat(
     *,
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
+    summary_model: str | None = None,
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
@@ -153,7 +155,21 @@ def chat(
             keep_read_backs=False,
         ),
         Compact(
-            summarize, archive=storage, evidence=Evidence(pin=pin), breaker=Breaker(clock=clock)
+            _summarizer(summarize, summary_model),
+            archive=storage,
+            evidence=Evidence(pin=pin),
+            breaker=Breaker(clock=clock),
         ),
         SmartTruncate(archive=storage, pin=pin),
     ]
+
+
+def _summarizer(summarize: Summarizer | None, summary_model: str | None) -> Summarizer | None:
+    """Return what `Compact` asks for a summary. Raises SettingsError where two are named."""
+    if summary_model is None:
+        return summarize
+    if summarize is not None:
+        raise SettingsError(
+            "summarize and summary_model are both given; name the model in the summarizer"
+        )
+    return AgentSummarizer(summary_model)

@@ -38,6 +38,7 @@ __all__ = [
     "SUMMARY_MODEL",
     "TOMBSTONE_DAYS",
     "Setting",
+    "optional_setting",
     "setting",
 ]
 
@@ -63,6 +64,10 @@ class Setting(Generic[T]):
         if not text:
             return self.default
         return self._number(text, f"the environment variable {self.name}")
+
+    def in_environment(self) -> T | None:
+        """Return the environment's value; None where it sets none. Raises SettingsError."""
+        return self() if os.environ.get(self.name, "").strip() else None
 
     def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
@@ -292,6 +297,11 @@ def check_extra(what: str, module: str, extra: str) -> None:
 def setting(source: Setting[T]) -> Any:
     """A dataclass field whose default is read from *source* when the object is built."""
     return field(default_factory=source)
+
+
+def optional_setting(source: Setting[T]) -> Any:
+    """A dataclass field whose default is what the environment sets for *source*, else None."""
+    return field(default_factory=source.in_environment)
 
 
 OFFLOAD_CHAR_THRESHOLD = Setting("OFFLOAD_CHAR_THRESHOLD", 100)

@@ -15,11 +15,12 @@ from .._values import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
 from ..errors import SettingsError
 from ..providers.refusals import REFUSING
-from ..session.client import BETA, lendable, observe_stream, observe_sync_stream
+from ..session.client import BETA, lent_model, observe_stream, observe_sync_stream
 from ..settings import one_of
 from ..wire.conversations import SessionName
 from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, refusal_in, warn
 from ..wire.formats import MESSAGES
+from ..wire.questions import QUESTION_HEADERS, question_headers
 from .http_client import library_of, make_client, make_sync_client
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def ctxpipe_middleware(
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     threads: Literal["decline", "pass"] = "decline",
+    summary_model: str | None = None,
 ) -> Callable[[APIRequest, AsyncCallNext], Awaitable[AsyncAPIResponse[Any]]]:
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
@@ -66,8 +68,11 @@ def ctxpipe_middleware(
     *session_id* names the conversation, or finds its name in the request's body; without it the
     name is that of `conversation`, or the body's ``metadata.user_id``. Conversations of one name,
     or of none, are told apart by their histories, so that side questions and sub-agents on the same
-    client do not disturb each other; each has a *journal* of its own. What the stages themselves
-    ask a model for, such as a summary, passes unchanged.
+    client do not disturb each other; each has a *journal* of its own.
+
+    Summaries are written through this very client, wherever it sends to: by *summary_model*, else
+    by SUMMARY_MODEL where the environment sets it, else by the request's own model. These requests
+    pass unchanged.
 
     A context can only be shaped where the client sends it. The SDK's tool runner leaves the history
     with the server where it can ("message threads") and sends the new messages only; with
@@ -77,7 +82,9 @@ def ctxpipe_middleware(
 
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    mount = Mount(
+        pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
+    )
     return _Middleware(ctxpipe_middleware.__name__, mount, threads)
 
 
@@ -88,12 +95,16 @@ def ctxpipe_sync_middleware(
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     threads: Literal["decline", "pass"] = "decline",
+    summary_model: str | None = None,
 ) -> Callable[[APIRequest, CallNext], APIResponse[Any]]:
     """As `ctxpipe_middleware`, for ``anthropic.Anthropic`` and its like.
 
-    The stages run on the event loop of all synchronous callers, in a thread of its own.
+    The stages run on the event loop of all synchronous callers, in a thread of its own; a summary
+    is asked for through the caller's client in another one.
     """
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints)
+    mount = Mount(
+        pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
+    )
     return _SyncMiddleware(ctxpipe_sync_middleware.__name__, mount, threads)
 
 
@@ -104,23 +115,27 @@ def ctxpipe_client(
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     observation: str = "",
+    summary_model: str | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
     """An HTTP client for ``anthropic.AsyncAnthropic`` that sends what `ctxpipe_middleware` does.
 
-    What has not changed keeps its bytes. It lends no client to a summarizer without one, and sends
-    requests of a thread unchanged; it cannot serve a client that signs bodies, as that of Bedrock
-    does. A user's message that begins with *observation* is read as the result of a call;
-    then no breakpoint is placed. *transport* is what sends, by default the one that the SDK would
-    use, without the environment's proxies. *settings* are those of
+    What has not changed keeps its bytes. Requests of a thread are sent unchanged; it cannot serve a
+    client that signs bodies, as that of Bedrock does. Summaries are asked for at the URL of the
+    request that needs them, with its headers and the same *transport*; *summary_model* is that of
+    `ctxpipe_middleware`. A user's message that begins with *observation* is read as the result of a
+    call; then no breakpoint is placed. *transport* is what sends, by default the one that the SDK
+    would use, without the environment's proxies. *settings* are those of
     ``anthropic.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting.
     """
     import anthropic
 
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints, observation)
+    mount = Mount(
+        pipeline, session_id, journal, NAMES, cache_breakpoints, observation, summary_model
+    )
     return make_client(anthropic, mount, transport, settings)
 
 
@@ -131,13 +146,16 @@ def ctxpipe_sync_client(
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     observation: str = "",
+    summary_model: str | None = None,
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
     import anthropic
 
-    mount = Mount(pipeline, session_id, journal, NAMES, cache_breakpoints, observation)
+    mount = Mount(
+        pipeline, session_id, journal, NAMES, cache_breakpoints, observation, summary_model
+    )
     return make_sync_client(anthropic, mount, transport, settings)
 
 
@@ -167,15 +185,18 @@ class _Shaping:
             raise _cannot_be_threaded(request)
         return MESSAGES.is_shapeable(body, body.get("messages"))
 
-    async def begin(
-        self, request: APIRequest, call_next: object, client: Any = None
-    ) -> Exchange | None:
+    async def begin(self, request: APIRequest, call_next: object) -> Exchange | None:
         """The exchange of *request*; None where that goes out as it came."""
         body: Any = request.json
         arguments = MESSAGES.arguments(body)
         arguments["request"]["extra_headers"] = _headers(request, call_next)
+        lent = lent_model(
+            _client_of(call_next),
+            {**body, "extra_headers": _own_headers(request)},
+            self._mount.summary_model,
+        )
         return await self._mount.begin(
-            MESSAGES.codec, body["messages"], arguments, request=body, client=client
+            MESSAGES.codec, body["messages"], arguments, request=body, agent_model=lent
         )
 
     def rewrite(self, request: APIRequest, exchange: Exchange | None) -> APIRequest | None:
@@ -203,7 +224,7 @@ class _Middleware(_Shaping):
     ) -> AsyncAPIResponse[Any]:
         exchange = None
         if self.is_wanted(request):
-            exchange = await self.begin(request, call_next, lendable(_client_of(call_next)))
+            exchange = await self.begin(request, call_next)
         sent = self.rewrite(request, exchange)
         if exchange is None or sent is None:
             return await call_next(request)
@@ -221,7 +242,6 @@ class _SyncMiddleware(_Shaping):
     def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
         exchange = None
         if self.is_wanted(request):
-            # Its client cannot be lent to a stage: it would hold the stages' event loop.
             exchange = sync.wait_for(self.begin(request, call_next))
         sent = self.rewrite(request, exchange)
         if exchange is None or sent is None:
@@ -264,6 +284,13 @@ def _headers(request: APIRequest, call_next: object) -> JsonDict:
     if isinstance(betas[0], str):
         headers[BETA] = betas[0]
     return headers
+
+
+def _own_headers(request: APIRequest) -> dict[str, str]:
+    """The headers that the caller has given for *request* alone, for a question beside it."""
+    given = [(name, value) for name, value in request.headers.items() if isinstance(value, str)]
+    headers = question_headers(given)
+    return {name: value for name, value in headers if name not in QUESTION_HEADERS}
 
 
 def _client_of(call_next: Any) -> object:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from anyio import to_thread
 
 from .. import sync
 from ..errors import SettingsError
 from ..session.client import BETA
 from ..wire.exchange import HttpExchange, Mount, ask
-from ..wire.formats import format_of
+from ..wire.formats import Format, format_of
+from ..wire.questions import HttpAnswer, Send, http_model, question_headers
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,13 +36,50 @@ T = TypeVar("T")
 
 
 def _exchange(
-    request: httpx2.Request, mount: Mount, make: type[HttpExchange]
+    request: httpx2.Request, mount: Mount, make: type[HttpExchange], send: Send
 ) -> HttpExchange | None:
-    """That of *request*, of which nothing was read yet; None where it is sent as it came."""
+    """That of *request*, of which nothing was read yet; None where it is sent as it came.
+
+    *send* is lent to a summarizer, to ask the model that the request goes to.
+    """
     known = format_of(request.method, request.url.path, mount.observation)
     if known is None:
         return None
-    return make(mount.conversations, known, mount.find, breakpoints=mount.breakpoints)
+    return make(
+        mount.conversations,
+        known,
+        mount.find,
+        breakpoints=mount.breakpoints,
+        lend=partial(http_model, send=send, summary_model=mount.summary_model),
+    )
+
+
+class _Asking:
+    """Writes questions of ctxpipe's own to where *request* goes, with the same credentials.
+
+    It does not keep the request, whose body may be large.
+    """
+
+    def __init__(self, request: httpx2.Request) -> None:
+        self._kind = type(request)
+        self._url = request.url
+        self._headers = question_headers(request.headers.multi_items())
+        self._extensions = request.extensions
+
+    def request(self, known: Format, model: str | None, content: bytes) -> httpx2.Request:
+        """Return the request of a question."""
+        target = known.question_target(self._url.raw_path.decode("ascii"), model)
+        return self._kind(
+            "POST",
+            self._url.copy_with(raw_path=target.encode("ascii")),
+            headers=self._headers,
+            content=content,
+            extensions=self._extensions,
+        )
+
+
+def _read_answer(response: httpx2.Response) -> HttpAnswer:
+    return HttpAnswer(response.status_code, response.headers, response.content)
 
 
 async def _answer(
@@ -119,13 +159,27 @@ class _AsyncTransport:
     http: Any
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = _exchange(request, self.mount, HttpExchange)
+        exchange = _exchange(
+            request, self.mount, HttpExchange, partial(self._ask_question, _Asking(request))
+        )
         if exchange is None:
             return await self.inner.handle_async_request(request)
         await request.aread()
         response, chunks = await _answer(request, exchange, self.inner.handle_async_request)
         stream = _subclass(_AsyncStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
+
+    async def _ask_question(
+        self, asking: _Asking, known: Format, model: str | None, content: bytes
+    ) -> HttpAnswer:
+        """Ask by the transport below, which shapes nothing."""
+        question = asking.request(known, model, content)
+        response = await self.inner.handle_async_request(question)
+        try:
+            await response.aread()
+        finally:
+            await response.aclose()
+        return _read_answer(response)
 
     async def aclose(self) -> None:
         await self.inner.aclose()
@@ -169,13 +223,30 @@ class _SyncTransport:
     http: Any
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = _exchange(request, self.mount, _BlockingExchange)
+        exchange = _exchange(
+            request, self.mount, _BlockingExchange, partial(self._ask_question, _Asking(request))
+        )
         if exchange is None:
             return self.inner.handle_request(request)
         request.read()
         response, chunks = _run(_answer(request, exchange, self._send))
         stream = _subclass(_SyncStream, self.http.SyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
+
+    async def _ask_question(
+        self, asking: _Asking, known: Format, model: str | None, content: bytes
+    ) -> HttpAnswer:
+        """As that of the asynchronous transport, in a worker thread: stages must not wait."""
+
+        def ask_and_read() -> HttpAnswer:
+            response = self.inner.handle_request(asking.request(known, model, content))
+            try:
+                response.read()
+            finally:
+                response.close()
+            return _read_answer(response)
+
+        return await to_thread.run_sync(ask_and_read, abandon_on_cancel=True)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         response = self.inner.handle_request(request)

@@ -6,7 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
+
+from anyio import to_thread
 
 from .. import sync
 from .._values import JsonDict, JsonObject
@@ -14,7 +18,8 @@ from ..messages import kind
 from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
-from ..wire.codec import SYSTEM_ROLES, Codec, Item, Reading, Side
+from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
+from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.translation import is_unchanged
@@ -23,10 +28,7 @@ from ..wire.values import (
     arguments_json,
     arguments_object,
     block_text,
-    client_block,
-    document_block,
     image_block,
-    image_by_id,
     join_texts,
     opaque_block,
     read_result,
@@ -52,13 +54,8 @@ load(
 )
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
-from langchain_core.messages import (  # noqa: E402
-    AIMessage,
-    ChatMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.language_models import BaseChatModel  # noqa: E402
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
 
 __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
@@ -70,13 +67,10 @@ PROOFS = {"thinking": "signature", "redacted_thinking": "data", "document": "sou
 """The field without which a content block of the Messages API is none."""
 OURS = frozenset(PROOFS)
 """Content blocks in the form of the Messages API."""
-CLIENT_UNKNOWN = frozenset({"reasoning", "redacted_thinking", "thinking"})
-"""Content blocks that only a model writes: in a message of the client's they mean nothing."""
 WRITTEN = ("cache_creation", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 """What LangChain calls the tokens that are written to the cache."""
 
 Request: TypeAlias = "ModelRequest[Any]"
-ReadPart: TypeAlias = Callable[[Any], JsonDict]
 Reply: TypeAlias = Any
 """A ModelResponse, an ExtendedModelResponse or an AIMessage."""
 
@@ -86,6 +80,7 @@ def ctxpipe_middleware(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    summary_model: str | BaseChatModel | None = None,
 ) -> AgentMiddleware[Any, Any, Any]:
     """A middleware for ``create_agent`` that has the model called with the context.
 
@@ -99,16 +94,23 @@ def ctxpipe_middleware(
     name is that of `conversation`, or the thread's. Conversations of one name, such as sub-agents
     in a thread, or of none, are told apart by their histories; each has a *journal* of its own.
 
+    Summaries are written by the agent's own model, with its client and its credentials.
+    *summary_model* is another model for them, or the name of another one of the same provider;
+    without it the name is SUMMARY_MODEL where the environment sets it.
+
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LangChain of the expected form.
     """
-    return _AgentMiddleware(Mount(pipeline, session_id, journal))
+    chosen = summary_model if isinstance(summary_model, BaseChatModel) else None
+    name = None if chosen is not None else summary_model
+    return _AgentMiddleware(Mount(pipeline, session_id, journal, summary_model=name), chosen)
 
 
 class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: Mount, summary_model: BaseChatModel | None) -> None:
         super().__init__()
         self._mount = mount
+        self._summary_model = summary_model
         self._tools: tuple[Sequence[object], list[object]] = ((), [])
 
     @property
@@ -120,7 +122,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
     ) -> Reply:
         """Call the model with the context."""
-        exchange = await self._begin(request)
+        exchange = await self._begin(request, is_blocking=False)
         if exchange is None:
             return await handler(request)
         try:
@@ -136,7 +138,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
     ) -> Reply:
         """The same for synchronous callers."""
-        exchange = sync.wait_for(self._begin(request))
+        exchange = sync.wait_for(self._begin(request, is_blocking=True))
         if exchange is None:
             return handler(request)
         try:
@@ -148,10 +150,10 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         sync.call_on_loop(exchange.learn, _usage(reply))
         return reply
 
-    async def _begin(self, request: Request) -> Exchange | None:
+    async def _begin(self, request: Request, *, is_blocking: bool) -> Exchange | None:
         system = None
         if request.system_message is not None:
-            system = _content_blocks(request.system_message.content, _part_block)
+            system = _content_blocks(request.system_message.content)
         arguments = {
             "system": system,
             "tools": self._descriptions(request.tools),
@@ -161,7 +163,27 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
             },
         }
         return await self._mount.begin(
-            CODEC, request.messages, arguments, request=request, found=_thread(request)
+            CODEC,
+            request.messages,
+            arguments,
+            request=request,
+            found=_thread(request),
+            agent_model=self._lent(request.model, is_blocking=is_blocking),
+        )
+
+    def _lent(self, agents: BaseChatModel, *, is_blocking: bool) -> LangChainModel:
+        """The model for summaries that was chosen, or else the agent's own."""
+        chosen = self._summary_model
+        if chosen is None:
+            name, summary_model = _model_name(agents), self._mount.summary_model
+        else:
+            name = summary_model = _model_name(chosen) or type(chosen).__name__
+        return LangChainModel(
+            model=chosen or agents,
+            is_blocking=is_blocking,
+            name=name,
+            summary_model=summary_model,
+            api="anthropic" if "anthropic" in str(getattr(agents, "_llm_type", "")) else "",
         )
 
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
@@ -172,6 +194,67 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         descriptions = [_description(tool) for tool in tools]
         self._tools = (list(tools), descriptions)
         return descriptions
+
+
+# The agent's own model ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LangChainModel(AgentModel):
+    """A chat *model* of LangChain, that of the agent or one that was chosen for summaries.
+
+    With *is_blocking* the agent was called synchronously, and its asynchronous client may belong to
+    another event loop.
+    """
+
+    model: BaseChatModel = field(repr=False)
+    is_blocking: bool = False
+
+    async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
+        """Ask it, outside of the agent's graph: the answer is no part of what the agent streams."""
+        chosen = self.model
+        if model is not None and model != self.name:
+            chosen = _with_name(chosen, model)
+        chosen = _with_room(chosen, max_tokens)
+        messages = [HumanMessage(prompt)]
+        if self.is_blocking:
+            invoke = partial(chosen.invoke, messages, UNSEEN)
+            reply = await to_thread.run_sync(invoke, abandon_on_cancel=True)
+        else:
+            reply = await chosen.ainvoke(messages, UNSEEN)
+        details = reply.response_metadata
+        reasons = [details.get(name) for name in ("finish_reason", "stop_reason")]
+        reasons.append((details.get("incomplete_details") or {}).get("reason"))
+        reason = next((reason for reason in reasons if isinstance(reason, str)), None)
+        return AgentAnswer(str(reply.text), reason, _usage(reply))
+
+
+UNSEEN: Any = {"tags": ["nostream"], "run_name": "ctxpipe summary"}
+"""The settings of a call whose answer LangGraph keeps out of the agent's stream of messages."""
+
+
+def _with_name(model: BaseChatModel, name: str) -> BaseChatModel:
+    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
+    for key in ("model_name", "model"):
+        if key in type(model).model_fields:
+            return model.model_copy(update={key: name})
+    raise SummaryRefused(
+        f"{type(model).__name__} cannot be asked for another model by its name;"
+        " give summary_model= a model of LangChain"
+    )
+
+
+def _with_room(model: BaseChatModel, max_tokens: int) -> BaseChatModel:
+    """*model*; a copy with more room where its own limit is too low for an answer."""
+    thinking = getattr(model, "thinking", None)
+    needed = max_tokens
+    if isinstance(thinking, Mapping):
+        needed += thinking.get("budget_tokens") or 0
+    for key in ("max_tokens", "max_output_tokens"):
+        limit = getattr(model, key, None) if key in type(model).model_fields else None
+        if limit is not None and limit < needed:
+            return model.model_copy(update={key: needed})
+    return model
 
 
 # Requests and replies -----------------------------------------------------------------------------
@@ -241,35 +324,21 @@ class LangChainCodec(Codec):
         """*item* as blocks."""
         if isinstance(item, ToolMessage):
             return Reading("result", [_result_block(item)])
-        side = _side_of(item)
-        if side is None:
-            call = getattr(item, "tool_call_id", None)
-            return self.unknown(item, type(item).__name__, call)
-        if side != "assistant":
-            return Reading(side, _content_blocks(item.content, _client_part))
-        blocks = _content_blocks(item.content, _part_block)
+        if not isinstance(item, BaseMessage):
+            return Reading("user", [opaque_block(item)])
+        blocks = _content_blocks(item.content)
         if isinstance(item, AIMessage):
             for call in (*item.tool_calls, *item.invalid_tool_calls):
                 blocks.append(use_block(call["id"], call["name"], arguments_object(call["args"])))
-        return Reading("assistant", blocks)
-
-    def is_answer(self, item: Item) -> bool:
-        """Return True: a message of an unknown class that names a call answers it."""
-        del item
-        return True
-
-    def answer_content(self, item: Item) -> object:
-        """Return what the message says."""
-        return read_result("", item.content, _client_part)["content"]
+            return Reading("assistant", blocks)
+        return Reading("system" if isinstance(item, SystemMessage) else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
         if not isinstance(item, AIMessage):
-            if kind(blocks[0]) == "tool_result":
+            if isinstance(item, ToolMessage):
                 blocks = result_blocks(blocks[0].get("content"))
-            read = _part_block if _side_of(item) == "assistant" else _client_part
-            content = _rebuild_content(item.content, blocks, read)
-            return item.model_copy(update={"content": content})
+            return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
         _, called, spoken = sort_blocks(blocks)
         uses = {block["id"]: block for block in called}
         kept = [call for call in item.tool_calls if call["id"] in uses]
@@ -293,7 +362,7 @@ class LangChainCodec(Codec):
             items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
         if not uses and not spoken:
             return items
-        content = _rebuild_content("", spoken, _part_block)
+        content = _rebuild_content("", spoken)
         if role == "assistant":
             calls = [
                 {"id": block["id"], "name": block["name"], "args": dict(block["input"])}
@@ -307,34 +376,21 @@ class LangChainCodec(Codec):
 CODEC = LangChainCodec()
 
 
-def _side_of(item: Item) -> Side | None:
-    """Return who says *item*, which answers no call; None where its class does not tell."""
-    role = item.role if isinstance(item, ChatMessage) else None
-    if isinstance(item, AIMessage) or role == "assistant":
-        return "assistant"
-    if isinstance(item, SystemMessage) or role in SYSTEM_ROLES:
-        return "system"
-    if isinstance(item, HumanMessage) or role == "user":
-        return "user"
-    return None
-
-
-def _content_blocks(content: str | list[Any], read: ReadPart) -> list[JsonDict]:
-    """The blocks of a message's content, without those of calls; *read* reads a part."""
+def _content_blocks(content: str | list[Any]) -> list[JsonDict]:
+    """The blocks of a message's content, without those of calls."""
     if isinstance(content, str):
-        return [read(content)] if content else []
-    return [read(part) for part in content if kind(part) not in CALLS]
+        return [_part_block(content)] if content else []
+    return [_part_block(part) for part in content if kind(part) not in CALLS]
 
 
-def _part_block(part: Any, unknown: ReadPart = opaque_block) -> JsonDict:
-    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
+def _part_block(part: Any) -> JsonDict:
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     name = kind(part)
     if name == "text":
-        return text_or_opaque(part.get("text"), part, unknown)
+        return text_or_opaque(part.get("text"), part)
     if name in OURS:
-        return _as_ours(part) or unknown(part)
+        return _as_ours(part)
     if name == "reasoning":
         return _thinking_block(part)
     image = None
@@ -343,28 +399,7 @@ def _part_block(part: Any, unknown: ReadPart = opaque_block) -> JsonDict:
         image = image_block(url.get("url") if isinstance(url, Mapping) else url)
     elif name == "image":
         image = _image(part)
-    return image or unknown(part)
-
-
-def _client_part(part: Any) -> JsonDict:
-    """Return the block of a *part* of what the client says; thinking is none of that."""
-    if kind(part) == "file" and (file := _file(part)):
-        return file
-    if kind(part) in CLIENT_UNKNOWN:
-        return client_block(part)
-    return _part_block(part, client_block)
-
-
-def _file(part: JsonObject) -> JsonDict | None:
-    """Return the document that *part* holds or refers to; None for a file of another kind."""
-    data = part.get("base64")
-    mime = part.get("mime_type")
-    if isinstance(data, str) and mime == "application/pdf":
-        return document_block({"file_data": f"data:{mime};base64,{data}"})
-    address = {"file_url": part.get("url"), "file_id": part.get("file_id")}
-    if part.get("source_type") == "id":
-        address["file_id"] = part.get("id")
-    return document_block(address)
+    return image or opaque_block(part)
 
 
 def _image(part: JsonObject) -> JsonDict | None:
@@ -374,15 +409,15 @@ def _image(part: JsonObject) -> JsonDict | None:
     if part.get("base64"):
         mime = part.get("mime_type", "image/png")
         return image_block(f"data:{mime};base64,{part['base64']}")
-    return image_block(part.get("url")) or image_by_id(part.get("file_id"))
+    return image_block(part.get("url"))
 
 
-def _as_ours(part: JsonObject) -> JsonDict | None:
-    """A block of the Messages API, without what LangChain adds; None where it is none."""
+def _as_ours(part: JsonObject) -> JsonDict:
+    """A block of the Messages API, without what LangChain adds; opaque where it is none."""
     block = dict(part)
     block.pop("index", None)
     block.pop("cache_control", None)
-    return block if block.get(PROOFS[block["type"]]) else None
+    return block if block.get(PROOFS[block["type"]]) else opaque_block(part)
 
 
 def _thinking_block(part: JsonObject) -> JsonDict:
@@ -394,7 +429,7 @@ def _thinking_block(part: JsonObject) -> JsonDict:
 
 
 def _result_block(item: ToolMessage) -> JsonDict:
-    block = read_result(item.tool_call_id, item.content, _client_part)
+    block = read_result(item.tool_call_id, item.content, _part_block)
     content = block["content"]
     is_text = isinstance(content, str) or all(kind(part) == "text" for part in content)
     if item.status == "error" and content and is_text:
@@ -405,14 +440,11 @@ def _result_block(item: ToolMessage) -> JsonDict:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_content(old: object, blocks: Sequence[JsonObject], read: ReadPart) -> Any:
-    """Content that says *blocks*, in the form of the *old* one, whose parts stay.
-
-    *read* makes a block of a part.
-    """
+def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
+    """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
     if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
         return join_texts(blocks)
-    parts = [(read(part), part) for part in old] if isinstance(old, list) else []
+    parts = [(_part_block(part), part) for part in old] if isinstance(old, list) else []
     content: list[Any] = []
     for block in blocks:
         said, part = take_part(parts, block)
@@ -430,7 +462,7 @@ def _rebuild_reply(
 ) -> Any:
     """The content of a reply that says *spoken*, with only the calls *uses* in it."""
     if not isinstance(old, list):
-        return _rebuild_content(old, spoken, _part_block)
+        return _rebuild_content(old, spoken)
     waiting = list(spoken)
     content: list[Any] = []
     for part in old:
@@ -443,7 +475,7 @@ def _rebuild_reply(
         if block in waiting:
             waiting.remove(block)
             content.append(part)
-    content += _rebuild_content([], waiting, _part_block)
+    content += _rebuild_content([], waiting)
     return content
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._values import JsonDict, JsonObject
-from ..messages import field
+from ..messages import field as value_at
 from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
+from ..summarizers import AgentAnswer, AgentModel
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format
@@ -29,6 +31,7 @@ load(
     {"CustomLogger.async_pre_call_deployment_hook": ["kwargs", "call_type"]},
 )
 
+import litellm  # noqa: E402
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 __all__ = ["ctxpipe_logger"]
@@ -56,6 +59,7 @@ def ctxpipe_logger(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    summary_model: str | None = None,
 ) -> CustomLogger:
     """A ``CustomLogger`` that has every model called with the context instead of the history.
 
@@ -70,10 +74,85 @@ def ctxpipe_logger(
     ``metadata.user_id``, ``prompt_cache_key`` or ``user``. Conversations of one name, or of none,
     are told apart by their histories; each has a *journal* of its own.
 
+    Summaries are asked for by ``litellm.acompletion`` at the provider of the call that needs them,
+    with its URL and its credentials: by *summary_model*, else by SUMMARY_MODEL where the
+    environment sets it, else by the call's own model. A name never leads to another provider.
+
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a LiteLLM of the expected form.
     """
-    return _Logger(Mount(pipeline, session_id, journal, NAMES))
+    return _Logger(Mount(pipeline, session_id, journal, NAMES, summary_model=summary_model))
+
+
+# The agent's own model ----------------------------------------------------------------------------
+
+REPEATED = (
+    *("allowed_openai_params", "api_base", "api_key", "api_version", "base_url", "extra_headers"),
+    *("headers", "litellm_credential_name", "organization", "region_name", "service_tier"),
+    *("ssl_verify", "timeout", "user"),
+)
+"""Arguments of a call that say where it goes, how, and for whom."""
+OF_PROVIDERS = ("aws_", "azure_", "vertex_", "watsonx_")
+"""How such arguments begin that only some providers have."""
+LIMITED = frozenset({"anthropic", "bedrock", "vertex_ai"})
+"""Providers whose answers LiteLLM limits by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiteLLMModel(AgentModel):
+    """The model of a call, at *provider*; *arguments* are those that each call to it repeats."""
+
+    provider: str
+    arguments: JsonObject = field(default_factory=dict, repr=False)
+
+    async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
+        """Ask it, without LiteLLM's own retries."""
+        name = (model or self.name or "").removeprefix(f"{self.provider}/")
+        limit = {"max_tokens": max_tokens} if self.provider in LIMITED else {}
+        reply: Any = await litellm.acompletion(
+            model=name,
+            messages=[{"role": "user", "content": prompt}],
+            custom_llm_provider=self.provider,
+            num_retries=0,
+            max_retries=0,
+            **limit,
+            **self.arguments,
+        )
+        choice = reply.choices[0]
+        text = choice.message.content or ""
+        usage = openai_usage(value_at(reply, "usage"))
+        return AgentAnswer(text, choice.finish_reason, usage, reply.model or "")
+
+
+def _lent(kwargs: JsonObject, summary_model: str | None) -> LiteLLMModel | None:
+    """The model that a call with *kwargs* goes to; None where they do not say."""
+    name = kwargs.get("model") or getattr(kwargs.get("litellm_logging_obj"), "model", None)
+    if not isinstance(name, str):
+        return None
+    try:
+        _, provider, _, _ = litellm.get_llm_provider(
+            name,
+            kwargs.get("custom_llm_provider"),
+            kwargs.get("api_base") or kwargs.get("base_url"),
+            kwargs.get("api_key"),
+        )
+    except Exception:  # noqa: BLE001  LiteLLM does not know it, and says so when it is called
+        return None
+    arguments = {
+        key: value
+        for key, value in kwargs.items()
+        if value is not None and (key in REPEATED or key.startswith(OF_PROVIDERS))
+    }
+    return LiteLLMModel(
+        name=name,
+        summary_model=summary_model,
+        api=provider,
+        provider=provider,
+        arguments=arguments,
+    )
+
+
+# The callback -------------------------------------------------------------------------------------
 
 
 class _Logger(CustomLogger):
@@ -95,6 +174,7 @@ class _Logger(CustomLogger):
             known.arguments(kwargs),
             request=kwargs,
             state_id=known.state_id(kwargs),
+            agent_model=_lent(kwargs, self._mount.summary_model),
         )
         if exchange is None:
             return None
@@ -123,11 +203,9 @@ class _Logger(CustomLogger):
         """Learn from the usage."""
         exchange = self._find(kwargs)
         if exchange is not None:
-            response = field(response_obj, "response") or response_obj
-            exchange.remember(field(response, "output"))
-            usage = field(response_obj, "usage")
+            usage = value_at(response_obj, "usage")
             is_own = exchange.dialog.codec is MESSAGES.codec
-            if not is_own or field(usage, "prompt_tokens") is not None:
+            if not is_own or value_at(usage, "prompt_tokens") is not None:
                 usage = openai_usage(usage)
             exchange.learn(usage)
 

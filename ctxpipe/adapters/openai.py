@@ -35,6 +35,7 @@ def ctxpipe_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     observation: str = "",
+    summary_model: str | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
@@ -51,13 +52,24 @@ def ctxpipe_client(
     name is that of `conversation`, or the body's ``prompt_cache_key``, ``metadata.session_id`` or
     ``user``. Conversations of one name, or of none, are told apart by their histories; each has a
     *journal* of its own. A user's message of a chat that begins with *observation* is read as the
-    result of a call. *transport* is what sends, by default the one that the SDK would use, without
-    the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
+    result of a call.
+
+    Summaries are asked for in the form and at the URL of the request that needs them, with its
+    headers: by *summary_model*, else by SUMMARY_MODEL where the environment sets it, else by the
+    request's own model. *transport* is what sends, by default the one that the SDK would use,
+    without the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without an SDK of the expected form.
     """
-    mount = Mount(pipeline, session_id, journal, NAMES, observation=observation)
+    mount = Mount(
+        pipeline,
+        session_id,
+        journal,
+        NAMES,
+        observation=observation,
+        summary_model=summary_model,
+    )
     return make_client(_sdk, mount, transport, settings)
 
 
@@ -67,9 +79,17 @@ def ctxpipe_sync_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     observation: str = "",
+    summary_model: str | None = None,
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
-    mount = Mount(pipeline, session_id, journal, NAMES, observation=observation)
+    mount = Mount(
+        pipeline,
+        session_id,
+        journal,
+        NAMES,
+        observation=observation,
+        summary_model=summary_model,
+    )
     return make_sync_client(_sdk, mount, transport, settings)

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
 from ..errors import InvalidHistory
 from ..messages import as_json, kind
 from ..providers.refusals import as_refusal
+from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
@@ -22,8 +24,6 @@ from ..wire.values import (
     arguments_json,
     arguments_object,
     block_text,
-    client_block,
-    document_block,
     image_block,
     image_url,
     join_texts,
@@ -54,11 +54,10 @@ load(
 
 from pydantic_ai import RetryModelRequest, RunContext  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
+from pydantic_ai.direct import model_request  # noqa: E402
 from pydantic_ai.messages import (  # noqa: E402
     BinaryContent,
-    CachePoint,
     CompactionPart,
-    DocumentUrl,
     ImageUrl,
     ModelRequest,
     ModelResponse,
@@ -68,9 +67,9 @@ from pydantic_ai.messages import (  # noqa: E402
     ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
-    UploadedFile,
     UserPromptPart,
 )
+from pydantic_ai.models import Model  # noqa: E402
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -94,6 +93,10 @@ class Ctxpipe(AbstractCapability[Any]):
     such as agents that a tool runs, or of none, are told apart by their histories; each has a
     *journal* of its own.
 
+    Summaries are written by the agent's own model, with its client and its credentials.
+    *summary_model* is another model for them, or the name of another one of the same provider;
+    without it the name is SUMMARY_MODEL where the environment sets it.
+
     Raises SettingsError for an invalid setting, and, when this module is imported,
     MountUnavailable without a pydantic-ai of the expected form.
     """
@@ -104,19 +107,23 @@ class Ctxpipe(AbstractCapability[Any]):
         *,
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
+        summary_model: str | Model | None = None,
     ) -> None:
-        self._mount = Mount(pipeline, session_id, journal)
+        self._chosen = summary_model if isinstance(summary_model, Model) else None
+        name = None if isinstance(summary_model, Model) else summary_model
+        self._mount = Mount(pipeline, session_id, journal, summary_model=name)
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """What one run needs to remember."""
-        return _Run(self._mount)
+        return _Run(self._mount, self._chosen)
 
 
 class _Run(AbstractCapability[Any]):
     """One run, and the exchange of its last request."""
 
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, mount: Mount, summary_model: Model | None) -> None:
         self._mount = mount
+        self._summary_model = summary_model
         self._exchange: Exchange | None = None
         self._is_shorter = False  # it was refused, and has a shorter request to send
 
@@ -152,14 +159,7 @@ class _Run(AbstractCapability[Any]):
         """Learn from the usage."""
         del ctx, request_context
         if self._exchange is not None:
-            billed = response.usage
-            own = usage(
-                billed.input_tokens,
-                read=billed.cache_read_tokens,
-                written=billed.cache_write_tokens,
-                output=billed.output_tokens,
-            )
-            self._exchange.learn(own)
+            self._exchange.learn(_usage(response))
         return response
 
     async def _begin(
@@ -175,7 +175,25 @@ class _Run(AbstractCapability[Any]):
             "request": {"model": getattr(request_context.model, "model_name", None)},
         }
         return await self._mount.begin(
-            CODEC, request_context.messages, arguments, request=ctx, found=[conversation]
+            CODEC,
+            request_context.messages,
+            arguments,
+            request=ctx,
+            found=[conversation],
+            agent_model=self._lent(request_context),
+        )
+
+    def _lent(self, request_context: ModelRequestContext) -> PydanticModel:
+        """The model for summaries that was chosen, or else the agent's own."""
+        agents = request_context.model
+        chosen = self._summary_model
+        settings = getattr(request_context, "model_settings", None) or {}
+        return PydanticModel(
+            model=chosen or agents,
+            settings={name: settings[name] for name in ROUTING if name in settings},
+            name=(chosen or agents).model_name,
+            summary_model=chosen.model_name if chosen else self._mount.summary_model,
+            api=agents.system,
         )
 
 
@@ -185,6 +203,78 @@ def _description(tool: Any) -> dict[str, object]:
         "description": tool.description or "",
         "parameters": tool.parameters_json_schema,
     }
+
+
+# The agent's own model ----------------------------------------------------------------------------
+
+ROUTING = (
+    *("extra_headers", "service_tier", "openai_service_tier", "openai_store", "openai_user"),
+    *("anthropic_metadata", "anthropic_service_tier", "openrouter_provider"),
+)
+"""Settings of a request that say where, how and for whom it is processed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PydanticModel(AgentModel):
+    """A *model* of pydantic-ai, that of the agent or one that was chosen for summaries.
+
+    It is asked with these *settings*, beside its own.
+    """
+
+    model: Model = dataclasses.field(repr=False)
+    settings: JsonObject = dataclasses.field(default_factory=dict, repr=False)
+
+    async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
+        """Ask it, outside of the agent's run: no capability takes part."""
+        chosen = self.model
+        if model is not None and model != self.name:
+            chosen = _with_name(chosen, model.removeprefix(f"{chosen.system}:"))
+        settings: Any = {**self.settings, **_room(chosen, max_tokens)}
+        messages = [ModelRequest(parts=[UserPromptPart(prompt)])]
+        reply = await model_request(chosen, messages, model_settings=settings)
+        text = "".join([part.content for part in reply.parts if isinstance(part, TextPart)])
+        return AgentAnswer(text, reply.finish_reason, _usage(reply), reply.model_name or "")
+
+
+def _with_name(model: Model, name: str) -> Model:
+    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
+    changed = copy.copy(model)
+    wrapped = getattr(model, "wrapped", None)
+    if isinstance(wrapped, Model):
+        vars(changed)["wrapped"] = _with_name(wrapped, name)
+    else:
+        vars(changed)["_model_name"] = name
+    vars(changed).pop("profile", None)  # it may be cached, of the old name
+    if changed.model_name != name:
+        raise SummaryRefused(
+            f"{type(model).__name__} cannot be asked for another model by its name;"
+            " give summary_model= a model of pydantic-ai"
+        )
+    return changed
+
+
+def _room(model: Model, max_tokens: int) -> dict[str, int]:
+    """The setting that gives an answer room, where *model* has a limit that is too low.
+
+    Anthropic's API requires a limit, for which pydantic-ai takes 4,096. Thinking counts, too.
+    """
+    settings: JsonObject = {**(model.settings or {})}
+    limit = settings.get("max_tokens")
+    if limit is None and model.system == "anthropic":
+        limit = 4096
+    thinking = settings.get("anthropic_thinking") or {}
+    needed = max_tokens + (thinking.get("budget_tokens") or 0)
+    return {"max_tokens": needed} if limit is not None and limit < needed else {}
+
+
+def _usage(response: ModelResponse) -> dict[str, int] | None:
+    billed = response.usage
+    return usage(
+        billed.input_tokens,
+        read=billed.cache_read_tokens,
+        written=billed.cache_write_tokens,
+        output=billed.output_tokens,
+    )
 
 
 # Messages -----------------------------------------------------------------------------------------
@@ -199,12 +289,9 @@ class PydanticCodec(Codec):
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
-        if not isinstance(item, ModelRequest | ModelResponse):
-            return self.unknown(item, type(item).__name__)
-        is_reply = isinstance(item, ModelResponse)
-        unknown = opaque_block if is_reply else client_block
-        blocks = [block for part in item.parts for block in _part_blocks(part, unknown)]
-        if is_reply:
+        parts = getattr(item, "parts", ())
+        blocks = [block for part in parts for block in _part_blocks(part)]
+        if isinstance(item, ModelResponse):
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if has_result else "user", blocks)
@@ -212,10 +299,9 @@ class PydanticCodec(Codec):
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other parts are the same objects."""
         waiting = [(block, block) for block in blocks]
-        unknown = opaque_block if isinstance(item, ModelResponse) else client_block
         parts: list[Any] = []
         for part in item.parts:
-            old = _part_blocks(part, unknown)
+            old = _part_blocks(part)
             kept = [take_part(waiting, block)[1] for block in old]
             if kept == old:
                 parts.append(part)
@@ -256,8 +342,7 @@ REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
 # Parts --------------------------------------------------------------------------------------------
 
 
-def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
-    """Return the blocks of *part*; *unknown* makes that of a part of which nothing is known."""
+def _part_blocks(part: Any) -> list[JsonDict]:
     match part:
         case ToolReturnPart():
             return [_result_block(part)]
@@ -272,17 +357,9 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
             block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
         case ThinkingPart():
             block = thinking_block(part.content or None, _proof(part))
-        case _ if unknown is client_block:
-            block = client_block(_plain(part), _name_of(part))
         case _:
             block = opaque_block(_plain(part))
     return [block]
-
-
-def _name_of(part: object) -> str:
-    """Return what pydantic-ai calls the kind of *part*, else the name of its class."""
-    names = (getattr(part, name, None) for name in ("part_kind", "kind"))
-    return next((name for name in names if isinstance(name, str)), type(part).__name__)
 
 
 def _proof(part: ThinkingPart) -> str | None:
@@ -312,25 +389,14 @@ def _retry_block(part: RetryPromptPart) -> JsonDict:
 
 
 def _content_block(content: object) -> JsonDict:
-    """Return the block of one *content* of what the user says, or of a tool's result."""
-    media: JsonDict | None = None
+    image = None
     if isinstance(content, str):
         return _text(content)
-    if isinstance(content, CachePoint):
-        return opaque_block(_plain(content))  # a mark, and nothing that the model reads
     if isinstance(content, ImageUrl):
-        media = image_block(content.url)
-    elif isinstance(content, DocumentUrl):
-        media = document_block({"file_url": content.url})
-    elif isinstance(content, UploadedFile):
-        media = document_block({"file_id": content.file_id})
-    elif isinstance(content, BinaryContent):
-        url = f"data:{content.media_type};base64,{content.base64}"
-        if content.media_type.startswith("image/"):
-            media = image_block(url)
-        elif content.media_type == "application/pdf":
-            media = document_block({"file_data": url})
-    return media or client_block(_plain(content), _name_of(content))
+        image = image_block(content.url)
+    elif isinstance(content, BinaryContent) and content.media_type.startswith("image/"):
+        image = image_block(f"data:{content.media_type};base64,{content.base64}")
+    return image or opaque_block(_plain(content))
 
 
 def _text(text: object) -> JsonDict:

@@ -48,10 +48,9 @@ from .open_calls import add_appended
 from .state import PipelineSettings, Request, learn_window, model_of
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
-
     from ..stages.protocol import Stage
     from ..storage import JournalStorage
+    from ..summarizers import AgentModel
     from .timeline import Step
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
@@ -100,7 +99,7 @@ class Conversation:
         )
         self._gate = Gate(session_id)  # for one turn
         self._exchanges = Exchanges(session_id)
-        self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
+        self._agent_model: AgentModel | None = None  # lent by the newest request that lends one
         self._reply: object = object()  # the content of the newest that was added by itself
         self._bodies = 0  # of `async with` that have not ended
         self._flushing: asyncio.Task[None] | None = None
@@ -291,7 +290,7 @@ class Conversation:
         tools: Sequence[object] | None = None,
         force: bool = False,
         request: Mapping[str, object] | None = None,
-        client: AsyncAnthropic | None = None,
+        agent_model: AgentModel | None = None,
         taken: int = 0,
     ) -> Result:
         """As `Session.run`; the first *taken* of the appended messages are in *history*."""
@@ -299,9 +298,9 @@ class Conversation:
             entered = await self._gate.enter()
             try:
                 self._memory.taken = taken
-                self._client = client or self._client
+                self._agent_model = agent_model or self._agent_model
                 expired = self._is_cache_expired()
-                asked = Request(system, tools, request or {}, force, expired, self._client)
+                asked = Request(system, tools, request or {}, force, expired, self._agent_model)
                 result = await self._shape(history, asked)
                 self.turns += 1
                 self._tokens = result.tokens_after
@@ -310,6 +309,11 @@ class Conversation:
             finally:
                 self._memory.taken = 0
                 entered.leave()
+
+    def stop_lending(self, agent_model: AgentModel | None) -> None:
+        """Forget *agent_model*, which a request has lent, and the credentials in it."""
+        if self._agent_model is agent_model:
+            self._agent_model = None
 
     async def _shape(self, history: list[Message], asked: Request) -> Result:
         """The turn, after the compaction that is due, if one is."""
@@ -434,7 +438,7 @@ class Conversation:
                 last.tools,
                 force=True,
                 cache_expired=self._is_cache_expired(),
-                client=self._client,
+                agent_model=self._agent_model,
             )
             if history is None:
                 history = self._memory.timeline.history
@@ -668,7 +672,7 @@ class Conversation:
         self.forget(sent)
         options = request or {}
         if refusal.is_media:
-            asked = Request(system, tools, options, force=True, client=self._client)
+            asked = Request(system, tools, options, force=True, agent_model=self._agent_model)
             lighter = await self._without_media(history, asked)
             if lighter is not None:
                 return lighter

@@ -35,6 +35,8 @@ NOT_RESTORABLE = (
     "or hand in the full history, else history() cannot give the raw messages back"
 )
 ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
+DIVERGED = "the history differs from the known one"
+UNDONE = "a summary of what has gone is undone: the context is as it was before it"
 REFUSED = "entry {} is refused, though nobody is seen to have written it"
 DELETED = "the conversation was deleted; what is handed in since then begins a new one"
 REPLACED = "the journal was replaced; this session goes on from what it knows"
@@ -430,8 +432,11 @@ class Memory:
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""
         if step.agreement.has_diverged:
-            new = f"message {step.agreement.fresh} and those after it are new"
-            self.notices.append(f"the history differs from the known one; {new}")
+            first = step.known if step.undone else step.agreement.fresh
+            notice = f"{DIVERGED}; message {first} and those after it are new"
+            if step.undone:
+                notice += f", and {UNDONE}"
+            self.notices.append(notice)
         if step.adopted and not self.is_adopted:
             if self._journal is None:
                 self.notify(NOT_RESTORABLE)

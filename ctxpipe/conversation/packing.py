@@ -19,11 +19,12 @@ from ..errors import StorageError, storage_errors
 from ..messages import Message, ensure_messages, strings
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..placeholders.names import session_folder
+from ..placeholders.summaries import summary_body
 from ..storage import JournalStorage, TextReader
 from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
-from .timeline import Step, Timeline
+from .timeline import Earlier, Step, Timeline
 
 _DIGEST = 16  # bytes
 _AT_ONCE = 16  # files that are read side by side
@@ -62,6 +63,8 @@ class Replay:
         if step.adopted:
             self.is_adopted = True
             self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
+            # Texts of messages that the caller has no more may be in files: nothing to return to.
+            self.timeline.earlier = []
         self._extend_raw(step, files)
         self.timeline.apply(step)
         self._compare(step, history)
@@ -117,11 +120,21 @@ class Packing:
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            edits = step.edits
-            turn["edits"] = [[edit.start, edit.stop, *self._hide(edit.messages)] for edit in edits]
+            turn["edits"] = self._pack_edits(step.edits)
         if step.stale:
             turn["stale"] = list(step.stale.items())
+        if step.undone:
+            turn["undone"] = step.undone
+        if step.summaries:
+            turn["summaries"] = list(step.summaries.items())
+        if step.earlier:
+            turn["earlier"] = [
+                [one.described, one.replaced, self._pack_edits(one.edits)] for one in step.earlier
+            ]
         return turn
+
+    def _pack_edits(self, edits: Sequence[Edit]) -> list[list[Any]]:
+        return [[edit.start, edit.stop, *self._hide(edit.messages)] for edit in edits]
 
     def _pack_history(self, step: Step) -> dict[str, Any]:
         # Copies: the caller may empty a message while this is encoded and written.
@@ -264,7 +277,10 @@ class Packing:
 def _has_digests(turn: Mapping[str, Any]) -> bool:
     if any(turn.get("digests", ())):
         return True
-    return any(any(digests) for *_, digests in turn.get("edits", ()))
+    edits = list(turn.get("edits", ()))
+    for *_, earlier_edits in turn.get("earlier", ()):
+        edits += earlier_edits
+    return any(any(digests) for *_, digests in edits)
 
 
 def _fill_texts(
@@ -292,14 +308,48 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
         known=turn["known"],
         adopted=turn.get("adopted", False),
         messages=_unpack(packed, digests, known),
+        edits=_unpack_edits(turn.get("edits", ()), known, hidden),
         stale=dict(turn.get("stale", ())),
+        undone=turn.get("undone", 0),
+        summaries=dict(turn.get("summaries", ())),
     )
-    for start, stop, messages, names in turn.get("edits", ()):
-        step.edits.append(Edit(start, stop, _unpack(messages, names, known)))
+    if "earlier" in turn:
+        step.earlier = [
+            Earlier(described, replaced, _unpack_edits(edits, known, hidden))
+            for described, replaced, edits in turn["earlier"]
+        ]
+    elif not (step.undone or step.summaries):
+        step.summaries = _summaries_without_mark(step)
+    return step
+
+
+def _summaries_without_mark(step: Step) -> dict[int, int]:
+    """The summaries that a journal of an older version does not mark as such.
+
+    Each describes all of the history as it was then. The first edit of it comes before those of
+    the messages which it replaces: the edits of one stage go from the end to the beginning.
+    """
+    summaries: dict[int, int] = {}
+    first = 0
+    for number, edit in enumerate(step.edits):
+        if number and edit.stop > step.edits[number - 1].start:
+            first = number
+        if len(edit.messages) > 1 and summary_body(edit.messages[0]) is not None:
+            summaries[first] = step.known + len(step.messages)
+    return summaries
+
+
+def _unpack_edits(
+    packed: Sequence[Sequence[Any]], known: Mapping[str, Message], hidden: set[int]
+) -> list[Edit]:
+    """The edits *packed*; messages that are not as they were sent are added to *hidden*."""
+    edits: list[Edit] = []
+    for start, stop, messages, names in packed:
+        edits.append(Edit(start, stop, _unpack(messages, names, known)))
         for message, digest in zip(messages, names, strict=True):
             if digest and digest not in known:
                 hidden.add(id(message))
-    return step
+    return edits
 
 
 def _unpack(

@@ -77,6 +77,8 @@ async def ask_stages(
         if change is None:
             continue
         is_summary = isinstance(change.detail, Compacted)
+        if is_summary:
+            step.summaries[len(step.edits)] = len(step.agreement.history)
         state.edit(step, messages, change.messages, paired=not is_summary)
         step.touched.is_stored = change.stored is not None
         if change.stored:

@@ -18,7 +18,7 @@ from ..tokens import Budget, Ledger, TokenCounter
 from .timeline import Step
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
+    from ..summarizers import AgentModel
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
@@ -36,7 +36,7 @@ class Request:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     force: bool = False
     cache_expired: bool = False
-    client: AsyncAnthropic | None = field(default=None, repr=False)
+    agent_model: AgentModel | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.tools is not None and isinstance(self.tools, str | bytes | Mapping):

@@ -11,14 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 from operator import is_, itemgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..edits.diff import Edit, apply_edits, diff, first_changed_block
 from ..edits.offload import Placeholders, first_batch_placeholder, note_placeholders, offload_again
 from ..edits.thinking import Stale, mark_stale, shift_stale
-from ..messages import Message, common_prefix, ensure_messages, is_equal, with_content
+from ..messages import (
+    Message,
+    as_blocks,
+    common_prefix,
+    ensure_messages,
+    is_equal,
+    with_content,
+)
 from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
 from ..messages.vocabulary import begins_with
+from ..placeholders.summaries import summary_body
 from ..stages.protocol import Stored
 
 RECENT = 64
@@ -33,7 +41,23 @@ LEAST_SLICE = 16
 Marked: TypeAlias = "tuple[Message, Message]"
 """A message of the context with other cache marks: in plain form, and as it is sent."""
 
+NEVER = sys.maxsize
+"""The length of a history that has all that a summary describes, where some of that has gone."""
+
 _content = itemgetter("content")
+
+
+class Earlier(NamedTuple):
+    """The context before a summary, to return to if the caller takes back what that describes.
+
+    The summary describes the first *described* messages of the history, of which those from
+    *replaced* on are still in the context behind it. The *edits* make the earlier context of the
+    history itself, the last first.
+    """
+
+    described: int
+    replaced: int
+    edits: list[Edit]
 
 
 @dataclass(slots=True)
@@ -98,6 +122,9 @@ class Step:
     messages: list[Message]
     edits: list[Edit] = field(default_factory=list)
     stale: Stale = field(default_factory=dict)
+    undone: int = 0
+    summaries: dict[int, int] = field(default_factory=dict)
+    earlier: list[Earlier] | None = None
     stored: list[Stored] = field(default_factory=list)
     given: list[Message] = field(default_factory=list)
     context: list[Message] = field(default_factory=list)
@@ -139,8 +166,13 @@ class Step:
         *paired* is that of `diff`.
         """
         edits = diff(before, after, paired=paired)
+        self.add(edits, before)
+        return edits
+
+    def add(self, edits: Sequence[Edit], before: Sequence[Message]) -> None:
+        """Add *edits* of the context *before*, the last first."""
         if not edits:
-            return edits
+            return
         last, first = edits[0], edits[-1]
         place = (first.start, first_changed_block(before, first))
         touched = self.touched
@@ -149,7 +181,6 @@ class Step:
         for edit in edits:
             self.stale = shift_stale(self.stale, edit)
         self.edits += edits
-        return edits
 
 
 class Timeline:
@@ -162,6 +193,11 @@ class Timeline:
 
     A tool result that was offloaded once has the same placeholder wherever a history that was
     rebuilt has it again; *placeholders* are shared by all timelines of a conversation.
+
+    *earlier* has the context before each summary. A summary represents exactly the messages that
+    it describes, which may be more than those it replaces: others are carried on behind it. Once
+    the history has lost one of them, the context is the newest earlier one all of whose summaries
+    are still right.
 
     With *verify* every edit inside a known message is noticed, and every turn reads all messages.
     """
@@ -177,6 +213,7 @@ class Timeline:
         self.ends: array[int] = array("I")
         """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
+        self.earlier: list[Earlier] = []
         self._contents: list[object] = []  # of the history, as they were last seen
         self._sizes = array("I")  # blocks, or characters, of each
         self._cursor = 0
@@ -215,8 +252,11 @@ class Timeline:
             now, moved=moved[: bisect_left(moved, known)], cursor=cursor, timeline=self
         )
         step = Step(known, adopted, now[known:], agreement=agreement)
-        self._prepare(step)
         ours = self.sent if adopted else self.history
+        earlier = self._earlier_contexts(step)
+        right = self._number_of_right(earlier, step, now)
+        step.undone = len(earlier) - right
+        self._prepare(step)
         whole = len(ours)
         agreement.is_cut = known < whole
         # No more than the last message may be another, as when results are added to it in place.
@@ -226,17 +266,135 @@ class Timeline:
             step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
+        if step.undone:
+            self._return_to(step, earlier[right])
         if agreement.has_diverged or has_left:
             self._offload_again(step, ours)
         return step
 
+    # Summaries ------------------------------------------------------------------------------------
+
+    def _earlier_contexts(self, step: Step) -> list[Earlier]:
+        """The earlier contexts, as edits of what *step* takes for the history.
+
+        Where the caller continues the context as the history, that is the newest one only: the
+        messages that it consists of are nowhere else, and are not to pile up.
+        """
+        if not step.adopted or not self.earlier:
+            return self.earlier
+        described, replaced, edits = self.earlier[-1]
+        end = bisect_right(self.ends, described)
+        before = list(self.history[:described])
+        carried: set[int] = set()
+        for index in range(len(before)):
+            place = self._position(index)
+            if place is not None:
+                before[index] = self.sent[place]
+                carried.add(index)
+        others = [edit for edit in edits if edit.stop <= described]
+        changed = [edit for edit in others if not (_is_single(edit) and edit.start in carried)]
+        before = parse_from(apply_edits(before, changed))
+        hunks = diff(parse_from(self.sent[:end]), before, paired=False)
+        if described != NEVER:
+            described = end
+        return [Earlier(described, bisect_right(self.ends, replaced), hunks)]
+
+    def _number_of_right(
+        self, earlier: Sequence[Earlier], step: Step, history: Sequence[Message]
+    ) -> int:
+        """How many of the summaries after *earlier* describe only what is in *history*."""
+        if not earlier or earlier[-1].described <= step.known:
+            return len(earlier)
+        known = step.known
+        if known < len(history) and self._has_only_grown(known, history[known], step.adopted):
+            known += 1
+        return bisect_right(earlier, known, key=lambda context: context.described)
+
+    def _has_only_grown(self, index: int, now: Message, in_context: bool) -> bool:
+        """Whether *now* says what message *index* has said, and then more."""
+        ours = self.sent if in_context else self.history
+        if index >= len(ours) or ours[index]["role"] != now["role"]:
+            return False
+        before: object = ours[index]["content"]
+        if not in_context:
+            before = self._contents[index]
+            if before is now["content"]:
+                return _size(before) > self._sizes[index]
+            if _size(before) != self._sizes[index]:
+                return False  # nobody knows what it said
+        known = with_content(now, before)
+        start = list(as_blocks(now))[: len(list(as_blocks(known)))]
+        return says_the_same(known, with_content(now, start))
+
+    def _return_to(self, step: Step, earlier: Earlier) -> None:
+        """Add the edits to *step* that make the *earlier* context of the history that is left."""
+        edits = [edit for edit in earlier.edits if edit.stop <= step.known]
+        step.add(edits, step.context)
+        context = apply_edits(step.context, edits)
+        touched = step.touched
+        place = (common_prefix(self.context, context), 0)
+        touched.first = min(place, touched.first or place)
+        touched.tail = min(touched.tail, len(step.messages))
+
+    def _note_context(
+        self, context: Sequence[Message], sent: Sequence[Message], edit: Edit, described: int
+    ) -> None:
+        """Note the *context*, as it is *sent*, before the first *edit* of a summary.
+
+        The summary is of the first *described* messages of the history.
+        """
+        replaced = self.ends[edit.stop - 1] if edit.stop else 0
+        if not self.earlier or self.earlier[-1].described < described:
+            self.earlier.append(Earlier(described, replaced, self._rewrites(context, sent)))
+
+    def _rewrites(self, context: Sequence[Message], sent: Sequence[Message]) -> list[Edit]:
+        """The edits that make *context*, as it is *sent*, of the history, the last first."""
+        edits: list[Edit] = []
+        end = 0  # of what the messages so far replace
+        for place, message in enumerate(context):
+            start = self.starts[place]
+            stop = self.ends[place]
+            if end < start:
+                edits.append(Edit(end, start, []))
+            end = stop
+            if stop - start == 1 and sent[place] is self.history[start]:
+                continue
+            is_follower = start == stop and edits and edits[-1].stop == stop and edits[-1].messages
+            if is_follower and context[place - 1] is edits[-1].messages[-1]:
+                edits[-1].messages.append(message)
+            else:
+                edits.append(Edit(start, stop, [message]))
+        if end < len(self.history):
+            edits.append(Edit(end, len(self.history), []))
+        return edits[::-1]
+
+    def _drop_earlier(self, step: Step) -> None:
+        """Drop the earlier contexts of which *step* makes the summaries undone.
+
+        Journals of older versions do not say what a summary describes. Where it has stayed though
+        the history had lost some of that, it is wrong whatever the history becomes.
+        """
+        if step.earlier is not None:
+            self.earlier = step.earlier
+            return
+        self.earlier = list(self._earlier_contexts(step))
+        if step.undone:
+            del self.earlier[-step.undone :]
+            return
+        right = self._number_of_right(self.earlier, step, step.agreement.history)
+        wrong = self.earlier[right:]
+        del self.earlier[right:]
+        if wrong and any(summary_body(one) is not None for one in step.context[: step.kept]):
+            self.earlier.append(wrong[0]._replace(described=NEVER))
+
     def _offload_again(self, step: Step, history: Sequence[Message]) -> None:
         """Have what has left once, and is in what follows *history*, be placeholders again."""
         fresh = step.agreement.fresh
-        context = offload_again(self.placeholders, step.context, step.kept, history, fresh)
-        if context is step.context:
+        before = apply_edits(step.context, step.edits) if step.edits else step.context
+        context = offload_again(self.placeholders, before, step.kept, history, fresh)
+        if context is before:
             return
-        step.edit(step.context, context)
+        step.edit(before, context)
         batch = first_batch_placeholder(context[step.kept :])
         if batch is not None:  # the model has answered to what it replaces
             mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
@@ -244,6 +402,8 @@ class Timeline:
     def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
+        if step.undone:
+            return 0, 0
         if step.adopted:
             return known, known
         kept = bisect_right(self.ends, known)
@@ -265,7 +425,7 @@ class Timeline:
         step.kept, agreement.fresh = self._part_to_keep(step)
         if agreement.moved or not is_untouched:
             agreement.marked = dict(self._new_marks(step))
-        step.same = min(agreement.marked, default=step.kept)
+        step.same = min(step.kept, min(agreement.marked, default=step.kept))
         new = step.messages
         if agreement.fresh < step.known:
             new = agreement.history[agreement.fresh :]
@@ -294,6 +454,7 @@ class Timeline:
             messages=list(self.history),
             edits=diff(parse_from(self.history), self.context),
             stale=self.stale,
+            earlier=list(self.earlier),
         )
 
     def apply(self, step: Step) -> None:
@@ -305,6 +466,7 @@ class Timeline:
             self._prepare(step)
         if self.verify and agreement.digests is None:
             self.compute_digests(step)
+        self._drop_earlier(step)
         known = 0 if step.adopted else min(len(self._contents), step.known)
         contents = list(map(_content, agreement.history[known:]))
         sizes = _sizes(contents)  # raises before anything changes
@@ -323,11 +485,7 @@ class Timeline:
         if step.context is agreement.history and not step.edits:
             self.context = self.sent = self.history
         else:
-            edits = list(map(self._align, step.edits))
-            self.context = apply_edits(step.context, edits)
-            self.sent = self.context
-            if step.given is not step.context:
-                self.sent = apply_edits(step.given, edits)
+            self._apply_edits(step)
         self.stale = step.stale
         self._cursor = agreement.cursor
         # What edits in place are detected from.
@@ -339,6 +497,21 @@ class Timeline:
             self._sizes[index] = _size(content)
         if agreement.digests is not None:
             self._digests = agreement.digests
+
+    def _apply_edits(self, step: Step) -> None:
+        context = list(step.context)
+        sent = context
+        if step.given is not step.context:
+            sent = list(step.given)
+        for number, edit in enumerate(step.edits):
+            if number in step.summaries:
+                self._note_context(context, sent, edit, step.summaries[number])
+            start, stop, messages = self._align(edit)
+            context[start:stop] = messages
+            if sent is not context:
+                sent[start:stop] = messages
+        self.context = context
+        self.sent = sent
 
     def _align(self, edit: Edit) -> Edit:
         """Note in the columns what *edit* replaces; the edit as the context takes it.
@@ -466,6 +639,11 @@ class Timeline:
             return None
         is_alone = (self.starts[place], self.ends[place]) == (index, index + 1)
         return place if is_alone else None
+
+
+def _is_single(edit: Edit) -> bool:
+    """Return True if *edit* replaces one message by one."""
+    return edit.stop - edit.start == 1 == len(edit.messages)
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:

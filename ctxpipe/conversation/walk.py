@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,9 @@ async def _turn_maker(
     model = model_of(state, request.options)
     if state.settings.budget.is_default and model and not context_window.cache_info().misses:
         await in_thread(context_window, model)  # it reads the list
+    agent_model = request.agent_model
+    if agent_model is not None and agent_model.name is None:
+        agent_model = replace(agent_model, name=model)
     protected = 0
     if state.settings.thinking == "protect":
         protected = index_after_thinking(messages)
@@ -151,7 +155,7 @@ async def _turn_maker(
         tracked=tracked,
         protected=protected,
         cache_expired=request.cache_expired,
-        client=request.client,
+        agent_model=agent_model,
         history=raw,
     )
 

@@ -84,6 +84,14 @@ Pins = Annotated[
 Observation = Annotated[
     str, typer.Option(help="Messages of the user that begin with this text are results of calls.")
 ]
+SummaryModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The model that writes summaries, asked at the request's own upstream with the "
+        "client's own key; default: none, they are collected from the conversation.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Send every request as it came; say what would be saved.")
 ]
@@ -104,6 +112,7 @@ def gateway(
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
     observation: Observation = "",
+    summary_model: SummaryModel = None,
     token_file: Annotated[
         Path | None,
         typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
@@ -140,6 +149,7 @@ def gateway(
         work_dir=work_dir,
         pin=pin,
         observation=observation,
+        summary_model=summary_model,
         tokens=tokens,
         show_texts=show_texts,
         dry_run=dry_run,
@@ -169,6 +179,7 @@ def wrap(
     work_dir: WorkDir = None,
     pin: Pins = [],  # noqa: B006  typer copies it
     observation: Observation = "",
+    summary_model: SummaryModel = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
@@ -190,6 +201,7 @@ def wrap(
         work_dir=work_dir,
         pin=pin,
         observation=observation,
+        summary_model=summary_model,
         dry_run=dry_run,
     )
     serving = open_serving(settings)

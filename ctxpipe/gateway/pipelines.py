@@ -13,7 +13,7 @@ from ..providers.prices import Prices
 from ..stages.compact import Compact, Evidence
 from ..stages.protocol import Stage
 from ..stages.truncate import SmartTruncate
-from ..summarizers import ExtractiveSummarizer
+from ..summarizers import AgentSummarizer, ExtractiveSummarizer, Summarizer
 from ..tokens import Budget
 from ..tokens.memo import Memo
 
@@ -35,6 +35,7 @@ class Pipelines:
 
     *preset* is a name of PRESETS, or a TOML file. Without *storage* no text leaves a context for a
     file: only what compacts and truncates is left. *pin* and *prices* are those of the presets.
+    With *summary_model* the upstream is asked for summaries, by that model; without it no model is.
 
     Raises SettingsError for a preset that does not exist or cannot be read.
     """
@@ -48,11 +49,15 @@ class Pipelines:
         prices: Prices | None = None,
         work_dir: str | PathLike[str] | None = None,
         pin: Sequence[str] = (),
+        summary_model: str | None = None,
     ) -> None:
         self._window = window
         self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
         self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
-        self._stages = _stages(preset, storage, prices, work_dir, pin or None)
+        summarize: Summarizer = ExtractiveSummarizer()
+        if summary_model is not None:
+            summarize = AgentSummarizer(summary_model)
+        self._stages = _stages(preset, storage, prices, work_dir, pin or None, summarize)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
         """The pipeline for requests to *model* with *betas*, the value of their header."""
@@ -78,17 +83,22 @@ def _stages(
     prices: Prices | None,
     work_dir: str | PathLike[str] | None,
     pin: Sequence[str] | None,
+    summarize: Summarizer,
 ) -> list[Stage]:
     if storage is None:
         return [
-            Compact(ExtractiveSummarizer(), require_archive=False, evidence=Evidence(pin=pin)),
+            Compact(summarize, require_archive=False, evidence=Evidence(pin=pin)),
             SmartTruncate(require_archive=False, pin=pin),
         ]
     if preset.endswith(".toml"):
         if pin:
             raise SettingsError(f"pin is a setting of stages: write it in {preset}")
-        return read_config(preset).stages(storage, work_dir=work_dir, prices=prices)
+        return read_config(preset).stages(
+            storage, work_dir=work_dir, prices=prices, summarize=summarize
+        )
     if preset not in PRESETS:
         names = ", ".join(PRESETS)
         raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
-    return preset_stages(preset, storage, work_dir=work_dir, prices=prices, pin=pin)
+    return preset_stages(
+        preset, storage, work_dir=work_dir, prices=prices, summarize=summarize, pin=pin
+    )

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from .._text import as_dollars, count_phrase
-from ..providers.prices import Prices
+from ..providers.prices import Prices, usage_dollars
 from ..providers.prices import find_prices as listed_prices
 from ..tokens.spent import Kind
 
@@ -141,10 +141,4 @@ def dollars(model: str, usage: Mapping[str, int]) -> float | None:
     prices = find_prices(model)
     if prices is None or not usage:
         return None
-    fresh = usage.get("input_tokens", 0)
-    written = usage.get("cache_creation_input_tokens", 0)
-    read = usage.get("cache_read_input_tokens", 0)
-    cliff = prices.cliff(fresh + written + read)
-    paid = fresh * prices.input + written * prices.cache_write + read * prices.read
-    answer = usage.get("output_tokens", 0) * prices.output
-    return paid * cliff.prompt + answer * cliff.output
+    return usage_dollars(prices, usage)

@@ -15,12 +15,22 @@ from starlette.responses import Response
 from .._text import one_line
 from ..messages import Message, texts
 from ..session.client import BETA
+from ..stages.reports import Compacted
 from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
+from ..wire.questions import HttpAnswer, http_model, question_headers
 from .guard import Refused
 from .record import Leaving, Record, Turn, What, dollars, logger
 from .shaping import Shaper
-from .upstream import Upstream, read_whole, reply_with, until_gone
+from .upstream import (
+    Headers,
+    Upstream,
+    headers_for_upstream,
+    read_whole,
+    reply_with,
+    target_of,
+    until_gone,
+)
 
 SWITCH = "x-ctxpipe"
 """With the value "off" a request passes as it came."""
@@ -37,8 +47,20 @@ class Relay:
     """
 
     def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
-        find = shaper.find(request.headers)
-        self._exchange = HttpExchange(shaper.conversations, known, find, is_dry=shaper.is_dry)
+        lend = None
+        if shaper.summary_model is not None:
+            headers = headers_for_upstream(
+                request.headers, question_headers(request.headers.items())
+            )
+            send = partial(_ask_question, upstream, target_of(request), headers)
+            lend = partial(http_model, send=send)
+        self._exchange = HttpExchange(
+            shaper.conversations,
+            known,
+            shaper.find(request.headers),
+            is_dry=shaper.is_dry,
+            lend=lend,
+        )
         self._request = request
         self._upstream = upstream
         self._shaper = shaper
@@ -87,9 +109,21 @@ class Relay:
             finally:
                 turn.seconds = time.monotonic() - self._started
                 if self._exchange.is_shaped:
-                    turn.dollars = dollars(turn.model, self._exchange.usage)
+                    turn.dollars = self._dollars(turn.model)
+                    self._exchange.session.stop_lending(self._exchange.agent_model)
                 record.add(turn)
                 logger.info("%s", turn)
+
+    def _dollars(self, model: str) -> float | None:
+        """What the reply has cost, and the summaries before it; None where that is not known."""
+        details = [report.detail for report in self._exchange.result.reports]
+        total = dollars(model, self._exchange.usage)
+        for detail in details:
+            if isinstance(detail, Compacted) and detail.model:
+                if total is None or detail.dollars is None:
+                    return None
+                total += detail.dollars
+        return total
 
     async def _add_kinds(self, turn: Turn) -> None:
         """Add to *turn* what the tokens that were sent are spent on, as far as that can be told."""
@@ -124,6 +158,22 @@ class Relay:
             text=_last_words(exchange.session.known) if show_texts else "",
             owner=owner,
         )
+
+
+async def _ask_question(
+    upstream: Upstream,
+    target: str,
+    headers: Headers,
+    known: Format,
+    model: str | None,
+    content: bytes,
+) -> HttpAnswer:
+    """Ask where a request with this *target* and these *headers* goes for a summary."""
+    response = await upstream.send("POST", known.question_target(target, model), content, headers)
+    try:
+        return HttpAnswer(response.status_code, response.headers, await response.aread())
+    finally:
+        await response.aclose()
 
 
 def _last_words(messages: Sequence[Message]) -> str:

@@ -33,7 +33,9 @@ class Settings:
     several gateways keep their journals in common, each on the same address if they like; None: in
     *root*, by one gateway alone. *tokens* are those that clients may show; without them only this
     machine is served. With *dry_run* every request is sent as it came, and what would have been
-    saved is told. *cache_seconds* is how long the upstream's prompt cache keeps; from an hour on
+    saved is told. With *summary_model* summaries are written by that model, asked at the upstream
+    of the request that needs one, with the client's own credentials; None asks no model.
+    *cache_seconds* is how long the upstream's prompt cache keeps; from an hour on
     every cache mark is for an hour.
 
     Raises SettingsError for a URL or an address that cannot be meant.
@@ -47,6 +49,7 @@ class Settings:
     pin: Sequence[str] = ()
     observation: str = ""
     window: int | None = None
+    summary_model: str | None = None
     cache_seconds: float = FIVE_MINUTES
     tokens: Sequence[str] = field(default=(), repr=False)
     dry_run: bool = False

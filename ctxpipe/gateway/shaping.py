@@ -19,8 +19,8 @@ from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter
 from ..tokens.spent import Kind, Pieces
-from ..wire.conversations import Conversations, Dialog
-from ..wire.exchange import FindConversation, Found, HttpExchange, max_head_chars
+from ..wire.conversations import Conversations, Dialog, OpenSession
+from ..wire.exchange import FindConversation, HttpExchange
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
@@ -45,6 +45,8 @@ class Shaper:
         if settings.journal is not None and not self.is_dry:
             self._journal = open_journal(settings.journal, storage, self.owner)
         texts = MemoryStorage() if self.is_dry else storage
+        # What is not sent in the end is not worth a request.
+        self.summary_model: str | None = None if self.is_dry else settings.summary_model
         self._pipelines = Pipelines(
             settings.preset,
             texts,
@@ -52,6 +54,7 @@ class Shaper:
             prices=replace(Prices.relative(), ttl_seconds=settings.cache_seconds),
             work_dir=settings.work_dir,
             pin=settings.pin,
+            summary_model=self.summary_model,
         )
         self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(
@@ -72,7 +75,7 @@ class Shaper:
     def find(self, headers: Mapping[str, str]) -> FindConversation:
         """Finds the conversation of a request with *headers*, whose names are in small letters."""
 
-        def find(values: Mapping[str, Any]) -> Found:
+        def find(values: Mapping[str, Any]) -> tuple[str, OpenSession]:
             model = values.get("model")
             model = model if isinstance(model, str) else None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
@@ -83,8 +86,7 @@ class Shaper:
                 )
                 return conversation_of(session)
 
-            name = conversation_name(headers, values)
-            return Found(name, open_session, max_head_chars(pipeline.budget))
+            return conversation_name(headers, values), open_session
 
         return find
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from io import BytesIO
 from typing import TypeAlias, TypeVar
@@ -69,39 +69,69 @@ class Upstream:
     ) -> httpx2.Response:
         """The answer to *request* with this *content*, of which only the head has been read.
 
-        *headers* replace those of the request. Raises Refused for a path that has no upstream, or
-        that cannot be part of a URL.
+        *headers* replace those of the request. Raises Refused as `send` does.
         """
-        dropped = _hop_by_hop(request.headers) | _NOT_SENT
-        kept: Headers = []
-        for name, value in request.headers.items() if headers is None else headers:
-            if name.lower() not in dropped and not name.lower().startswith(OWN):
-                kept.append((name, value))
+        given = request.headers.items() if headers is None else headers
+        kept = headers_for_upstream(request.headers, given)
         length = request.headers.get("content-length")
         if length is not None and isinstance(content, AsyncIterator):
             kept.append(("content-length", length))  # else it goes out in chunks
+        return await self.send(request.method, target_of(request), content, kept)
+
+    async def send(
+        self,
+        method: str,
+        target: str,
+        content: bytes | AsyncIterator[bytes] | None,
+        headers: Headers,
+    ) -> httpx2.Response:
+        """The answer to a request with exactly these *headers*, of which only the head was read.
+
+        *target* is its path and its query. Raises Refused for a path that has no upstream, or that
+        cannot be part of a URL.
+        """
         # As they came: a header may hold any byte.
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
-        url = self._url(request)
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        url = self._url(target)
         try:
-            asked = self._client.build_request(request.method, url, headers=raw, content=content)
+            asked = self._client.build_request(method, url, headers=raw, content=content)
         except httpx2.InvalidURL as error:
             raise Refused(400, "the target cannot be sent on") from error
-        given = {name.lower() for name, _ in kept}
+        given = {name.lower() for name, _ in headers}
         for name in _ADDED:
             if name not in given:
                 asked.headers.pop(name, None)
         return await self._client.send(asked, stream=True)
 
-    def _url(self, request: Request) -> str:
-        """The upstream's address, and the path of *request* behind it, as text."""
-        path: str = request.scope["raw_path"].decode("ascii")
+    def _url(self, target: str) -> str:
+        """The upstream's address, and *target*, a path with its query, behind it."""
         for prefix in sorted(self._upstreams, key=len, reverse=True):
-            if path.startswith(f"{prefix}/"):
-                query = request.scope["query_string"].decode("ascii")
-                query = f"?{query}" if query else ""
-                return self._upstreams[prefix].rstrip("/") + path[len(prefix) :] + query
+            if target.startswith(f"{prefix}/"):
+                return self._upstreams[prefix].rstrip("/") + target[len(prefix) :]
+        path = target.partition("?")[0]
         raise Refused(404, f"no upstream is named for {path[:80]}")
+
+
+def headers_for_upstream(
+    received: Mapping[str, str], headers: Iterable[tuple[str, str]]
+) -> Headers:
+    """Return those of *headers* that go on to the upstream.
+
+    *received* are the client's own, which say what else is for one hop only.
+    """
+    dropped = _hop_by_hop(received) | _NOT_SENT
+    kept: Headers = []
+    for name, value in headers:
+        if name.lower() not in dropped and not name.lower().startswith(OWN):
+            kept.append((name, value))
+    return kept
+
+
+def target_of(request: Request) -> str:
+    """Return the path and the query of *request*, as they came."""
+    path: str = request.scope["raw_path"].decode("ascii")
+    query: str = request.scope["query_string"].decode("ascii")
+    return f"{path}?{query}" if query else path
 
 
 async def read_whole(request: Request) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from decimal import Decimal
@@ -185,6 +185,17 @@ def find_prices(model: str | None, at: datetime | None = None) -> Prices | None:
         ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES),
         cliffs=_cliffs(price),
     )
+
+
+def usage_dollars(prices: Prices, usage: Mapping[str, int]) -> float:
+    """Return the price of one request with this *usage*, in the form of the Messages API."""
+    fresh = usage.get("input_tokens") or 0
+    written = usage.get("cache_creation_input_tokens") or 0
+    read = usage.get("cache_read_input_tokens") or 0
+    cliff = prices.cliff(fresh + written + read)
+    paid = fresh * prices.input + written * prices.cache_write + read * prices.read
+    answer = (usage.get("output_tokens") or 0) * prices.output
+    return paid * cliff.prompt + answer * cliff.output
 
 
 def _per_token(listed: Decimal | TieredPrices | None, otherwise: float = 0.0) -> float:

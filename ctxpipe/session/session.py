@@ -23,7 +23,7 @@ from ..messages import Message, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
 from ..storage.waiting import lock_deadline
-from .client import lendable, observe_stream, request_arguments
+from .client import lent_model, observe_stream, request_arguments
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream
@@ -106,7 +106,8 @@ class Session:
         Messages that are appended while this runs belong to the next turn: ``result.covered`` is
         how many are in this one. ``result.notices`` says when the history was shortened, branched
         or rebuilt; it is never modified. *client*, the one that the context is sent with, is lent
-        to a summarizer that has none, now and in later turns. The other arguments are those of
+        to a summarizer that has none, now and in later turns; the model for it is SUMMARY_MODEL
+        where the environment sets it, else that of *request*. The other arguments are those of
         `ContextPipeline.run`.
 
         Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
@@ -115,9 +116,9 @@ class Session:
         lent = None
         if client is not None:
             check_client(client)
-            lent = lendable(client)
+            lent = lent_model(client, request or {})
         return await self._conversation.run(
-            history, system=system, tools=tools, force=force, request=request, client=lent
+            history, system=system, tools=tools, force=force, request=request, agent_model=lent
         )
 
     async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
@@ -267,6 +268,10 @@ class Session:
         not async or an invalid number of breakpoints; InvalidHistory, naming the calls, for a
         history that ends with calls without results. ``open_calls="interrupted"`` answers these
         with an error result.
+
+        A summary that becomes due is written through *client*, by SUMMARY_MODEL where the
+        environment sets it, else by the request's model, unless the pipeline's summarizer has a
+        client or a model of its own.
         """
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 
@@ -368,8 +373,8 @@ class Session:
             else:
                 history = close_calls(messages, open_calls)
             arguments = request_arguments(client, request)
-            lent = lendable(client)
-            context = await conversation.run(history, **arguments, client=lent, taken=taken)
+            lent = lent_model(client, request)
+            context = await conversation.run(history, **arguments, agent_model=lent, taken=taken)
         try:
             return await send(context), context
         except Exception as error:

@@ -38,6 +38,7 @@ from ..settings import (
     SUMMARIZER,
     SUMMARY_MAX_WORDS,
     check_settings,
+    excerpt,
     instance_of,
 )
 from ..storage import Archive, LocalStorage
@@ -46,7 +47,7 @@ from ..storage.protocol import ARCHIVE
 from ..storage.records import message_redactor_of, redactor_of
 from ..storage.references import check_reference, reference_of, visible_path
 from ..summarizers import (
-    WITHOUT_MODEL,
+    AgentSummarizer,
     AnthropicSummarizer,
     ExtractiveSummarizer,
     FinishedParts,
@@ -55,6 +56,7 @@ from ..summarizers import (
     Summarizer,
     summarize_with_retry,
 )
+from ..summarizers.agent import lend, missing_model
 from ..summarizers.protocol import Summary, summarizer_name
 from ..summarizers.retry import digest_of
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
@@ -244,8 +246,10 @@ async def compact_messages(
     objects of the SDK as they would be sent. A failed save is logged and does not stop the
     compaction unless *require_archive*.
 
-    *summarize* writes the summary, by default `AnthropicSummarizer` with *model* and
-    *summary_max_words*, which without credentials in the environment is `ExtractiveSummarizer`.
+    *summarize* writes the summary. By default that is `AnthropicSummarizer` with *model* and
+    *summary_max_words*: the messages are sent to Anthropic with the credentials that the
+    environment holds for it, whatever the agent itself uses; without any, `ExtractiveSummarizer`
+    writes.
     *work_dir* and the *max_restore_…* limits are those of `restore_files`. With *fold_unrestored*
     files that are too long are reduced to the names they define. *files*, *archive* and *sleep*
     stand in for the disk and the clock.
@@ -368,8 +372,9 @@ class Compact:
     tool included, compaction is postponed; where the API itself has compacted, it is left to the
     API.
 
-    *summarize* writes the summary: by default `AnthropicSummarizer`, and without credentials
-    `ExtractiveSummarizer`; the report names the one that wrote.
+    *summarize* writes the summary: by default `AgentSummarizer`, the agent's own model, where a
+    session's client or an adapter lends it, and elsewhere `ExtractiveSummarizer`, with one warning
+    in a session. The report names the one that wrote, its model, and what it cost.
 
     *archive* keeps the raw messages, before anything else happens; without it nothing is compacted,
     unless *require_archive* is False.
@@ -409,6 +414,10 @@ class Compact:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
+        if self.archive is None and isinstance(self.summarize, Archive):
+            raise SettingsError(
+                f"summarize is {excerpt(self.summarize)}, a storage; give it as archive="
+            )
         if self.archive is None and self.require_archive:
             raise SettingsError(
                 "Compact needs an archive for the raw messages; "
@@ -450,8 +459,8 @@ class Compact:
 
     def with_focus(self, focus: str) -> Compact:
         """The same stage whose summary attends to *focus*, if its summarizer can do that."""
-        writer = self.summarize or AnthropicSummarizer()
-        if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
+        writer = self.summarize or AgentSummarizer()
+        if not isinstance(writer, AgentSummarizer | AnthropicSummarizer | PromptSummarizer):
             return self
         return replace(self, summarize=replace(writer, focus=focus), background=False)
 
@@ -511,11 +520,8 @@ class Compact:
         return not await self._reason_to_skip(replace(turn, force=True))
 
     def _writer(self, turn: Turn) -> Summarizer:
-        writer = self.summarize or AnthropicSummarizer()
-        if isinstance(writer, AnthropicSummarizer):
-            writer = replace(writer, client=writer.client or turn.client)
-            if not writer.available:
-                writer = ExtractiveSummarizer(writer.max_words)
+        own = self.summarize or AgentSummarizer()
+        writer = lend(own, turn.agent_model, turn.budget.window)
         if isinstance(writer, ExtractiveSummarizer):
             # What the evidence says better need not be in the summary too.
             return replace(writer, brief=True)
@@ -527,10 +533,11 @@ class Compact:
         if was_chosen or not isinstance(writer, ExtractiveSummarizer):
             return ""
         attempts = turn.recall(Attempts)
+        warning = missing_model(self.summarize, turn.agent_model)
         if not attempts.warned:
-            logger.warning("session %r: %s", turn.session_id[:40], WITHOUT_MODEL)
+            logger.warning("session %r: %s", turn.session_id[:40], warning)
         attempts.warned = True
-        return WITHOUT_MODEL
+        return warning
 
     # What -----------------------------------------------------------------------------------------
 
@@ -574,6 +581,8 @@ class Compact:
             input_tokens=summary.input_tokens,
             cached_tokens=summary.cached_tokens,
             output_tokens=summary.output_tokens,
+            model=summary.model,
+            dollars=summary.dollars,
         )
         return await self._judge(turn, replacement, layout, detail)
 
@@ -588,6 +597,10 @@ class Compact:
         # What costs nothing is written anew: then it says the same in every process.
         is_free = isinstance(writer, ExtractiveSummarizer)
         parts = None if is_free else turn.recall(FinishedParts)
+        earlier = None if parts is None else parts.writer
+        if isinstance(writer, AgentSummarizer) and isinstance(earlier, AgentSummarizer) and parts:
+            # What an earlier request has lent may be closed by now, or its key be out of date.
+            parts.writer = replace(earlier, lent=writer.lent)
         pending = turn.memory.get(PendingSummary)
         if self.background and pending and (covered := pending.place(turn)):
             summary = await pending.summary(turn)

@@ -11,8 +11,7 @@ from ..messages import Columns, Message, is_bulky
 from ..tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
-
+    from ..summarizers import AgentModel
     from .reports import Detail
 
 T = TypeVar("T")
@@ -46,8 +45,8 @@ class Turn:
 
     The messages before index *protected* must not be rewritten: the signatures of kept thinking
     after them cover their text. With *cache_expired* the provider's prompt cache is known to be
-    gone, so that rewriting costs no more than reading. *client*, where it is known, is the one that
-    the agent asks its model with: lent to a summarizer that has none of its own.
+    gone, so that rewriting costs no more than reading. *agent_model*, where it is known, is the
+    model that the agent itself asks: lent to a summarizer that has none of its own.
 
     *history* is the raw history that the messages were made from, where a session's caller hands it
     in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
@@ -65,7 +64,7 @@ class Turn:
     tracked: Tracked | None = field(default=None, repr=False)
     protected: int = 0
     cache_expired: bool = False
-    client: AsyncAnthropic | None = field(default=None, repr=False)
+    agent_model: AgentModel | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
 
     @property

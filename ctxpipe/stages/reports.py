@@ -61,8 +61,9 @@ class Compacted:
     Token counts are raw (exact tiktoken) and of the messages alone. *restored* are the paths of
     files that are in the context again, *folded* of those reduced to their names. *attempts* and
     *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as
-    billed. *over_target* and *over_budget* say that the result is still above the budget's target,
-    or trigger; *holds* what keeps it there.
+    reported by the API; *model* has written it ("": none has), and *dollars* is what it cost, None
+    where usage or price is not known. *over_target* and *over_budget* say that the result is still
+    above the budget's target, or trigger; *holds* what keeps it there.
     """
 
     tokens_before: int
@@ -78,13 +79,20 @@ class Compacted:
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    model: str = ""
+    dollars: float | None = None
     over_target: bool = False
     over_budget: bool = False
     holds: str = ""
 
     def __str__(self) -> str:
-        writer = self.summarizer or "summarizer"
-        parts = [f"{count_phrase(self.messages_summarized, 'message')} summarized ({writer})"]
+        writers = [self.summarizer or "summarizer"]
+        if self.model:
+            writers.append(one_line(self.model, 60))
+            if self.dollars is not None:
+                writers.append(as_dollars(self.dollars))
+        count = count_phrase(self.messages_summarized, "message")
+        parts = [f"{count} summarized ({', '.join(writers)})"]
         if self.restored:
             parts.append(f"{count_phrase(len(self.restored), 'file')} brought back")
         if self.over_target:

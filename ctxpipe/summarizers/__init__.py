@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .agent import AgentAnswer, AgentModel, AgentSummarizer
 from .anthropic import WITHOUT_MODEL, AnthropicSummarizer
 from .extractive import ExtractiveSummarizer
 from .prompt import PromptSummarizer
@@ -10,6 +11,9 @@ from .retry import FinishedParts, Retry, summarize_with_retry
 
 __all__ = [
     "WITHOUT_MODEL",
+    "AgentAnswer",
+    "AgentModel",
+    "AgentSummarizer",
     "AnthropicSummarizer",
     "ExtractiveSummarizer",
     "FinishedParts",

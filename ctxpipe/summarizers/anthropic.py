@@ -31,7 +31,7 @@ from ..tokens import Counting
 from ..tokens.counter import COUNTING
 from .extractive import ExtractiveSummarizer
 from .prompt import answer_tokens, instructions, transcript_prompt
-from .protocol import PromptTooLong, Summary, SummaryRefused
+from .protocol import PromptTooLong, Summary, SummaryRefused, with_price
 
 if TYPE_CHECKING:
     import anthropic
@@ -41,19 +41,20 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 WITHOUT_MODEL = (
-    "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are"
-    " collected from the messages: give AnthropicSummarizer(client), or choose"
-    " ExtractiveSummarizer()"
+    "no model writes the summaries: none was named, and ctxpipe does not know the one that the"
+    " agent uses; they are collected from the messages: give Compact(AnthropicSummarizer(client),"
+    " …) or Compact(PromptSummarizer(ask), …), or choose ExtractiveSummarizer()"
 )
+"""The warning where a summary is due and no model is known that may write it."""
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-_COMMON_OUTPUT_LIMIT = 8192  # tokens that any model in use may answer with
+COMMON_OUTPUT_LIMIT = 8192  # tokens that any model in use may answer with
 _COMPLETE = frozenset({"end_turn", "stop_sequence"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AnthropicSummarizer:
-    """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
+    """Asks a Claude model through Anthropic's SDK, with the *client* that it is given.
 
     With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a
     text that is marked as data. Where that exceeds the model's *window* (tokens), the middle of
@@ -66,9 +67,12 @@ class AnthropicSummarizer:
     *max_tokens* limits the answer (default: what *max_words* need). An answer that does not fit is
     requested once more, shorter and with twice the limit. *focus* is what the summary should attend
     to. The SDK's own retries are off: the retry layer is the only one. No credentials are kept.
-    Without a client, that of `Session.create`, `Session.stream` or the middleware is used. Without
-    any, and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes
-    instead: a warning says so, and the summary names it as its writer.
+    Without a client, in an agent on Anthropic's API, `Compact` has it use the agent's own client
+    and, unless *model* or SUMMARY_MODEL is set, the agent's own model. In an agent on another API
+    `ExtractiveSummarizer` writes instead, with a warning: credentials from the environment are
+    never used for a vendor that the agent does not talk to. Where nothing is known of the agent,
+    and outside of a pipeline, a client is made from ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN;
+    without these, too, `ExtractiveSummarizer` writes, and the summary names it as its writer.
 
     Raises SettingsError for mode "inline" without a model.
     """
@@ -110,8 +114,8 @@ class AnthropicSummarizer:
 
     @property
     def available(self) -> bool:
-        """Whether there is a client, or the environment holds credentials for one."""
-        return self.client is not None or any(map(os.environ.get, _KEYS))
+        """Return True if there is a client, or the environment holds credentials for one."""
+        return self.client is not None or any(os.environ.get(key) for key in _KEYS)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         if not self.available:
@@ -119,16 +123,9 @@ class AnthropicSummarizer:
             return await ExtractiveSummarizer(self.max_words)(messages)
         ask = self._ask_inline if self.mode == "inline" else self._ask_transcript
         reply = await ask(messages)
-        usage = reply.usage
-        cache_read = usage.cache_read_input_tokens or 0
-        cache_write = usage.cache_creation_input_tokens or 0
-        return Summary(
-            self._text(reply),
-            input_tokens=usage.input_tokens + cache_read + cache_write,
-            cached_tokens=cache_read,
-            output_tokens=usage.output_tokens,
-            writer=type(self).__name__,
-        )
+        model = self.model or SUMMARY_MODEL()
+        summary = Summary(self._text(reply), writer=type(self).__name__, model=model)
+        return await with_price(summary, reply_usage(reply), reply.model)
 
     async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
         prompt = await transcript_prompt(
@@ -201,7 +198,7 @@ class AnthropicSummarizer:
 
     def _shorter(self) -> AnthropicSummarizer:
         """Asks for half the words, with twice the tokens as far as any model may answer so many."""
-        doubled = min(2 * self._answer_tokens, _COMMON_OUTPUT_LIMIT, self.window // 2)
+        doubled = min(2 * self._answer_tokens, COMMON_OUTPUT_LIMIT, self.window // 2)
         max_tokens = max(self._answer_tokens, doubled)
         return replace(self, max_words=max(1, self.max_words // 2), max_tokens=max_tokens)
 
@@ -212,5 +209,20 @@ _TOOLS = Wanted(
 
 
 async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Reply:
-    reply: Reply = await client.with_options(max_retries=0).messages.create(**request)
+    reply: Reply = await without_retries(client).messages.create(**request)
     return reply
+
+
+def without_retries(client: Any) -> Any:
+    """Return *client*, of Anthropic's SDK or alike, without retries of its own."""
+    with_options = getattr(client, "with_options", None)
+    return client if with_options is None else with_options(max_retries=0)
+
+
+def reply_usage(reply: Any) -> dict[str, int]:
+    """Return the usage of *reply*, a message of Anthropic's SDK, as plain numbers."""
+    names = (
+        *("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
+        "output_tokens",
+    )
+    return {name: getattr(reply.usage, name, None) or 0 for name in names}

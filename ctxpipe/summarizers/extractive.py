@@ -77,7 +77,8 @@ class ExtractiveSummarizer:
         check_settings(self, max_words=COUNT, brief=FLAG)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        return Summary(await in_thread(self.summarize, messages), writer=type(self).__name__)
+        text = await in_thread(self.summarize, messages)
+        return Summary(text, writer=type(self).__name__, dollars=0.0)
 
     def summarize(self, messages: Sequence[Message]) -> str:
         """The summary's text."""

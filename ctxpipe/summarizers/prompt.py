@@ -26,7 +26,16 @@ from ..messages import (
 )
 from ..placeholders.placeholders import shorten
 from ..placeholders.summaries import acknowledged_count, summary_body
-from ..settings import COUNT, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
+from ..settings import (
+    COUNT,
+    SUMMARY_MAX_WORDS,
+    SUMMARY_MODEL,
+    TEXT,
+    check_settings,
+    is_async,
+    optional_setting,
+    setting,
+)
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
 from .protocol import PromptTooLong, Summary
@@ -205,16 +214,17 @@ class PromptSummarizer:
     """Lets any model write the summary: *ask* is an async function from a prompt to an answer.
 
     ``PromptSummarizer(ask)`` is enough. An *ask* with a second parameter that is required or called
-    ``model`` gets *model*, too. It raises when it fails. *window* is the model's context window in
-    tokens: where the history does not fit, the middle of long blocks is left out (they are
-    in the archive), and what is longer still is summarized in parts. *focus* is what the summary
-    should attend to.
+    ``model`` gets *model*, too: a name, by default SUMMARY_MODEL where the environment sets it, or
+    None: then *ask* chooses. It raises when it fails; one that retries by itself is best given
+    ``Retry(max_retries=0)``. *window* is the model's context window in tokens: where the history
+    does not fit, the middle of long blocks is left out (they are in the archive), and what is
+    longer still is summarized in parts. *focus* is what the summary should attend to.
 
     Raises SettingsError for an *ask* that cannot be called this way.
     """
 
     ask: Callable[..., Awaitable[str]]
-    model: str = setting(SUMMARY_MODEL)
+    model: str | None = optional_setting(SUMMARY_MODEL)
     max_words: int = setting(SUMMARY_MAX_WORDS)
     focus: str = ""
     window: int = 200_000
@@ -225,14 +235,19 @@ class PromptSummarizer:
     def __post_init__(self) -> None:
         _wants_model(self.ask)
         check_settings(
-            self, model=TEXT, max_words=COUNT, focus=TEXT, window=COUNT, counter=COUNTING.optional
+            self,
+            model=TEXT.optional,
+            max_words=COUNT,
+            focus=TEXT,
+            window=COUNT,
+            counter=COUNTING.optional,
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         prompt = await transcript_prompt(
             messages, self.max_words, self.focus, self.window, self.counter
         )
-        arguments = [prompt]
+        arguments: list[str | None] = [prompt]
         if _wants_model(self.ask):
             arguments.append(self.model)
         answer: Any = self.ask(*arguments)
@@ -241,7 +256,7 @@ class PromptSummarizer:
             answer = await answer
         if not is_async or not isinstance(answer, str):
             raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
-        return Summary(answer.strip(), writer=type(self).__name__)
+        return Summary(answer.strip(), writer=type(self).__name__, model=self.model or "")
 
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -249,12 +264,15 @@ _ASK = "give an async function that answers with text: async def ask(prompt: str
 
 
 def _wants_model(ask: Callable[..., object]) -> bool:
-    """Whether *ask* takes the model's name after the prompt.
+    """Return True if *ask* takes the model's name after the prompt.
 
-    Raises SettingsError when it cannot be called.
+    Raises SettingsError when it cannot be called, or certainly returns a text at once.
     """
     if not callable(ask):
         raise SettingsError(f"ask is {reprlib.repr(ask)}; {_ASK}")
+    returned = getattr(ask, "__annotations__", {}).get("return")
+    if returned in (str, "str") and not is_async(ask):
+        raise SettingsError(f"ask is not async: {_ASK}")
     try:
         parameters = signature(ask)
     except (TypeError, ValueError):  # a builtin has no signature

@@ -169,7 +169,17 @@ def _add_cost(summary: Summary, earlier: Summary) -> Summary:
         cached_tokens=earlier.cached_tokens + summary.cached_tokens,
         output_tokens=earlier.output_tokens + summary.output_tokens,
         attempts=earlier.attempts + summary.attempts,
+        dollars=_add_dollars(earlier, summary),
     )
+
+
+def _add_dollars(earlier: Summary, summary: Summary) -> float | None:
+    """The price of both; None where one of them is not known, and was paid for."""
+    if not earlier.text:
+        return summary.dollars
+    if earlier.dollars is None or summary.dollars is None:
+        return None
+    return earlier.dollars + summary.dollars
 
 
 async def _smaller(part: list[Message], error: PromptTooLong, refusals: int) -> list[list[Message]]:
@@ -264,12 +274,13 @@ def _failure(state: RetryCallState) -> BaseException | None:
 
 
 def _is_final(error: BaseException | None) -> bool:
-    """Whether asking the same again cannot help."""
-    if isinstance(error, SummaryFailed):
-        return isinstance(error, PromptTooLong | SummaryRefused)
-    if isinstance(error, (CtxpipeError, *_PROGRAM_ERRORS)) or as_refusal(error) is not None:
+    """Return True if asking the same again cannot help."""
+    if isinstance(error, PromptTooLong | SummaryRefused):
         return True
-    return status_of(error) in _FINAL
+    is_program_error = isinstance(error, (CtxpipeError, *_PROGRAM_ERRORS))
+    if is_program_error and not isinstance(error, SummaryFailed):
+        return True
+    return as_refusal(error) is not None or status_of(error) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:

@@ -148,6 +148,15 @@ def _item(number: str, block: JsonObject) -> JsonDict:
                 "summary": [{"type": "summary_text", "text": words}] if words else [],
                 "encrypted_content": f"gAAAA{number}",
             }
+        case "tool_use" if isinstance(block["input"], str):
+            return {
+                "type": "custom_tool_call",
+                "id": f"ctc_{number}",
+                "call_id": block["id"] or f"call_{number}",
+                "name": block["name"],
+                "input": block["input"],
+                "status": "completed",
+            }
         case "tool_use":
             return {
                 "type": "function_call",
@@ -226,6 +235,8 @@ def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
             said, events = {"status": "in_progress", "content": []}, _text_events(at, item)
         case "function_call":
             said, events = {"status": "in_progress", "arguments": ""}, _call_events(at, item)
+        case "custom_tool_call":
+            said, events = {"status": "in_progress", "input": ""}, _custom_call_events(at, item)
         case _:
             # Observed: what is encrypted may not be complete here.
             said, events = {"encrypted_content": ""}, iter(())
@@ -243,6 +254,12 @@ def _text_events(item_at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
         yield {"type": "response.output_text.delta", **at, "delta": text, "logprobs": []}
     yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []}
     yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _custom_call_events(at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
+    for text in chunks(item["input"]):
+        yield {"type": "response.custom_tool_call_input.delta", **at, "delta": text}
+    yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
 
 
 def _call_events(at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:

@@ -99,11 +99,15 @@ def redacted_thinking() -> dict[str, object]:
 
 def tool_use(
     name: str,
-    arguments: Mapping[str, object],
+    arguments: Mapping[str, object] | str,
     id: str | None = None,  # noqa: A002  the API's own name
 ) -> dict[str, object]:
-    """A call of a tool; without an *id* the server makes one."""
-    return {"type": "tool_use", "id": id, "name": name, "input": dict(arguments)}
+    """Return a call of a tool; without an *id* the server makes one.
+
+    *arguments* that are a text call a custom tool, which only OpenAI's responses have.
+    """
+    given = arguments if isinstance(arguments, str) else dict(arguments)
+    return {"type": "tool_use", "id": id, "name": name, "input": given}
 
 
 # Replies ------------------------------------------------------------------------------------------

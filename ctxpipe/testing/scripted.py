@@ -25,6 +25,7 @@ import anyio.to_thread
 from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
+from ..wire.encodings import EncodingError, decode
 from .billing import BilledPrompt, Meter, Usage
 from .replies import Answer, Cut, Failure, Hang, Reply, answer, event
 from .rules import BadBody, Model, RequestBody, parse_body
@@ -208,8 +209,9 @@ class ScriptedServer(ABC):
         if failure is not None:
             return failure
         try:
-            received.body = parse_body(received.raw)
-        except BadBody as error:
+            encoding = received.headers.get("content-encoding", "")
+            received.body = parse_body(decode(received.raw, encoding))
+        except (BadBody, EncodingError) as error:
             received.problems = (str(error),)
         else:
             received.problems = tuple(self._problems(received))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import ClassVar, cast
+from urllib.parse import quote
 
 from .._values import JsonDict, JsonObject
 from ..messages import field, kind
+from ..summarizers import AgentAnswer
 from .codec import ItemReader, MessagesCodec
 from .gemini import GeminiCodec, system_blocks
 from .openai_chat import ChatCodec, ObservationCodec
@@ -20,15 +22,23 @@ from .values import first_field
 class Format:
     """How one API writes a conversation; this one as OpenAI's chat completions do."""
 
+    api: ClassVar[str] = "openai"
+    """Whose API it is, for `AgentModel`."""
+    routing: ClassVar[Sequence[str]] = (
+        *("provider", "route", "safety_identifier", "service_tier", "store", "user"),
+    )
+    """Fields of a request that say where, how and for whom it is processed, and not what is asked.
+
+    A question of ctxpipe's own, such as that for a summary, repeats them.
+    """
+
     path: ClassVar[str] = "/chat/completions"
     """What the path of a request ends with."""
     key: ClassVar[str] = "messages"
     """Where in the body its items are."""
     codec: ItemReader = ChatCodec()
-    read_events: ClassVar[Sequence[bytes]] = (b'"usage"',)
-    """Parts of the events of a stream that are read: each has one of them."""
-    has_items: ClassVar[bool] = False
-    """Whether a reply consists of items that the client sends back one by one."""
+    billing: ClassVar[bytes] = b'"usage"'
+    """What the events of a stream contain that say what was billed."""
     may_refuse_late: ClassVar[bool] = False
     """Whether a stream may be refused after it has begun, with status 200."""
 
@@ -62,10 +72,66 @@ class Format:
         usage = self.usage_in(event)
         return None if usage is None else {"usage": usage}
 
-    def items_in(self, event: JsonObject) -> Sequence[object]:
-        """Return the items of a reply in *event*, a whole reply or an event of a stream."""
-        del event
-        return ()
+    # A question of ctxpipe's own ------------------------------------------------------------------
+
+    def question(
+        self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
+    ) -> JsonDict:
+        """Return the body of a request for the answer to *prompt*, without a stream.
+
+        *values* are those of the client's own request. *max_tokens* is the room for the answer,
+        where the API requires a limit.
+        """
+        del max_tokens
+        routing = {name: values[name] for name in self.routing if name in values}
+        return {**routing, "model": model, self.key: [{"role": "user", "content": prompt}]}
+
+    def question_target(self, target: str, model: str | None) -> str:
+        """Return the path and query of a question to *model*, from the *target* of a request.
+
+        Azure has the model in the path, too.
+        """
+        path, mark, query = target.partition("?")
+        if model is not None:
+            path = _DEPLOYMENT.sub(f"/deployments/{quote(model, safe='')}/", path)
+        return path + mark + query
+
+    def answer_in(self, reply: JsonObject) -> AgentAnswer:
+        """Return what *reply*, a whole reply to a question, says."""
+        choice = _first(reply.get("choices"))
+        message = field(choice, "message")
+        reason = "refusal" if field(message, "refusal") else field(choice, "finish_reason")
+        return self._answer(reply, _join_texts(field(message, "content")), reason)
+
+    def _answer(
+        self, reply: JsonObject, text: str, reason: object, model: object = None
+    ) -> AgentAnswer:
+        model = model or reply.get("model")
+        return AgentAnswer(
+            text,
+            reason if isinstance(reason, str) else None,
+            cast("Mapping[str, int] | None", self.usage_in(reply)),
+            model if isinstance(model, str) else "",
+        )
+
+
+_DEPLOYMENT = re.compile(r"/deployments/[^/]+/")
+
+
+def _first(values: object) -> object:
+    return values[0] if isinstance(values, list) and values else None
+
+
+def _join_texts(content: object) -> str:
+    """The texts of *content*, a text or a list of parts, without those of thoughts."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for part in content if isinstance(content, list) else ():
+        text = field(part, "text")
+        if isinstance(text, str) and not field(part, "thought"):
+            texts.append(text)
+    return "".join(texts)
 
 
 class Responses(Format):
@@ -75,8 +141,6 @@ class Responses(Format):
     key = "input"
     codec: ItemReader = ResponsesCodec()
     may_refuse_late = True
-    read_events: ClassVar[Sequence[bytes]] = (b'"usage"', b'"response.output_item.done"')
-    has_items = True
 
     def state_id(self, values: JsonObject) -> str:
         """The id of the response before, or of the conversation."""
@@ -93,12 +157,22 @@ class Responses(Format):
         reply, response = super().reply_in(event), _response(event)
         return reply and {**reply, "id": response.get("id"), "output": response.get("output")}
 
-    def items_in(self, event: JsonObject) -> Sequence[object]:
-        """Return the item that is complete now, or all of a whole reply and of a stream's end."""
-        if event.get("type") == "response.output_item.done":
-            return [event.get("item")]
-        output = _response(event).get("output")
-        return output if isinstance(output, list) else ()
+    def question(
+        self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
+    ) -> JsonDict:
+        """One that is not stored."""
+        return {**super().question(values, prompt, model, max_tokens), "store": False}
+
+    def answer_in(self, reply: JsonObject) -> AgentAnswer:
+        """The texts of the messages in its output."""
+        texts: list[str] = []
+        reason = field(reply.get("incomplete_details"), "reason") or reply.get("status")
+        for item in reply.get("output") or ():
+            if kind(item) == "message":
+                texts.append(_join_texts(field(item, "content")))
+                if any(kind(part) == "refusal" for part in field(item, "content") or ()):
+                    reason = "refusal"
+        return self._answer(reply, "".join(texts), reason)
 
 
 def _response(event: JsonObject) -> JsonObject:
@@ -109,6 +183,8 @@ def _response(event: JsonObject) -> JsonObject:
 class Messages(Format):
     """Anthropic's Messages API."""
 
+    api = "anthropic"
+    routing = ("inference_geo", "metadata", "service_tier", "user_profile_id", "workspace_id")
     path = "/v1/messages"
     codec: ItemReader = MessagesCodec()
 
@@ -144,13 +220,27 @@ class Messages(Format):
             event = event["message"]
         return event if event.get("type") == "message" else None
 
+    def question(
+        self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
+    ) -> JsonDict:
+        """With the limit that the API requires."""
+        body = super().question(values, prompt, model, max_tokens)
+        return {**body, "max_tokens": max_tokens}
+
+    def answer_in(self, reply: JsonObject) -> AgentAnswer:
+        """The texts of its content."""
+        content = [block for block in reply.get("content") or () if kind(block) == "text"]
+        return self._answer(reply, _join_texts(content), reply.get("stop_reason"))
+
 
 class Gemini(Format):
     """Gemini's ``generateContent``, streamed or not, of the *model* that its path names."""
 
+    api = "gemini"
+    routing = ()
     key = "contents"
     codec: ItemReader = GeminiCodec()
-    read_events: ClassVar[Sequence[bytes]] = (b'"finishReason"',)  # others have the usage so far
+    billing = b'"finishReason"'  # others have the usage so far
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -175,6 +265,32 @@ class Gemini(Format):
     def usage_in(self, event: JsonObject) -> JsonObject | None:
         """That of a whole reply, or of the end of a stream."""
         return gemini_usage(event.get("usageMetadata"))
+
+    def question(
+        self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
+    ) -> JsonDict:
+        """One whose model is in the path."""
+        del values, model, max_tokens
+        return {self.key: [{"role": "user", "parts": [{"text": prompt}]}]}
+
+    def question_target(self, target: str, model: str | None) -> str:
+        """The path of a reply that is not streamed."""
+        path, _, query = target.partition("?")
+        name = quote(model or self.model, safe="")
+        path = GEMINI_METHOD.sub(
+            lambda found: found[0].replace(f"{found[1]}:{found[2]}", f"{name}:{GENERATE[0]}"),
+            path.replace("%3A", ":"),
+        )
+        options = [option for option in query.split("&") if option and option != "alt=sse"]
+        return "?".join([path, "&".join(options)] if options else [path])
+
+    def answer_in(self, reply: JsonObject) -> AgentAnswer:
+        """The texts of the first candidate, without thoughts."""
+        candidate = _first(reply.get("candidates"))
+        blocked = field(reply.get("promptFeedback"), "blockReason")
+        reason = "safety" if blocked else field(candidate, "finishReason")
+        text = _join_texts(field(field(candidate, "content"), "parts"))
+        return self._answer(reply, text, reason, reply.get("modelVersion"))
 
 
 GEMINI_METHOD = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:]+):(\w+)\Z")

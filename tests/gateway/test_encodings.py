@@ -111,6 +111,7 @@ async def test_a_dry_run_sends_the_compressed_bytes_and_says_what_it_would_save(
         ("compress", b"\x1f\x9d", "'compress' is unknown"),
         ("gzip", gzip.compress(bytes(2**26)), "more than"),
     ],
+    ids=["not what it says", "cut off", "unknown", "a bomb"],
 )
 async def test_what_cannot_be_decoded_is_sent_on_as_it_came_with_a_line_in_the_log(
     tmp_path, caplog, encoding, packed, reason

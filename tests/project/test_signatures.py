@@ -13,6 +13,7 @@ COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
     "gateway.commands.gateway": COMMAND,
+    "gateway.commands.wrap": COMMAND,
     "stages.compact.compact_messages": REQUIRED,
     "stages.truncate.smart_truncate": REQUIRED,
 }

@@ -9,23 +9,26 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import pytest
+from anyio import to_thread
 from histories import assistant, user
 from in_memory import messages_api
-from models import SUMMARIES
+from models import MODEL, SUMMARIES
 from sdks import needs_middleware
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
-from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.adapters.anthropic import ctxpipe_middleware, ctxpipe_sync_middleware
 from ctxpipe.messages import Message
-from ctxpipe.session.client import lendable
+from ctxpipe.providers.prices import prices_of
+from ctxpipe.session.client import lent_model
 from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import (
     WITHOUT_MODEL,
+    AgentSummarizer,
     AnthropicSummarizer,
     ExtractiveSummarizer,
     Retry,
@@ -65,8 +68,12 @@ def history(turns: int = 1) -> list[Message]:
     ] + [user("Go on.")]
 
 
+def is_about_a_summary(body: RequestBody) -> bool:
+    return "<transcript>" in str(body["messages"])
+
+
 def reply(body: RequestBody) -> Reply:
-    return "## Goals & Decisions\nSummarized." if body["model"] == SUMMARIES else "Answered."
+    return "## Goals & Decisions\nSummarized." if is_about_a_summary(body) else "Answered."
 
 
 @asynccontextmanager
@@ -79,7 +86,11 @@ async def serving(
 
 
 def models(server: MessagesServer) -> list[Any]:
-    return [request.body["model"] for request in server.requests]
+    """The model of each request, in capitals where it is asked for a summary."""
+    return [
+        request.body["model"].upper() if is_about_a_summary(request.body) else request.body["model"]
+        for request in server.requests
+    ]
 
 
 @pytest.mark.parametrize("is_beta", [False, True])
@@ -96,8 +107,8 @@ async def test_a_request_lends_its_client(is_streamed, is_beta, tmp_path):
         else:
             await session.create(asking, **asked)
 
-    assert models(server) == [SUMMARIES, "m"]
-    assert run.writers == ["AnthropicSummarizer"]
+    assert models(server) == ["M", "m"]
+    assert run.writers == ["AgentSummarizer"]
     assert WITHOUT_MODEL not in run.details[0].warnings
 
 
@@ -111,8 +122,8 @@ async def test_the_middleware_lends_its_client(tmp_path):
     async with shaping(run) as (server, client):
         await client.messages.create(model="m", max_tokens=9, messages=history())
 
-    assert models(server) == [SUMMARIES, "m"]
-    assert run.writers == ["AnthropicSummarizer"]
+    assert models(server) == ["M", "m"]
+    assert run.writers == ["AgentSummarizer"]
 
 
 @needs_middleware
@@ -121,7 +132,7 @@ async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
     async with shaping(run) as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 
-    assert models(server) == [SUMMARIES, "m"]
+    assert models(server) == ["M", "m"]
     assert "word word" in str(server.requests[0].body["messages"])
 
 
@@ -134,7 +145,7 @@ async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_h
         await session.run([user("hello " * 50), assistant("Hi."), user("And?")], client=client)
         await session.compact()
 
-    assert models(server) == [SUMMARIES]
+    assert models(server) == [SUMMARIES.upper()]
 
 
 async def test_the_retries_of_a_lent_client_are_off(tmp_path):
@@ -143,7 +154,7 @@ async def test_the_retries_of_a_lent_client_are_off(tmp_path):
     async with serving(lambda _: next(failing), max_retries=7) as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 
-    assert models(server) == [SUMMARIES, SUMMARIES, "m"]
+    assert models(server) == ["M", "M", "m"]
     assert run.details[0].attempts == 2
 
 
@@ -152,18 +163,118 @@ async def test_a_summarizers_own_client_is_kept(tmp_path):
         run = Run(tmp_path, AnthropicSummarizer(client_of_its_own))
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 
-    assert (models(own), models(server)) == ([SUMMARIES], ["m"])
+    assert (models(own), models(server)) == ([SUMMARIES.upper()], ["m"])
 
 
-async def test_a_client_that_would_hold_the_loop_or_knows_other_models_is_not_lent():
+@pytest.mark.parametrize(
+    ("summarize", "environment", "asked"),
+    [
+        (None, "", "M"),
+        (None, "small", "SMALL"),
+        (AgentSummarizer("tiny"), "small", "TINY"),
+        (AnthropicSummarizer(), "", "M"),
+        (AnthropicSummarizer(), "small", "SMALL"),
+        (AnthropicSummarizer(model="tiny"), "small", "TINY"),
+    ],
+)
+async def test_a_lent_client_is_asked_for_the_model_that_is_named_else_for_the_agents_own(
+    summarize: Summarizer | None, environment: str, asked: str, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SUMMARY_MODEL", environment)
+    run = Run(tmp_path, summarize)
+    async with serving() as (server, client):
+        await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
+
+    assert models(server) == [asked, "m"]
+    assert run.details[0].model.upper() == asked
+
+
+@needs_middleware
+async def test_the_middleware_may_name_the_model_of_its_summaries(tmp_path):
+    run = Run(tmp_path)
+    shaping = ctxpipe_middleware(run.pipeline, session_id="s", summary_model="small")
+    async with serving(middleware=[shaping]) as (server, client):
+        await client.messages.create(model="m", max_tokens=9, messages=history())
+
+    assert models(server) == ["SMALL", "m"]
+
+
+@needs_middleware
+async def test_a_synchronous_client_is_lent_too(tmp_path):
+    run = Run(tmp_path)
+
+    def ask(url: str):
+        shaping = ctxpipe_sync_middleware(run.pipeline, session_id="s")
+        with anthropic.Anthropic(base_url=url, api_key="k", middleware=[shaping]) as client:
+            client.messages.create(model="m", max_tokens=9, messages=cast("Any", history()))
+
+    async with MessagesServer(reply) as server:
+        await to_thread.run_sync(ask, server.url)
+
+    assert models(server) == ["M", "m"]
+    assert run.writers == ["AgentSummarizer"]
+
+
+async def test_a_summary_goes_where_and_for_whom_the_request_goes(tmp_path):
+    run = Run(tmp_path)
+    for_whom: Any = {"metadata": {"user_id": "u"}, "extra_headers": {"x-route": "eu"}}
+    async with serving() as (server, client):
+        await run.pipeline.session("s").create(
+            client, model="m", max_tokens=9, messages=history(), **for_whom
+        )
+
+    summary = server.requests[0]
+    assert is_about_a_summary(summary.body)
+    assert summary.body["metadata"] == {"user_id": "u"}
+    assert summary.headers["x-route"] == "eu"
+
+
+async def test_run_asks_for_a_summary_by_the_model_that_has_answered_its_turns(tmp_path):
+    run = Run(tmp_path)
+    async with serving() as (server, client):
+        session = run.pipeline.session("s")
+        begun = [user("hello " * 50)]
+        await session.run(begun, client=client)
+        session.observe({"model": "m", "usage": {"input_tokens": 60, "output_tokens": 2}})
+        await session.run([*begun, assistant("Hi."), *history()])
+
+    assert models(server) == ["M"]
+
+
+async def test_a_report_says_which_model_wrote_and_what_it_cost(tmp_path):
+    run = Run(tmp_path)
+    async with serving() as (_, client):
+        for model in (MODEL, "m"):
+            session = run.pipeline.session(model)
+            await session.create(client, model=model, max_tokens=9, messages=history())
+
+    priced, unknown = run.details
+    prices = prices_of(MODEL)
+    cost = priced.input_tokens * prices.input + priced.output_tokens * prices.output
+    assert priced.model == MODEL
+    assert priced.dollars == pytest.approx(cost)
+    assert f"(AgentSummarizer, {MODEL}, $0.0" in str(priced)
+    assert (unknown.model, unknown.dollars) == ("m", None)
+    assert "(AgentSummarizer, m)" in str(unknown)
+
+
+async def test_the_very_client_is_lent_whatever_cloud_it_is_of():
     class Odd:
         _client = 7
 
+    bedrock = anthropic.AsyncAnthropicBedrock(aws_region="eu-central-1", api_key="k")
+    elsewhere = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="k")
+    for client in (bedrock, elsewhere):
+        for asked in (client, client.beta):
+            lent = lent_model(asked, {"model": "m"})
+            assert lent is not None
+            assert (lent.client, lent.anthropic_client, lent.name) == (client, client, "m")
     with anthropic.Anthropic(api_key="k") as synchronous:
-        assert lendable(synchronous) is None
-        assert lendable(synchronous.beta) is None
+        lent = lent_model(synchronous, {})
+        assert lent is not None
+        assert (lent.client, lent.anthropic_client) == (synchronous, None)
     for other in (None, Odd(), object(), "client"):
-        assert lendable(other) is None
+        assert lent_model(other, {}) is None
 
 
 # Without a model ----------------------------------------------------------------------------------
@@ -173,7 +284,15 @@ def told(caplog: pytest.LogCaptureFixture) -> int:
     return sum(1 for record in caplog.records if WITHOUT_MODEL in record.getMessage())
 
 
-@pytest.mark.parametrize("summarize", [None, AnthropicSummarizer(), AnthropicSummarizer(model="m")])
+@pytest.mark.parametrize(
+    "summarize",
+    [
+        None,
+        AgentSummarizer("m"),
+        AnthropicSummarizer(),
+        AnthropicSummarizer(model="m"),
+    ],
+)
 async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
     summarize: Summarizer | None, tmp_path, caplog
 ):
@@ -210,5 +329,6 @@ async def test_who_chose_the_extractive_summarizer_is_not_warned(tmp_path, caplo
 
 async def test_the_summarizer_alone_warns_too(caplog):
     await AnthropicSummarizer()(history())
+    await AgentSummarizer()(history())
 
-    assert told(caplog) == 1
+    assert told(caplog) == 2

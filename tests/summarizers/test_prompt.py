@@ -37,16 +37,16 @@ PICTURE = {
 
 async def prompt_for(history: list[Message], **settings: Any) -> str:
     """What a model is asked about *history*."""
-    asked: list[str] = []
+    asked: list[Any] = []
 
-    async def ask(prompt: str, model: str) -> str:
+    async def ask(prompt: str, model: str | None) -> str:
         asked.extend([prompt, model])
         return " a summary\n"
 
     summary = await PromptSummarizer(ask, **settings)(history)
     assert (summary.text, summary.writer) == ("a summary", "PromptSummarizer")
-    assert asked[1] == settings.get("model", "claude-haiku-4-5-20251001")
-    return asked[0]
+    assert asked[1] == settings.get("model")
+    return str(asked[0])
 
 
 # Instructions -------------------------------------------------------------------------------------
@@ -130,7 +130,22 @@ class Asker:
     ],
 )
 async def test_the_function_may_take_the_prompt_alone_or_the_model_too(ask, answer):
-    assert (await PromptSummarizer(ask, model="m")(chat(2))).text == answer
+    summary = await PromptSummarizer(ask, model="m")(chat(2))
+
+    assert (summary.text, summary.model) == (answer, "m")
+
+
+async def test_no_model_is_named_that_nobody_has_named():
+    asked: list[object] = []
+
+    async def ask(prompt: str, model: str | None) -> str:
+        asked.append(model)
+        return "a summary"
+
+    summary = await PromptSummarizer(ask)(chat(2))
+
+    assert asked == [None]
+    assert (summary.model, summary.dollars) == ("", None)
 
 
 async def three(prompt: str, model: str, temperature: float) -> str:
@@ -145,13 +160,17 @@ async def needs_keyword(prompt: str, *, temperature: float) -> str:
     return ""
 
 
-@pytest.mark.parametrize("ask", [None, "gpt-5", 7, three, nothing, needs_keyword])
+def at_once(prompt: str) -> str:
+    return prompt
+
+
+@pytest.mark.parametrize("ask", [None, "gpt-5", 7, three, nothing, needs_keyword, at_once])
 def test_a_function_that_cannot_be_called_so_is_refused_where_it_is_given(ask):
     with pytest.raises(SettingsError, match=r"async def ask\(prompt: str\) -> str"):
         PromptSummarizer(ask)
 
 
-def synchronous(prompt: str) -> str:
+def synchronous(prompt: str) -> Any:
     return prompt
 
 

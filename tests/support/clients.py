@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 
 from gateways import key
 from models import MODEL
+from recorder import Recorder
 from services import free_port
 
 from ctxpipe.testing import (
@@ -70,7 +73,7 @@ class Client:
 
     def is_own(self, body: RequestBody) -> bool:
         """Whether *body* is of the task itself, and not of a title for it."""
-        return bool(body.get("tools") or self.observation)
+        return bool(has_tools(body) or self.observation)
 
 
 def _claude(home: Path, url: str) -> Mapping[str, str]:
@@ -104,6 +107,80 @@ def _codex(home: Path, url: str) -> Mapping[str, str]:
     """
     (folder / "config.toml").write_text(textwrap.dedent(settings))
     return {"OPENAI_API_KEY": key()}
+
+
+def _codex_of_openai(home: Path, url: str) -> Mapping[str, str]:
+    """Codex at OpenAI's own API, with a key: it asks for a WebSocket first."""
+    folder = home / ".codex"
+    folder.mkdir()
+    settings = f"""
+        openai_base_url = "{url}/v1"
+        chatgpt_base_url = "{url}"
+        [features]
+        plugins = false
+    """
+    (folder / "config.toml").write_text(textwrap.dedent(settings))
+    return {"CODEX_API_KEY": key()}
+
+
+def _codex_of_chatgpt(home: Path, url: str) -> Mapping[str, str]:
+    """Codex with the login of a ChatGPT account that is nobody's: it compresses its requests."""
+    _codex_of_openai(home, url)
+    now = int(time.time())
+    account = {
+        "chatgpt_plan_type": "pro",
+        "chatgpt_user_id": "user-nobody",
+        "chatgpt_account_id": "account-nobody",
+        "user_id": "user-nobody",
+    }
+    claims = {
+        "iat": now,
+        "exp": now + 5 * 24 * 3600,
+        "email": "nobody@example.com",
+        "https://api.openai.com/auth": account,
+    }
+    tokens = {
+        "id_token": _unsigned_token(claims),
+        "access_token": _unsigned_token(claims),
+        "refresh_token": "refresh-nobody",
+        "account_id": "account-nobody",
+    }
+    login = {
+        "auth_mode": "chatgpt",
+        "OPENAI_API_KEY": None,
+        "tokens": tokens,
+        "last_refresh": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime()),
+    }
+    (home / ".codex" / "auth.json").write_text(json.dumps(login))
+    return {}
+
+
+def _unsigned_token(claims: Mapping[str, object]) -> str:
+    """A JSON web token that nobody has signed: codex reads its own, and does not check them."""
+    parts = [json.dumps({"alg": "none"}), json.dumps(claims), "none"]
+    encoded = [base64.urlsafe_b64encode(part.encode()).rstrip(b"=") for part in parts]
+    return b".".join(encoded).decode()
+
+
+def _copilot(
+    provider: str, path: str = "", wire: str = ""
+) -> Callable[[Path, str], Mapping[str, str]]:
+    """GitHub Copilot CLI with a *provider* of this type, at a *path* of the API."""
+
+    def configure(home: Path, url: str) -> Mapping[str, str]:
+        settings = {
+            "COPILOT_PROVIDER_TYPE": provider,
+            "COPILOT_PROVIDER_BASE_URL": f"{url}{path}",
+            "COPILOT_PROVIDER_API_KEY": key(),
+            "COPILOT_MODEL": MODEL if provider == "anthropic" else "gpt-5.2",
+            "COPILOT_OFFLINE": "true",
+            "COPILOT_AUTO_UPDATE": "false",
+        }
+        if wire:
+            settings["COPILOT_PROVIDER_WIRE_API"] = wire
+        return settings
+
+    return configure
 
 
 def _pi(home: Path, url: str) -> Mapping[str, str]:
@@ -170,6 +247,20 @@ def _in_words(command: str) -> dict[str, object]:
     return text(f"A look.\n\n```mswea_bash_command\n{command}\n```")
 
 
+def _in_javascript(command: str) -> dict[str, object]:
+    """The call of codex's tool ``exec``, by which its newest models call all others."""
+    call = json.dumps({"cmd": command})
+    return tool_use("exec", f"const done = await tools.exec_command({call});\ntext(done.output);")
+
+
+CODEX = PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex"
+CODEX_ARGUMENTS = (
+    *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    TASK,
+)
+COPILOT = PACKAGES / "@github/copilot-linux-x64/copilot"
+COPILOT_ARGUMENTS = ("-p", TASK, "--allow-all-tools")
+
 CLIENTS: Mapping[str, Client] = {
     "claude": Client(
         PACKAGES / "@anthropic-ai/claude-code-linux-x64/claude",
@@ -189,12 +280,59 @@ CLIENTS: Mapping[str, Client] = {
         _exported,
     ),
     "codex": Client(
-        PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
-        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
+        CODEX,
+        CODEX_ARGUMENTS,
         _codex,
         lambda command: tool_use("exec_command", {"cmd": command}),
         20_000,
         _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        api=OpenAIServer,
+    ),
+    "codex-key": Client(
+        CODEX,
+        CODEX_ARGUMENTS,
+        _codex_of_openai,
+        _in_javascript,
+        20_000,
+        _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        thinks=True,
+        api=OpenAIServer,
+    ),
+    "codex-chatgpt": Client(
+        CODEX,
+        CODEX_ARGUMENTS,
+        _codex_of_chatgpt,
+        _in_javascript,
+        20_000,
+        _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        thinks=True,
+        api=OpenAIServer,
+    ),
+    "copilot": Client(
+        COPILOT,
+        COPILOT_ARGUMENTS,
+        _copilot("anthropic"),
+        _bash("bash"),
+        30_000,
+        None,
+        thinks=True,
+    ),
+    "copilot-chat": Client(
+        COPILOT,
+        COPILOT_ARGUMENTS,
+        _copilot("openai", "/v1", "completions"),
+        _bash("bash"),
+        30_000,
+        None,
+        api=OpenAIServer,
+    ),
+    "copilot-responses": Client(
+        COPILOT,
+        COPILOT_ARGUMENTS,
+        _copilot("openai", "/v1", "responses"),
+        _bash("bash"),
+        30_000,
+        None,
         api=OpenAIServer,
     ),
     "pi": Client(
@@ -230,6 +368,18 @@ CLIENTS: Mapping[str, Client] = {
     ),
 }
 
+RECORDED: Mapping[str, str] = {
+    "claude": "@anthropic-ai/claude-code",
+    "codex-key": "@openai/codex",
+    "codex-chatgpt": "@openai/codex",
+    "gemini": "@google/gemini-cli",
+    "copilot": "@github/copilot",
+    "copilot-chat": "@github/copilot",
+    "copilot-responses": "@github/copilot",
+    "opencode": "opencode-ai",
+}
+"""The clients whose requests are kept (tests/clients/record.py), and the packages they are in."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -258,22 +408,26 @@ class Run:
     def breaks(self) -> int:
         """How often a request of the agent does not begin as the one before it, but for marks."""
         own = filter(self.client.is_own, (request.body for request in self.api.requests))
-        sent = list(map(_parts, own))
+        sent = list(map(parts_of, own))
         pairs = itertools.pairwise(sent)
         return sum(after[: len(before)] != before for before, after in pairs)
 
 
-def _parts(body: RequestBody) -> list[object]:
+def parts_of(body: RequestBody) -> list[object]:
     """What *body* says from its beginning on."""
     given: Mapping[str, Any] = body
     head = [given.get(name) for name in ("tools", "system", "instructions", "systemInstruction")]
     items = next(given[name] for name in ("messages", "input", "contents") if name in given)
-    parts: list[object] = json.loads(json.dumps([*head, *items]), object_hook=_without_marks)
+    parts: list[object] = json.loads(json.dumps([*head, *items]), object_hook=_in_one_form)
     return parts
 
 
-def _without_marks(value: dict[str, object]) -> dict[str, object]:
-    return {name: one for name, one in value.items() if name != "cache_control"}
+def _in_one_form(value: dict[str, object]) -> dict[str, object]:
+    """*value* without its cache mark, and a text as the block that the API reads it as."""
+    parts = {name: one for name, one in value.items() if name != "cache_control"}
+    if isinstance(parts.get("content"), str):
+        parts["content"] = [{"type": "text", "text": parts["content"]}]
+    return parts
 
 
 @asynccontextmanager
@@ -312,11 +466,12 @@ async def run_client(
     window: int = 200_000,
     arguments: Sequence[str] | None = None,
     script: Script | None = None,
+    recorder: Recorder | None = None,
 ) -> Run:
     """Run the client *name* in the empty folder *home*.
 
     It is bare, wrapped as a user does it, or before two gateways with one *journal*. *arguments*
-    replace its own; *script* is what the API answers.
+    replace its own; *script* is what the API answers. *recorder* keeps what it sends.
     """
     client = CLIENTS[name]
     work = home / "work"
@@ -330,6 +485,8 @@ async def run_client(
             url = await stack.enter_async_context(
                 two_processes(api.url, journal, work / ".ctxpipe", client.options)
             )
+        if recorder is not None:
+            url = await stack.enter_async_context(recorder.before(api.url, home / "recorder"))
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
@@ -366,7 +523,7 @@ def _script(client: Client) -> Script:
         return [answer(client.call(command)) for command in commands]
 
     def reply(body: RequestBody) -> Any:
-        if not body.get("tools"):
+        if not has_tools(body):
             return "A title"
         done = result_count(body) // 2
         thought = [thinking(f"round {done}")] if client.thinks else []
@@ -378,14 +535,23 @@ def _script(client: Client) -> Script:
     return reply
 
 
+def has_tools(body: RequestBody) -> bool:
+    """Whether *body* says which tools there are: beside its items, or in the first of them."""
+    given: Mapping[str, Any] = body
+    items = given.get("input")
+    first = items[0] if isinstance(items, list) and items else {}
+    return bool(given.get("tools") or first.get("tools"))
+
+
 def result_count(body: RequestBody) -> int:
     """How many results of calls *body* has."""
     given: Mapping[str, Any] = body
     number = sum("call_output" in str(item.get("type")) for item in given.get("input", ()))
     for content in given.get("contents", ()):
         number += sum("functionResponse" in part for part in content["parts"])
-    for message in body.get("messages", ()):
-        content = message["content"]
+    for message in given.get("messages", ()):
+        content = message.get("content")
+        number += message.get("role") == "tool"
         if isinstance(content, list):
             number += sum(block.get("type") == "tool_result" for block in content)
     return number

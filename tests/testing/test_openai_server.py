@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from sdks import responses_of
@@ -159,6 +161,32 @@ async def test_a_streamed_response_is_the_plain_one_in_pieces():
     assert kinds.count("response.output_text.delta") > 3
     assert reply.output_text == words
     assert reply.usage is not None
+
+
+async def test_a_call_with_a_text_is_one_of_a_custom_tool():
+    script = [answer(tool_use("exec", "ls -l")), answer(tool_use("exec", "ls -l"))]
+    async with talk(script) as (server, client):
+        plain = await responses_of(client).create(model="m", input="go")
+        stream = await responses_of(client).create(model="m", input="go", stream=True)
+        events: list[Any] = [event async for event in stream]
+
+    [call] = plain.output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "exec", "ls -l")
+    said = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert [event.input for event in said] == ["ls -l"]
+    assert not server.refused
+
+
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b'{"model": "m", "input": "go"}'), b"{}"], ids=["gzip", "plain"]
+)
+async def test_a_compressed_request_is_read_and_one_that_is_not_so_refused(body):
+    async with OpenAIServer(["Done."]) as server, httpx2.AsyncClient(trust_env=False) as client:
+        headers = {"authorization": "Bearer test", "content-encoding": "gzip"}
+        reply = await client.post(f"{server.base_url}/responses", content=body, headers=headers)
+
+    assert reply.status_code == (400 if body == b"{}" else 200)
+    assert bool(server.refused) == (body == b"{}")
 
 
 async def test_a_stored_response_is_continued():

@@ -47,6 +47,8 @@ from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (
+    AgentModel,
+    AgentSummarizer,
     AnthropicSummarizer,
     ExtractiveSummarizer,
     PromptSummarizer,
@@ -358,11 +360,25 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         },
     ),
     (
+        AgentSummarizer,
+        {},
+        {
+            "model": optional(TEXTS),
+            "max_words": [*SIZES, 0],
+            "focus": TEXTS,
+            "window": [*optional(SIZES), 0],
+            "counter": [5, [], TokenCounter, answer_late],
+            "max_tokens": [*optional(SIZES), 0],
+            "default_window": [*SIZES, 0],
+            "lent": ["client", 5, AgentModel],
+        },
+    ),
+    (
         PromptSummarizer,
         {"ask": ask},
         {
             "ask": ["claude", 5, None],
-            "model": TEXTS,
+            "model": optional(TEXTS),
             "max_words": [*SIZES, 0],
             "focus": TEXTS,
             "window": [*SIZES, 0],
