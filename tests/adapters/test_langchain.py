@@ -14,7 +14,7 @@ from adapter_contract import PROOFS, Done, LongContract
 from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline
+from ctxpipe import ContextPipeline, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import (
     GeminiServer,
@@ -316,3 +316,20 @@ async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
     assert not server.refused
     assert placeholders(server.requests[-1]) == CALLS
     assert "Done." in str(state["messages"][-1].content)
+
+
+@every_api
+@pytest.mark.parametrize("arguments", [{"path": "/not/the/path.md"}, {}, {"path": 5, "offset": []}])
+async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api, arguments):
+    from examples.mounts.langchain_agent import structured
+
+    tools = [structured(reader) for reader in offload_tools(LocalStorage(tmp_path))]
+    calls = [tool_use(tool.name, arguments, id=f"c{n}") for n, tool in enumerate(tools)]
+    async with serve(api, [answer(*calls), "Done."]) as (server, model):
+        agent = create_agent(model, tools, middleware=[ctxpipe_middleware(offloading(tmp_path))])
+        state = await agent.ainvoke(GO)
+    assert state["messages"][-1].text == "Done."
+    results = [message for message in state["messages"] if isinstance(message, ToolMessage)]
+    assert len(results) == len(tools)
+    assert all(message.text for message in results)
+    assert not server.refused

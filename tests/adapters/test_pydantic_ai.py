@@ -13,7 +13,7 @@ from adapter_contract import AdapterContract, Done
 from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe import ContextPipeline, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer, tool_use
 
@@ -263,3 +263,18 @@ async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
     assert not server.refused
     assert placeholders(server.requests[-1]) == CALLS
     assert done.output == "Done."
+
+
+@every_api
+@pytest.mark.parametrize("arguments", [{"path": "/not/the/path.md"}, {}, {"path": 5, "offset": []}])
+async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api: str, arguments):
+    from examples.mounts.pydantic_ai_agent import by_schema
+
+    readers = offload_tools(LocalStorage(tmp_path))
+    calls = [tool_use(reader.name, arguments, id=f"c{n}") for n, reader in enumerate(readers)]
+    async with serve(api, [answer(*calls), "Done."]) as (server, model):
+        tools = [by_schema(reader) for reader in readers]
+        shaping = Ctxpipe(offloading(tmp_path))
+        done = await Agent(model, tools=tools, capabilities=[shaping]).run("go")
+    assert done.output == "Done."
+    assert not server.refused
