@@ -7,12 +7,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TypeAlias
 
 from .._logs import logger
 from .._text import last_within
 from ..messages import (
     MEDIA,
+    Block,
     Message,
     blocks,
     has_calls,
@@ -23,6 +25,7 @@ from ..messages import (
     pending_calls,
     texts,
     tool_results,
+    with_content,
 )
 from ..messages.identity import digest
 from ..messages.vocabulary import head_length
@@ -35,8 +38,6 @@ from ..placeholders.summaries import (
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     INTRODUCTION,
-    KEPT,
-    SEEN,
     SUMMARY,
     acknowledged_count,
     archive_lines,
@@ -50,6 +51,17 @@ from ..placeholders.summaries import (
     text_of,
 )
 from .activity import commands, identifiers, is_one_line, one_line, put_last, touched_paths
+from .carry import (
+    BLOCK_KINDS,
+    Candidate,
+    CarryKind,
+    arrange,
+    attach,
+    blocks_to_carry,
+    is_reference,
+    select,
+    with_reply,
+)
 from .groups import after_compaction, server_spans
 from .offload import newest
 from .paths import is_windows_path, split_path
@@ -388,36 +400,105 @@ def open_tail(messages: Sequence[Message]) -> int:
         start = min(reaching_in)
 
 
-MAX_WORDS_CHARS = 20_000  # of the newest message, and of system messages carried on
+MAX_WORDS_CHARS = 20_000  # of the newest message where it does not fit as it is
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a new context is made of, before it is decided how much evidence and files fit.
+    """What a new context is made of, before it is decided how much of it fits.
 
-    *systems* are system messages from the middle of the history that are still in force, *kept* are
-    pinned messages, and *closing* is what the context ends with. *cuts* says what of the newest
-    messages is not in it.
+    *candidates* are the answered pieces that may pass word for word; a `Selection` says which do.
+    *tail* is what the context ends with. *cuts* says what of the newest messages is not in it.
     """
 
     head: Sequence[Message]
     summary: str
     evidence: Facts
-    systems: Sequence[Message] = ()
-    kept: Sequence[Message] = ()
-    closing: Sequence[Message] = ()
+    candidates: Sequence[Candidate] = ()
+    tail: Sequence[Message] = ()
     cuts: Sequence[str] = ()
 
     def messages(
-        self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()
+        self,
+        block: str,
+        files: Sequence[Message] = (),
+        folded: Sequence[str] = (),
+        carried: Sequence[Candidate] | None = None,
     ) -> list[Message]:
-        """The context with the evidence *block* and the restored *files*.
+        """Return the context with the evidence *block*, the restored *files* and what is *carried*.
 
-        The *folded* files follow the summary in the same message.
+        The *folded* files follow the summary in the same message. Without *carried* all candidates
+        are in it. Unknown blocks that began the request stand before the summary.
         """
         text = self.summary + block + "".join(f"\n\n{text}" for text in folded)
         summary, *others = assemble([], text, files)
-        return [*self.head, summary, *self.systems, *others, *self.kept, *self.closing]
+        parts = _Parts.of(self._all if carried is None else carried)
+        if parts.leading:
+            content = [*parts.leading, {"type": "text", "text": summary["content"]}]
+            summary = with_content(summary, content)
+        start = [*self.head, summary, *parts.systems, *others, *parts.early]
+        return [*start, *parts.closing, *self.tail]
+
+    @property
+    def _all(self) -> Sequence[Candidate]:
+        unlimited = select(self.candidates, [0] * len(self.candidates), 0)
+        return unlimited.chosen
+
+    @property
+    def systems(self) -> list[Message]:
+        """The system messages from the middle of the history that may be in the context."""
+        return _Parts.of(self._all).systems
+
+    @property
+    def closing(self) -> list[Message]:
+        """What the context ends with if everything fits."""
+        return [*_Parts.of(self._all).closing, *self.tail]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Where in a context the carried pieces are.
+
+    *leading* blocks are before the summary, *systems* after it, *early* messages before the request
+    under way, and *closing* ones begin with that request.
+    """
+
+    leading: Sequence[Block]
+    systems: list[Message]
+    early: list[Message]
+    closing: list[Message]
+
+    @classmethod
+    def of(cls, carried: Sequence[Candidate]) -> _Parts:
+        """Sort the *carried* pieces, which are in the order of the history, by their places."""
+        leading: list[Block] = []
+        systems: list[Message] = []
+        early: list[Candidate] = []
+        requests: list[Candidate] = []
+        for candidate in carried:
+            match candidate.kind:
+                case CarryKind.LEADING:
+                    leading += blocks(candidate.messages[0])
+                case CarryKind.SYSTEM:
+                    systems += candidate.messages
+                case CarryKind.REQUEST:
+                    requests.append(candidate)
+                case _:
+                    early.append(candidate)
+        late: list[Candidate] = []
+        if requests:
+            begin = requests[0].index
+            late = [candidate for candidate in early if candidate.index >= begin]
+            # Pinned messages are before the request, unless blocks of its turn must follow it.
+            if any(candidate.kind != CarryKind.PIN for candidate in late):
+                early = [candidate for candidate in early if candidate.index < begin]
+            else:
+                late = []
+        closing = sorted([*requests, *late], key=attrgetter("key"))
+        messages = arrange(closing)
+        if messages and messages[-1]["role"] == "assistant":
+            messages.append(_user(CONTINUE))
+        return cls(leading, systems, with_reply(arrange(early)), messages)
 
 
 def replacements(
@@ -432,7 +513,7 @@ def replacements(
     whole: bool = True,
     covered: int | None = None,
 ) -> list[Replacement]:
-    """The new contexts for *head* and *rest* to choose from, the best first.
+    """Return the new contexts for *head* and *rest* to choose from, the best first.
 
     The first one keeps the messages that the model has not answered as they are. The second, where
     that makes a difference, cuts long words to `MAX_WORDS_CHARS`, and leaves pictures and results
@@ -442,65 +523,98 @@ def replacements(
     """
     tail = open_tail(rest) if covered is None else covered
     unanswered = rest[tail:]
-    systems, left_out = _in_force(rest[:tail])
-    cuts: list[str] = []
-    if left_out:
-        cuts.append(f"{left_out} older system messages are in the archive only")
     replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + reminder(facts.orders),
         evidence=replace(facts, last_stands=not unanswered),
-        systems=systems,
-        kept=pinned_messages(rest, pin),
-        cuts=cuts,
+    )
+    systems = _in_force(rest[:tail])
+    first = replace(
+        replacement,
+        candidates=[*systems, *pins(rest[:tail], pin), *blocks_to_carry(rest[:tail])],
     )
     if not unanswered:
-        return [replacement]
-    shorter = _with_words(replacement, unanswered, source, archive)
+        return [first]
+    shorter = replace(replacement, candidates=[*systems, *pins(rest, pin), *blocks_to_carry(rest)])
+    shorter = _with_words(shorter, rest, tail, source, archive)
     if not whole:
         return [shorter]
-    replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
-    first = _with_tail(replacement, unanswered, source)
-    if covered is None and len(shorter.cuts) > len(first.cuts):
+    first = _with_tail(first, rest, tail, source, archive)
+    holds_blocks = any(one.kind in BLOCK_KINDS and one.index >= tail for one in shorter.candidates)
+    if covered is None and (shorter.cuts or holds_blocks):
         return [first, shorter]
     return [first]
 
 
-def _in_force(messages: Sequence[Message]) -> tuple[list[Message], int]:
-    """The newest system messages in *messages* that still hold, each once, as many as may stay.
-
-    And the number of the older ones that hold.
-    """
-    found: list[Message] = []
-    for message in reversed(messages):
+def _in_force(messages: Sequence[Message]) -> list[Candidate]:
+    """Return the system messages in *messages* that still hold, each once, at its last place."""
+    found: list[Candidate] = []
+    known: list[Message] = []
+    for index in reversed(range(len(messages))):
+        message = messages[index]
         is_lasting = message["role"] == "system" and "clear_at" not in message
-        if is_lasting and message not in found:
-            found.append(message)
-    kept = last_within(MAX_WORDS_CHARS, found[::-1], lambda message: len(text_of(message)))
-    return kept, len(found) - len(kept)
+        if is_lasting and message not in known:
+            known.append(message)
+            found.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
+    return found[::-1]
 
 
-def _with_tail(replacement: Replacement, tail: Sequence[Message], source: Source) -> Replacement:
-    """*replacement* with the unanswered messages of *tail* as they are.
+def _with_tail(
+    replacement: Replacement,
+    rest: Sequence[Message],
+    tail: int,
+    source: Source,
+    archive: str,
+) -> Replacement:
+    """Return *replacement* with the unanswered messages, those from *tail* on, as they are.
 
     Before results, a message says what they are a part of.
     """
+    unanswered = rest[tail:]
     requests = replacement.evidence.requests
-    before = requests[: len(requests) - len(source.words_in(tail))]
-    if tail[0]["role"] != "assistant":
-        return _close(replacement, before, tail)
-    text = CONTINUE
-    if before:
-        text = IN_PROGRESS + before[-1]
-    return _close(replacement, before[:-1], [_user(text), *tail])
+    before = requests[: len(requests) - len(source.words_in(unanswered))]
+    if unanswered[0]["role"] != "assistant":
+        return _close(replacement, before, None, unanswered)
+    if not before:
+        request = _request_at(rest[:tail], CONTINUE)
+        return _close(replacement, before, request, unanswered)
+    request = _request_at(rest[:tail], IN_PROGRESS + before[-1])
+
+    def shorten_request(chars: int) -> Candidate:
+        text = IN_PROGRESS + _cut(before[-1], chars, archive, source.redact)
+        return replace(request, messages=[_user(text)])
+
+    request = replace(request, chars=len(before[-1]), shorten=shorten_request)
+    return _close(replacement, before[:-1], request, unanswered)
+
+
+def _request_at(messages: Sequence[Message], text: str) -> Candidate:
+    """Return the *text* that says what is under way, at the place of the last words of the user."""
+    index = len(messages)
+    place = 0
+    for number in reversed(range(len(messages))):
+        if own_words(messages[number]):
+            index = number
+            kinds = [kind(block) for block in blocks(messages[number])]
+            place = kinds.index("text") if "text" in kinds else 0
+            break
+    return Candidate(CarryKind.REQUEST, index, place, [_user(text)], "request")
 
 
 def _with_words(
-    replacement: Replacement, tail: Sequence[Message], source: Source, archive: str
+    replacement: Replacement,
+    rest: Sequence[Message],
+    tail: int,
+    source: Source,
+    archive: str,
 ) -> Replacement:
-    """*replacement* with only the user's words of *tail*, cut head and tail where they are long."""
+    """Return *replacement* with only the user's words of the messages from *tail* on.
+
+    Where they are long they are cut, head and tail.
+    """
+    unanswered = rest[tail:]
     requests = replacement.evidence.requests
-    pending = source.words_in(tail)
+    pending = source.words_in(unanswered)
     before = requests[: len(requests) - max(1, len(pending))]
     words = "\n\n".join(pending)
     if words:
@@ -509,39 +623,53 @@ def _with_words(
         text = IN_PROGRESS + _cut(requests[-1], MAX_WORDS_CHARS, archive, source.redact)
     else:
         text = CONTINUE
-    media = [name for message in tail for name in _media(blocks(message))]
+    media = [name for message in unanswered for name in _media(blocks(message))]
     text += "".join(missing_text(name, archive) for name in media)
     cuts = [*replacement.cuts]
     if len(words) > MAX_WORDS_CHARS:
         cuts.append(
             f"of the newest message's {len(words)} characters {MAX_WORDS_CHARS} are in the context"
         )
-    results = len(list(tool_results(tail)))
+    results = len(list(tool_results(unanswered)))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")
     if media:
         cuts.append(
             f"{len(media)} pictures or documents of the newest message are in the archive only"
         )
-    systems = [message for message in tail if message["role"] == "system"]
-    return replace(_close(replacement, before, [_user(text), *systems]), cuts=cuts)
+    request = _request_at(rest if words else rest[:tail], text)
+    if len(pending) > 1:
+        request = replace(request, index=tail, place=0)
+    systems = [message for message in unanswered if message["role"] == "system"]
+    request = replace(request, is_answered=False)
+    return replace(_close(replacement, before, request, systems), cuts=cuts)
 
 
 def _media(content: Iterable[object]) -> Iterator[str]:
+    """Yield the kinds of the images and documents in *content*, other than carried references."""
     for block in content:
         name = kind(block)
-        if name in MEDIA:
+        if name in MEDIA and not is_reference(block):
             yield name
         elif name == "tool_result":
-            yield from _media(inner_blocks(block))
+            yield from (kind(part) for part in inner_blocks(block) if kind(part) in MEDIA)
 
 
 def _close(
-    replacement: Replacement, requests: Sequence[str], closing: Sequence[Message]
+    replacement: Replacement,
+    requests: Sequence[str],
+    request: Candidate | None,
+    tail: Sequence[Message],
 ) -> Replacement:
-    """*replacement* that ends with *closing*, and has these *requests* in its evidence."""
+    """Return *replacement* that ends with the *request* and *tail*.
+
+    The evidence has these *requests*.
+    """
     evidence = replace(replacement.evidence, requests=requests)
-    return replace(replacement, evidence=evidence, closing=closing)
+    candidates = replacement.candidates
+    if request is not None:
+        candidates = [*attach(candidates, request.index), request]
+    return replace(replacement, evidence=evidence, candidates=candidates, tail=tail)
 
 
 # Pinned -------------------------------------------------------------------------------------------
@@ -556,24 +684,30 @@ def _says_any(message: Message, wanted: Collection[str]) -> bool:
     )
 
 
+def pins(rest: Sequence[Message], pin: Pin | None) -> list[Candidate]:
+    """Return the messages that *pin* chooses, a call and its results as one piece."""
+    candidates: list[Candidate] = []
+    indices = sorted(pinned_indices(rest, pin))
+    index = -1
+    for start in indices:
+        if start <= index:
+            continue  # the results of the call before them
+        index = start
+        messages = [rest[start]]
+        if has_calls(rest[start]) and start + 1 in indices:
+            index = start + 1
+            messages.append(rest[index])
+        candidates.append(Candidate(CarryKind.PIN, start, 0, messages, "pinned message"))
+    return candidates
+
+
 def pinned_messages(rest: Sequence[Message], pin: Pin | None) -> list[Message]:
-    """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
+    """Return the messages that *pin* chooses, the very same objects, as a valid conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
     results with their call.
     """
-    kept: list[Message] = []
-    last_role = "assistant"
-    for index in sorted(pinned_indices(rest, pin)):
-        message = rest[index]
-        role = message["role"]
-        if role == last_role:
-            kept.append(_user(KEPT) if role == "assistant" else _assistant(SEEN))
-        kept.append(message)
-        last_role = role
-    if last_role == "user":
-        kept.append(_assistant(SEEN))
-    return kept
+    return with_reply(arrange(pins(rest, pin)))
 
 
 def pinned_indices(messages: Sequence[Message], pin: Pin | None) -> set[int]:

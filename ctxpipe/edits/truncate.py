@@ -20,6 +20,7 @@ from ..messages import (
     as_blocks,
     blocks,
     has_thinking,
+    is_opaque,
     kind,
     result_text,
     texts,
@@ -31,6 +32,7 @@ from ..messages import field as read
 from ..messages.vocabulary import head_length
 from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_folded
 from ..providers.agent_tools import READING_TOOLS, ReadingTools
+from .carry import blocks_to_carry
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import is_text, newest
@@ -66,7 +68,7 @@ def middle(
     """
     first = head_length(messages)
     found = middle_range(sums[first:], start, end)
-    begin = max(found.start + first, first + 1, protected)
+    begin = max(found.start + first, first_request(messages) + 1, protected)
     stop = min(found.stop + first, last_turn(messages))
     return range(begin, stop) if begin < stop else range(0)
 
@@ -84,6 +86,26 @@ def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | f
     first = bisect_left(sums, base + Fraction(start) * total)
     stop = bisect_right(sums, base + Fraction(end) * total) - 1
     return range(first, stop) if first < stop else range(0)
+
+
+def first_request(messages: Sequence[Message]) -> int:
+    """Return the index of the first request, behind the messages that hold unknown blocks alone."""
+    first = head_length(messages)
+    for index in range(first, len(messages)):
+        content = blocks(messages[index])
+        if messages[index]["role"] != "user" or not content:
+            return index
+        if not all(is_opaque(block) for block in content):
+            return index
+    return first
+
+
+def indices_to_carry(messages: Sequence[Message]) -> set[int]:
+    """Return the indices of the messages with unknown blocks, references, and loaded tools."""
+    indices: set[int] = set()
+    for candidate in blocks_to_carry(messages):
+        indices |= set(range(candidate.index, candidate.index + len(candidate.messages)))
+    return indices
 
 
 def last_turn(messages: Sequence[Message]) -> int:
@@ -181,7 +203,7 @@ def editable_region(
     if strict:
         stay = frozenset(every) - frozenset(middle)
     else:
-        stay = frozenset({head_length(messages), *every[last_turn(messages) :]})
+        stay = frozenset({first_request(messages), *every[last_turn(messages) :]})
     movable_end = min(middle.stop, open_loop(messages))
     return EditableRegion(middle, stay | pinned, range(middle.start, movable_end), pinned)
 
@@ -460,7 +482,7 @@ def breakdown_by_source(
 
     *parts* are what is left of *messages*, *sizes* their tokens.
     """
-    first = head_length(messages)
+    first = first_request(messages)
     last = last_turn(messages)
     shares = Counter({"the system prompt and the tools": overhead})
     for part, tokens in zip(parts, sizes, strict=True):
@@ -477,7 +499,7 @@ def _region(index: int, first: int, last: int, middle: range) -> str:
     if index == first:
         return "the first request"
     if index in middle:
-        return "file views, commands and texts of the middle"
+        return "file views, commands, references and texts of the middle"
     if index >= middle.stop:
         return "what follows the middle"
     return "what precedes the middle"

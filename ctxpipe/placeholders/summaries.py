@@ -39,6 +39,10 @@ KEPT, SEEN = "[Kept word for word from the conversation.]", "Noted."
 REMINDER, REMINDER_END = f"\n\n{NOTE}\n", f"\n{NOTE_END}"
 _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
+_OMISSIONS = "not carried on for lack of space"
+_OMISSIONS_NAME = re.compile(r"compact-left-out(?:-[0-9a-f]{1,16})*\.txt")
+_OMISSIONS_LINE = re.compile(rf"\nNote: [^\n]*{_OMISSIONS}[^\n]*? in ([^\n]+)\n")
+
 _MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
 _RESTORED = re.compile(r"\[Restored after compact\] ([^\n]+):\n")
 _EXTRAS = re.compile(f"{re.escape(REMINDER)}|{re.escape(EVIDENCE)}")
@@ -176,6 +180,29 @@ def _without_media_notes(message: Message) -> str:
 
 def _is_reply(message: Message, text: str) -> bool:
     return message["role"] == "assistant" and text_of(message) == text
+
+
+def omission_line(names: str, path: str) -> str:
+    """Return the line that names what a compaction did not carry on, and the file that holds it.
+
+    Without *names* all of it was left out by earlier compactions.
+    """
+    what = safe_summary(names) if names else "earlier blocks"
+    where = f", in {path}" if path else ""
+    return f"{_OMISSIONS}: {what}{where}"
+
+
+def omissions_name(message: Message) -> str:
+    """Return the name of the file with what earlier compactions did not carry on, "" for none.
+
+    The summary in *message* names it. Only the name of a file of ctxpipe's counts, without its
+    folder: the text may be anybody's.
+    """
+    match = _OMISSIONS_LINE.search(summary_extras(message))
+    if match is None:
+        return ""
+    name = match[1].replace("\\", "/").rsplit("/", 1)[-1]
+    return name if _OMISSIONS_NAME.fullmatch(name) else ""
 
 
 def archive_lines(archives: Sequence[str], digest: str) -> list[str]:

@@ -12,9 +12,10 @@ import anyio
 from anyio import to_thread
 
 from .._logs import logger
-from .._text import short_repr
+from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread
 from ..edits import compact
+from ..edits.carry import count_removed
 from ..edits.compact import Facts, Pin, Source, after_summary
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
 from ..messages import Message, ensure_messages, has_thinking, split_system
@@ -24,6 +25,7 @@ from ..placeholders.summaries import (
     acknowledged_count,
     archive_references,
     leading_count,
+    omissions_name,
     reminder,
     safe_summary,
     summary_body,
@@ -41,7 +43,7 @@ from ..settings import (
     excerpt,
     instance_of,
 )
-from ..storage import Archive, LocalStorage
+from ..storage import Archive, LocalStorage, TextWriter
 from ..storage.files import FileReader
 from ..storage.protocol import ARCHIVE
 from ..storage.records import message_redactor_of, redactor_of
@@ -75,12 +77,15 @@ from .breaker import Attempts, Breaker
 from .layout import (
     FileFolder,
     Layout,
+    OmissionsFile,
     can_keep,
     choose_layout,
     fold_texts,
     list_paths,
+    omissions_key,
     token_breakdown,
     window_holds,
+    write_omissions,
 )
 from .protocol import Change, Intent, Skip, Turn
 from .reports import Compacted
@@ -563,10 +568,18 @@ class Compact:
         notes = [SEARCHABLE] if turn.can_search else []
         facts = replace(facts, notes=notes + _notes(restored))
         found = await self._replacements(turn, summary, covered, source, facts, path, shown)
-        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens)
-        layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
-        warnings = [*replacement.cuts, *restored.warnings]
-        warnings += [warning for warning in (no_model, not_listed) if warning]
+        file = self._omissions_file(turn, rest, path, shown)
+        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens, file)
+        layout, file, not_written = await write_omissions(
+            turn, replacement, layout, self.archive, shown, file
+        )
+        layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown, file)
+        carried = layout.carried
+        warnings = [*replacement.cuts, *carried.cuts, *restored.warnings]
+        if carried.left_out:
+            number = count_phrase(len(carried.left_out), "piece")
+            warnings.append(f"{number} that should be carried on did not fit: {file.path}")
+        warnings += [warning for warning in (no_model, not_written, not_listed) if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),
@@ -577,6 +590,9 @@ class Compact:
             restored_tokens=sum(file.tokens for file in layout.files),
             folded=tuple(layout.folded),
             warnings=tuple(warnings),
+            left_out=tuple(map(str, carried.left_out)),
+            left_out_file=file.path if carried.left_out else "",
+            removed=await in_thread(count_removed, rest, layout.messages),
             attempts=summary.attempts,
             input_tokens=summary.input_tokens,
             cached_tokens=summary.cached_tokens,
@@ -658,6 +674,25 @@ class Compact:
             covered=covered,
         )
         return await in_thread(make_replacements, head, rest, summary.text, source, facts)
+
+    def _omissions_file(
+        self,
+        turn: Turn,
+        rest: Sequence[Message],
+        archive: str | None,
+        shown: Callable[[str], str],
+    ) -> OmissionsFile:
+        """Return where the model would find what is not carried on, now and by the one before."""
+        if self.archive is None or not isinstance(self.archive, TextWriter):
+            return OmissionsFile(shown(archive) if archive else "")
+        key = omissions_key(turn.session_id)
+        before = ""
+        if rest and acknowledged_count(rest):
+            before = omissions_name(rest[0])
+        if before:
+            folder, _, _ = key.rpartition("/")
+            before = shown(self.archive.location(f"{folder}/{before}"))
+        return OmissionsFile(shown(self.archive.location(key)), before)
 
     async def _judge(
         self, turn: Turn, replacement: compact.Replacement, layout: Layout, detail: Compacted

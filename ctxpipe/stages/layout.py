@@ -1,20 +1,33 @@
-"""How much of the files and the evidence follows a summary: as much as the target allows."""
+"""Decide how much passes a compaction word for word: as much as the carry budget allows."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Protocol, runtime_checkable
 
 from .._logs import logger
-from .._threads.threads import in_thread
+from .._threads.threads import in_thread, in_thread_if
+from ..edits.carry import (
+    NOTHING_CARRIED,
+    CarryKind,
+    Selection,
+    omission_names,
+    omissions_text,
+    select,
+    with_frame,
+)
+from ..edits.citations import without_dangling_citations
 from ..edits.compact import Replacement, evidence_block
 from ..edits.offload import newest
 from ..errors import StorageError, safe_text, storage_errors
 from ..messages import Message, split_system
 from ..messages.rules import closes_turn
 from ..placeholders.names import session_folder
+from ..placeholders.summaries import omission_line
 from ..providers.refusals import FAR_BELOW
 from ..settings import instance_of
 from ..storage import Archive, TextWriter
@@ -23,6 +36,7 @@ from .protocol import Turn
 from .restore import RestoredFile, RestoredFiles
 
 PATHS_INDEX = "compact-paths.txt"
+OMISSIONS = "compact-left-out.txt"
 
 
 @runtime_checkable
@@ -66,49 +80,145 @@ class Layout:
     """A context to propose.
 
     *files* are in it whole, *folded* reduced, and the evidence may take *evidence_tokens*.
-    *left_out* are the paths that exceed the budget of the evidence.
+    *carried* says which pieces of the history are in it word for word. *carried_tokens* are those
+    of all that, in raw tokens. *left_out* are the paths that exceed the budget of the evidence.
     """
 
     files: Sequence[RestoredFile]
     folded: Mapping[str, str]
     evidence_tokens: int
+    carried: Selection = NOTHING_CARRIED
+    carried_tokens: int = 0
     messages: list[Message] = field(default_factory=list)
     left_out: Sequence[str] = ()
 
 
-async def choose_layout(
-    turn: Turn, replacements: Sequence[Replacement], restored: RestoredFiles, evidence_tokens: int
-) -> tuple[Replacement, Layout]:
-    """The first of *replacements*, in its richest layout, that is smaller and meets the target.
+@dataclass(frozen=True, slots=True)
+class OmissionsFile:
+    """The file with the pieces of a history that a context does not carry.
 
-    Files and evidence give way before the next one is tried, which cuts the newest message: that is
-    not done as long as the leanest layout of the first one fits. When none meets the
-    target, it is the leanest layout of the last one.
+    *path* is where the model finds it, "" without one. *before* is the path of the file of an
+    earlier compaction.
     """
-    before = await turn.raw_tokens() - turn.overhead
-    tried: list[Layout] = []
-    replacement, layout = replacements[0], Layout((), {}, 0)
+
+    path: str = ""
+    before: str = ""
+
+    def note(self, carried: Selection) -> list[str]:
+        """Return the line of the evidence that names what is left out, if anything is."""
+        if carried.left_out:
+            return [omission_line(omission_names(carried.left_out), self.path)]
+        if self.before:
+            return [omission_line("", self.before)]
+        return []
+
+
+async def choose_layout(
+    turn: Turn,
+    replacements: Sequence[Replacement],
+    restored: RestoredFiles,
+    evidence_tokens: int,
+    file: OmissionsFile,
+) -> tuple[Replacement, Layout]:
+    """Return the first of *replacements* that is smaller and meets the target, and its layout.
+
+    What it carries takes at most half of the target: first the pieces of the history, in the order
+    of `CarryKind`, then files, then the evidence. Where the context exceeds the target in spite of
+    that, files and evidence give way first, then the pieces, the least important first. The next
+    replacement cuts the newest message: it is not used as long as the window holds the leanest
+    layout of the first one. When nothing fits, it is the leanest layout of the last one.
+    """
+    limits = _Limits(
+        before=await turn.raw_tokens() - turn.overhead,
+        target=raw_limit(turn, turn.budget.target) - turn.overhead,
+        carried=raw_limit(turn, turn.budget.target // 2),
+    )
+    plans: list[Layout] = []
+    replacement = replacements[0]
+    carried = await _select(turn, replacement, limits.carried)
+    layout = Layout((), {}, 0)
     async for plan in _from_rich_to_lean(restored, evidence_tokens, turn.counter):
-        tried.append(plan)
-        layout = await _lay_out(turn, replacement, plan)
-        if await _fits(turn, layout, before):
+        plans.append(plan)
+        layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
+        if await _fits(turn, layout, limits):
             return replacement, layout
-    if await _fits_whole(turn, layout):
+    lighter = await _carry_less(turn, replacement, layout, limits, file)
+    if await _meets_target(turn, lighter, limits):
+        return replacement, lighter
+    while not await _fits_whole(turn, layout):
+        less = layout.carried.lighter(1 + layout.carried.used // _STEPS)
+        if less is None:
+            break
+        layout = await _lay_out(turn, replacement, replace(layout, carried=less), file)
+    else:
         return replacement, layout
     for replacement in replacements[1:]:
-        for plan in tried:
-            layout = await _lay_out(turn, replacement, plan)
-            if await _fits(turn, layout, before):
+        carried = await _select(turn, replacement, limits.carried)
+        for plan in plans:
+            layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
+            if await _fits(turn, layout, limits):
                 return replacement, layout
+        layout = await _carry_less(turn, replacement, layout, limits, file)
+        if await _meets_target(turn, layout, limits):
+            return replacement, layout
     return replacement, layout
 
 
-async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
-    """Whether *layout* is smaller than *before*, in raw tokens, and within the target."""
-    raw = await turn.counter.count(layout.messages)
-    if raw >= before:
+_STEPS = 8  # in which carried pieces go until the window holds the context
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """The most raw tokens of a context without the overhead, and of what it carries.
+
+    A context has fewer than *before*, and at most *target*.
+    """
+
+    before: int
+    target: int
+    carried: int
+
+
+async def _select(turn: Turn, replacement: Replacement, room: int) -> Selection:
+    """Return which pieces of the history *replacement* carries in *room* raw tokens."""
+    candidates = replacement.candidates
+    framed_pieces = [with_frame(candidate) for candidate in candidates]
+    counts = iter(await turn.counter.counts(chain.from_iterable(framed_pieces)))
+    sizes = [sum(islice(counts, len(messages))) for messages in framed_pieces]
+    return await in_thread_if(len(candidates) > _MANY, select, candidates, sizes, room)
+
+
+_MANY = 100
+
+
+async def _carry_less(
+    turn: Turn, replacement: Replacement, layout: Layout, limits: _Limits, file: OmissionsFile
+) -> Layout:
+    """Return *layout* with fewer carried pieces: as many as the target allows, maybe none."""
+    while not await _meets_target(turn, layout, limits):
+        raw = await turn.counter.count(layout.messages)
+        less = layout.carried.lighter(max(1, raw - min(limits.target, limits.before - 1)))
+        if less is None:
+            break
+        layout = await _lay_out(turn, replacement, replace(layout, carried=less), file)
+    return layout
+
+
+async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+    """Return True if *layout* meets the target, and files and evidence keep to their share.
+
+    The leanest layout has no more of them than it must.
+    """
+    is_leanest = not layout.files and not layout.folded and not layout.evidence_tokens
+    if not is_leanest and layout.carried_tokens > limits.carried:
         return False
-    return turn.ledger.estimate(raw + turn.overhead) <= turn.budget.target
+    return await _meets_target(turn, layout, limits)
+
+
+async def _meets_target(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+    """Return True if *layout* is smaller than the context was, and within the target."""
+    raw = await turn.counter.count(layout.messages)
+    return raw < limits.before and raw <= limits.target
 
 
 async def _fits_whole(turn: Turn, layout: Layout) -> bool:
@@ -127,6 +237,12 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
         return True
     likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
     return raw < raw_before and not turn.budget.reached(likely)
+
+
+def raw_limit(turn: Turn, tokens: int) -> int:
+    """Return the most raw tokens that are estimated at no more than *tokens*."""
+    candidates = range(tokens + 1)  # an estimate is never below the raw count
+    return max(0, bisect_right(candidates, tokens, key=turn.ledger.estimate) - 1)
 
 
 def window_holds(turn: Turn, raw: int) -> bool:
@@ -158,14 +274,58 @@ async def _from_rich_to_lean(
         yield Layout((), {}, tokens)
 
 
-async def _lay_out(turn: Turn, replacement: Replacement, layout: Layout) -> Layout:
-    """*layout* with its messages."""
+async def _lay_out(
+    turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
+) -> Layout:
+    """Return *layout* with its messages."""
+    evidence = replacement.evidence
+    notes = [*evidence.notes, *file.note(layout.carried)]
     block, left_out = await in_thread(
-        evidence_block, replacement.evidence, layout.evidence_tokens, turn.counter.text
+        evidence_block, replace(evidence, notes=notes), layout.evidence_tokens, turn.counter.text
     )
     files = [file.message for file in layout.files]
-    messages = replacement.messages(block, files, list(layout.folded.values()))
-    return replace(layout, messages=messages, left_out=left_out)
+    folded = list(layout.folded.values())
+    messages = replacement.messages(block, files, folded, layout.carried.chosen)
+    messages = await in_thread(without_dangling_citations, turn.messages, messages)
+    tokens = sum(await turn.counter.texts([block, *folded]))
+    tokens += layout.carried.used + sum(file.tokens for file in layout.files)
+    return replace(layout, messages=messages, carried_tokens=tokens, left_out=left_out)
+
+
+async def write_omissions(
+    turn: Turn,
+    replacement: Replacement,
+    layout: Layout,
+    archive: Archive | None,
+    shown: Callable[[str], str],
+    file: OmissionsFile,
+) -> tuple[Layout, OmissionsFile, str]:
+    """Write the pieces that *layout* leaves out into a file, and return a layout that names it.
+
+    The text at the end is what went wrong, or "". *shown* gives a path as the model sees it.
+    """
+    pieces = layout.carried.left_out
+    if not pieces or archive is None:
+        return layout, file, ""
+    if not isinstance(archive, TextWriter):
+        return layout, file, f"{len(pieces)} pieces to carry on are in the archive only"
+    text = await in_thread(omissions_text, pieces, file.before)
+    try:
+        with storage_errors():
+            [location] = await archive.write([(omissions_key(turn.session_id), text)])
+    except StorageError as error:
+        reason = f"{len(pieces)} pieces to carry on are in the archive only: {safe_text(error)}"
+        logger.warning("%s", reason)
+        return layout, file, reason
+    written = replace(file, path=shown(location))
+    if written != file:
+        layout = await _lay_out(turn, replacement, layout, written)
+    return layout, written, ""
+
+
+def omissions_key(session_id: str) -> str:
+    """Return the key of the file with the pieces that a context does not carry."""
+    return f"{session_folder(session_id)}/{OMISSIONS}"
 
 
 async def list_paths(
@@ -174,6 +334,7 @@ async def list_paths(
     layout: Layout,
     archive: Archive | None,
     shown: Callable[[str], str],
+    file: OmissionsFile,
 ) -> tuple[Layout, str]:
     """List the paths left out of *layout* in a file, and return a layout that names the file.
 
@@ -195,20 +356,35 @@ async def list_paths(
         logger.warning("%s", reason)
         return layout, reason
     evidence = replace(replacement.evidence, index=shown(index))
-    return await _lay_out(turn, replace(replacement, evidence=evidence), layout), ""
+    return await _lay_out(turn, replace(replacement, evidence=evidence), layout, file), ""
 
 
 async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:
-    """What the context is made of, the largest part first."""
+    """Return what the context is made of, the largest part first."""
     count = turn.counter.count
     summary = layout.messages[len(replacement.head)]
+    closing = list(replacement.tail)
+    systems: list[Message] = []
+    pinned: list[Message] = []
+    other: list[Message] = []
+    for candidate in layout.carried.chosen:
+        match candidate.kind:
+            case CarryKind.SYSTEM:
+                systems += candidate.messages
+            case CarryKind.PIN:
+                pinned += with_frame(candidate)
+            case CarryKind.REQUEST | CarryKind.ATTACHMENT:
+                closing += candidate.messages
+            case CarryKind.BLOCK:
+                other += with_frame(candidate)
     parts = {
         "system prompt and tools": turn.overhead,
-        "system messages": await count([*replacement.head, *replacement.systems]),
+        "system messages": await count([*replacement.head, *systems]),
         "summary and evidence": await count([summary]),
         "restored files": await count(file.message for file in layout.files),
-        "pinned messages": await count(replacement.kept),
-        "the request at the end": await count(replacement.closing),
+        "pinned messages": await count(pinned),
+        "unknown blocks and references": await count(other),
+        "the request at the end": await count(closing),
     }
     largest = Counter(parts).most_common()
     return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

@@ -11,7 +11,7 @@ from .._text import as_dollars, count_phrase, one_line
 from ..messages import Message, Problem
 from ..providers.prices import RewriteCost
 
-MAX_LINE = 180  # of a report in the log, whatever happened
+MAX_LINE = 240  # of a report in the log, whatever happened
 
 
 class Outcome(StrEnum):
@@ -84,6 +84,9 @@ class Compacted:
     over_target: bool = False
     over_budget: bool = False
     holds: str = ""
+    left_out: tuple[str, ...] = field(default=(), repr=False)
+    left_out_file: str = ""
+    removed: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         writers = [self.summarizer or "summarizer"]
@@ -97,8 +100,13 @@ class Compacted:
             parts.append(f"{count_phrase(len(self.restored), 'file')} brought back")
         if self.over_target:
             parts.append("still over its target")
+        if self.left_out:
+            parts.append(f"{len(self.left_out)} left out")
         if self.warnings:
             parts.append(count_phrase(len(self.warnings), "warning"))
+        if self.removed:
+            counts = ", ".join(f"{number} {name}" for name, number in self.removed.items())
+            parts.append(f"removed {counts}")
         return ", ".join(parts)
 
 
@@ -108,7 +116,8 @@ class Truncated:
     *deleted*.
 
     Token counts are raw (exact tiktoken), with those of system prompt and tools. *still_over* says
-    that the limit was not reached, *holds* what could not be removed.
+    that the limit was not reached, *holds* what could not be removed. *removed* counts, by kind,
+    the blocks that are no longer in the context.
     """
 
     tokens_before: int
@@ -119,6 +128,7 @@ class Truncated:
     archive: str | None = None
     still_over: bool = False
     holds: str = ""
+    removed: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         parts = []

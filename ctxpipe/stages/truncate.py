@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -11,6 +10,8 @@ from itertools import accumulate
 from .._text import short_repr
 from .._threads.threads import in_thread
 from ..edits import truncate
+from ..edits.carry import count_removed
+from ..edits.citations import without_dangling_citations
 from ..edits.compact import Pin, pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Window
@@ -22,7 +23,7 @@ from ..storage import Archive
 from ..storage.protocol import ARCHIVE
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_record, save_raw
-from .layout import FOLDER, FileFolder, fold_files
+from .layout import FOLDER, FileFolder, fold_files, raw_limit
 from .protocol import Change, Skip, Turn
 from .reports import Truncated
 
@@ -92,8 +93,10 @@ class SmartTruncate:
     reached the pipeline's trigger, or with `Turn.force`, and brings it down to *max_tokens*
     (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and
     the last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
-    *archive* keeps the raw messages that leave or change; without *require_archive* a failed
-    archive is no reason to let the context overflow.
+    Blocks that ctxpipe does not know, references to files and calls that loaded tools go last. The
+    middle is shortened again until the context fits or nothing more can go. *archive* keeps the raw
+    messages that leave or change; without *require_archive* a failed archive is no reason to let
+    the context overflow.
 
     A server tool's call and its result, with all calls of its program, stay or go together. Nothing
     up to a summary of the server's own (a compaction block) is touched: the API reads nothing
@@ -163,20 +166,15 @@ class SmartTruncate:
             await turn.prefix_sums(),
             turn.counter,
             overhead=turn.overhead,
-            limit=_raw_limit(turn, limit),
+            limit=raw_limit(turn, limit),
             protected=turn.protected,
             strict=True,
+            spares_carried=True,
         )
-        result = await _shorten(self, given)
+        result = await _shorten_until_it_fits(self, given)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         return Change(result.messages, result.detail)
-
-
-def _raw_limit(turn: Turn, limit: int) -> int:
-    """The most raw tokens that are estimated at no more than *limit*."""
-    candidates = range(limit + 1)  # an estimate is never below the raw count
-    return max(0, bisect_right(candidates, limit, key=turn.ledger.estimate) - 1)
 
 
 # What the function and the stage share ------------------------------------------------------------
@@ -188,7 +186,8 @@ class _Input:
 
     *sums* are the tokens of the first 0, 1, 2 … messages; *counter* knows those of each text.
     Nothing before message *protected* changes; with *strict* nothing outside the middle either,
-    except file views that are not of the last turn.
+    except file views that are not of the last turn. With *spares_carried* unknown blocks,
+    references and loaded tools stay.
     """
 
     messages: list[Message]
@@ -201,6 +200,45 @@ class _Input:
     marker: str = ""
     protected: int = 0
     strict: bool = False
+    spares_carried: bool = False
+
+
+async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input) -> Truncation:
+    """Shorten the middle again and again: each time another part of the messages is the middle.
+
+    What must not disappear goes last. A context that still does not fit is a fixed point: the same
+    stage leaves it as it is.
+    """
+    original = given
+    messages = given.messages
+    total = Truncated(0, 0)
+    while True:
+        shortened = await _shorten(settings, given)
+        detail = shortened.detail
+        total = replace(
+            detail,
+            filtered=total.filtered + detail.filtered,
+            folded=total.folded + detail.folded,
+            deleted=total.deleted + detail.deleted,
+        )
+        is_shorter = detail.tokens_after < detail.tokens_before
+        if is_shorter:
+            messages = shortened.messages
+        if not detail.still_over:
+            break
+        if is_shorter:
+            sums = [0, *accumulate(await given.counter.counts(messages))]
+            given = replace(given, messages=messages, sums=sums)
+        elif given.spares_carried:
+            given = replace(given, spares_carried=False)
+        else:
+            break
+    detail = replace(
+        total,
+        tokens_before=original.overhead + original.sums[-1],
+        removed=await in_thread(count_removed, original.messages, messages),
+    )
+    return Truncation(messages, detail)
 
 
 async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
@@ -226,7 +264,10 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
         )
         detail = replace(detail, still_over=True, holds=holds)
     if calls or deleted:
-        return Truncation(await in_thread(truncate.join_parts, parts), detail)
+        joined = await in_thread(truncate.join_parts, parts)
+        if given.strict:
+            joined = await in_thread(without_dangling_citations, messages, joined)
+        return Truncation(joined, detail)
     return Truncation(folded, detail)
 
 
@@ -236,6 +277,8 @@ def _survey(
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
+    if given.spares_carried:
+        stays |= truncate.indices_to_carry(messages)
     if settings.pin:
         stays |= pinned_indices(messages, settings.pin)
     # The server reads nothing before its own summary.

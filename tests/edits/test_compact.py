@@ -531,7 +531,7 @@ def test_what_was_cut_is_told():
 
     whole, shorter = replacements_of([], found)
 
-    assert whole.cuts == []
+    assert whole.cuts == ()
     assert shorter.cuts == [
         "of the newest message's 50000 characters 20000 are in the context",
         "1 new tool results are in the summary and the archive only",
@@ -672,15 +672,6 @@ def test_one_that_held_for_a_single_turn_is_not():
     assert replacement_of([], [user("a"), passing, assistant("b")]).systems == []
 
 
-def test_too_many_of_them_are_told_to_be_missing():
-    found = conversation(*([user("a"), system(f"{n}" * 9_000), assistant("b")] for n in range(5)))
-
-    replacement = replacement_of([], found)
-
-    assert said(replacement.systems) == ["3" * 9_000, "4" * 9_000]
-    assert replacement.cuts == ["3 older system messages are in the archive only"]
-
-
 # Pinned -------------------------------------------------------------------------------------------
 
 
@@ -749,7 +740,7 @@ def test_the_last_request_stands_once_at_the_end():
 def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_request():
     replacement = replacement_of([], [user("Only."), assistant("Done.")], "S")
 
-    assert replacement.closing == ()
+    assert replacement.closing == []
     assert replacement.evidence.requests == ["Only."]
 
 

@@ -438,10 +438,10 @@ def three_files(tmp_path: Path) -> list[Message]:
 @pytest.mark.parametrize(
     ("target", "restored"),
     [
-        (1300, ("3.txt", "2.txt", "1.txt")),
-        (1000, ("3.txt", "2.txt")),
-        (700, ("3.txt",)),
-        (400, ()),
+        (2600, ("3.txt", "2.txt", "1.txt")),
+        (2000, ("3.txt", "2.txt")),
+        (1400, ("3.txt",)),
+        (800, ()),
     ],
 )
 async def test_restored_files_give_way_first_the_oldest_before_the_others(
@@ -452,7 +452,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     restored: tuple[str, ...],
 ):
     stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path))
-    budget = Budget(window=4000, trigger=2000, target=target)
+    budget = Budget(window=4000, trigger=3000, target=target)
 
     context, detail = await compacted(stage, three_files, budget=budget)
 
@@ -560,7 +560,7 @@ async def test_files_without_room_stand_behind_the_summary_by_their_names(tmp_pa
     context, detail = await compacted(
         Compact(Writer(), archive=storage, restore=restore),
         [*history, assistant("Seen.")],
-        budget=Budget(window=4000, trigger=2000, target=800),
+        budget=Budget(window=4000, trigger=2000, target=1600),
     )
 
     assert (detail.restored, detail.folded) == (("3.py",), ("2.py", "1.py"))
