@@ -205,14 +205,23 @@ async def _carry_less(
 
 
 async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
-    """Return True if *layout* meets the target, and files and evidence keep to their share.
-
-    The leanest layout has no more of them than it must.
-    """
-    is_leanest = not layout.files and not layout.folded and not layout.evidence_tokens
-    if not is_leanest and layout.carried_tokens > limits.carried:
+    """Return True if *layout* meets the target, and what it carries keeps to its share."""
+    if _has_rivals(layout) and layout.carried_tokens > limits.carried:
         return False
     return await _meets_target(turn, layout, limits)
+
+
+def _has_rivals(layout: Layout) -> bool:
+    """Return True if files and evidence share a part of the context with other carried pieces.
+
+    The leanest layout has no more of them than it must. Evidence beside nothing but the request
+    takes from nobody: the target alone limits it.
+    """
+    if layout.files or layout.folded:
+        return True
+    pieces = [*layout.carried.chosen, *layout.carried.left_out]
+    has_pieces = any(piece.kind != CarryKind.REQUEST for piece in pieces)
+    return has_pieces and layout.evidence_tokens > 0
 
 
 async def _meets_target(turn: Turn, layout: Layout, limits: _Limits) -> bool:

@@ -171,7 +171,8 @@ class SmartTruncate:
             strict=True,
             spares_carried=True,
         )
-        result = await _shorten_until_it_fits(self, given)
+        most = given.limit if turn.force else raw_limit(turn, turn.budget.trigger - 1)
+        result = await _shorten_until_it_fits(self, given, max(given.limit, most))
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         return Change(result.messages, result.detail)
@@ -203,11 +204,11 @@ class _Input:
     spares_carried: bool = False
 
 
-async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input) -> Truncation:
-    """Shorten the middle again and again: each time another part of the messages is the middle.
+async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input, most: int) -> Truncation:
+    """Shorten the middle, and again while more than *most* tokens are left.
 
-    What must not disappear goes last. A context that still does not fit is a fixed point: the same
-    stage leaves it as it is.
+    Each time another part of the messages is the middle. What must not disappear goes last. The
+    result is a fixed point: the same stage leaves it as it is.
     """
     original = given
     messages = given.messages
@@ -224,7 +225,7 @@ async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input) -> Trun
         is_shorter = detail.tokens_after < detail.tokens_before
         if is_shorter:
             messages = shortened.messages
-        if not detail.still_over:
+        if detail.tokens_after <= most:
             break
         if is_shorter:
             sums = [0, *accumulate(await given.counter.counts(messages))]
