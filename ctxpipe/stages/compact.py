@@ -351,9 +351,10 @@ class Evidence:
 
     A list of paths of up to *tokens* tokens and, in proportion, commands, identifiers and the
     user's requests; paths that exceed this are listed in a file beside the archive. *pin* chooses
-    messages to keep as they are: a function, or texts, one of which the user says in them. What the
-    model has not answered stays whole as long as the new context meets its target; above it the
-    user's words in it are cut, head and tail.
+    messages to keep as they are: a function, or texts, one of which the user says in them. They
+    share half of the budget's target with all else that is carried on, and come before most of it;
+    those that do not fit are in a file that the context names. What the model has not answered
+    stays whole as long as the window holds it; else the user's words in it are cut, head and tail.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -390,7 +391,12 @@ class Compact:
     *evidence* says how much is kept word for word: paths, commands, requests, pinned messages. What
     the model has not answered stays whole, images, documents and results included, as long as the
     window holds it beside the summary, also above the target; where it does not, the report's
-    warnings say what is missing. System messages from the middle of the history are carried on.
+    warnings say what is missing.
+
+    System messages from the middle of the history, pinned messages, the request under way, blocks
+    of types that ctxpipe does not know, and references to files are carried on word for word, and
+    so are the calls that loaded tools. Together with files and evidence they take at most half of
+    the target. What does not fit is stored in a file that the context and the report name.
 
     *breaker* says how often a summary is tried, and when no attempt is made for a while.
 
