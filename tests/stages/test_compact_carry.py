@@ -248,7 +248,7 @@ async def test_the_file_of_an_earlier_compaction_is_named_on():
 
 async def test_where_the_file_cannot_be_written_the_archive_has_it_and_the_report_says_so():
     class Full(MemoryStorage):
-        async def write(self, _texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
+        async def write(self, _texts: Sequence[tuple[str, str]], /) -> list[str]:
             raise StorageError("no space left")
 
     history = [user("Go."), assistant("ok"), user(gadget(1, size=500)), *work(10), assistant("ok")]
