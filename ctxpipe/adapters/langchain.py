@@ -19,7 +19,7 @@ from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
-from ..wire.codec import Codec, Item, Reading
+from ..wire.codec import SYSTEM_ROLES, Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Exchange, Mount
 from ..wire.translation import is_unchanged
@@ -28,7 +28,10 @@ from ..wire.values import (
     arguments_json,
     arguments_object,
     block_text,
+    client_block,
+    document_block,
     image_block,
+    image_by_id,
     join_texts,
     opaque_block,
     read_result,
@@ -55,7 +58,13 @@ load(
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
 from langchain_core.language_models import BaseChatModel  # noqa: E402
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage  # noqa: E402
+from langchain_core.messages import (  # noqa: E402
+    AIMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 
@@ -67,10 +76,13 @@ PROOFS = {"thinking": "signature", "redacted_thinking": "data", "document": "sou
 """The field without which a content block of the Messages API is none."""
 OURS = frozenset(PROOFS)
 """Content blocks in the form of the Messages API."""
+CLIENT_UNKNOWN = frozenset({"reasoning", "redacted_thinking", "thinking"})
+"""Content blocks that only a model writes: in a message of the client's they mean nothing."""
 WRITTEN = ("cache_creation", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
 """What LangChain calls the tokens that are written to the cache."""
 
 Request: TypeAlias = "ModelRequest[Any]"
+ReadPart: TypeAlias = Callable[[Any], JsonDict]
 Reply: TypeAlias = Any
 """A ModelResponse, an ExtendedModelResponse or an AIMessage."""
 
@@ -153,7 +165,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _begin(self, request: Request, *, is_blocking: bool) -> Exchange | None:
         system = None
         if request.system_message is not None:
-            system = _content_blocks(request.system_message.content)
+            system = _content_blocks(request.system_message.content, _part_block)
         arguments = {
             "system": system,
             "tools": self._descriptions(request.tools),
@@ -324,21 +336,35 @@ class LangChainCodec(Codec):
         """*item* as blocks."""
         if isinstance(item, ToolMessage):
             return Reading("result", [_result_block(item)])
-        if not isinstance(item, BaseMessage):
-            return Reading("user", [opaque_block(item)])
-        blocks = _content_blocks(item.content)
+        side = _side_of(item)
+        if side is None:
+            call = getattr(item, "tool_call_id", None)
+            return self.unknown(item, type(item).__name__, call)
+        if side != "assistant":
+            return Reading(side, _content_blocks(item.content, _client_part))
+        blocks = _content_blocks(item.content, _part_block)
         if isinstance(item, AIMessage):
             for call in (*item.tool_calls, *item.invalid_tool_calls):
                 blocks.append(use_block(call["id"], call["name"], arguments_object(call["args"])))
-            return Reading("assistant", blocks)
-        return Reading("system" if isinstance(item, SystemMessage) else "user", blocks)
+        return Reading("assistant", blocks)
+
+    def is_answer(self, item: Item) -> bool:
+        """Return True: a message of an unknown class that names a call answers it."""
+        del item
+        return True
+
+    def answer_content(self, item: Item) -> object:
+        """Return what the message says."""
+        return read_result("", item.content, _client_part)["content"]
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
         if not isinstance(item, AIMessage):
-            if isinstance(item, ToolMessage):
+            if kind(blocks[0]) == "tool_result":
                 blocks = result_blocks(blocks[0].get("content"))
-            return item.model_copy(update={"content": _rebuild_content(item.content, blocks)})
+            read = _part_block if _side_of(item) == "assistant" else _client_part
+            content = _rebuild_content(item.content, blocks, read)
+            return item.model_copy(update={"content": content})
         _, called, spoken = sort_blocks(blocks)
         uses = {block["id"]: block for block in called}
         kept = [call for call in item.tool_calls if call["id"] in uses]
@@ -362,7 +388,7 @@ class LangChainCodec(Codec):
             items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
         if not uses and not spoken:
             return items
-        content = _rebuild_content("", spoken)
+        content = _rebuild_content("", spoken, _part_block)
         if role == "assistant":
             calls = [
                 {"id": block["id"], "name": block["name"], "args": dict(block["input"])}
@@ -376,21 +402,34 @@ class LangChainCodec(Codec):
 CODEC = LangChainCodec()
 
 
-def _content_blocks(content: str | list[Any]) -> list[JsonDict]:
-    """The blocks of a message's content, without those of calls."""
+def _side_of(item: Item) -> Side | None:
+    """Return who says *item*, which answers no call; None where its class does not tell."""
+    role = item.role if isinstance(item, ChatMessage) else None
+    if isinstance(item, AIMessage) or role == "assistant":
+        return "assistant"
+    if isinstance(item, SystemMessage) or role in SYSTEM_ROLES:
+        return "system"
+    if isinstance(item, HumanMessage) or role == "user":
+        return "user"
+    return None
+
+
+def _content_blocks(content: str | list[Any], read: ReadPart) -> list[JsonDict]:
+    """The blocks of a message's content, without those of calls; *read* reads a part."""
     if isinstance(content, str):
-        return [_part_block(content)] if content else []
-    return [_part_block(part) for part in content if kind(part) not in CALLS]
+        return [read(content)] if content else []
+    return [read(part) for part in content if kind(part) not in CALLS]
 
 
-def _part_block(part: Any) -> JsonDict:
+def _part_block(part: Any, unknown: ReadPart = opaque_block) -> JsonDict:
+    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     name = kind(part)
     if name == "text":
-        return text_or_opaque(part.get("text"), part)
+        return text_or_opaque(part.get("text"), part, unknown)
     if name in OURS:
-        return _as_ours(part)
+        return _as_ours(part) or unknown(part)
     if name == "reasoning":
         return _thinking_block(part)
     image = None
@@ -399,7 +438,28 @@ def _part_block(part: Any) -> JsonDict:
         image = image_block(url.get("url") if isinstance(url, Mapping) else url)
     elif name == "image":
         image = _image(part)
-    return image or opaque_block(part)
+    return image or unknown(part)
+
+
+def _client_part(part: Any) -> JsonDict:
+    """Return the block of a *part* of what the client says; thinking is none of that."""
+    if kind(part) == "file" and (file := _file(part)):
+        return file
+    if kind(part) in CLIENT_UNKNOWN:
+        return client_block(part)
+    return _part_block(part, client_block)
+
+
+def _file(part: JsonObject) -> JsonDict | None:
+    """Return the document that *part* holds or refers to; None for a file of another kind."""
+    data = part.get("base64")
+    mime = part.get("mime_type")
+    if isinstance(data, str) and mime == "application/pdf":
+        return document_block({"file_data": f"data:{mime};base64,{data}"})
+    address = {"file_url": part.get("url"), "file_id": part.get("file_id")}
+    if part.get("source_type") == "id":
+        address["file_id"] = part.get("id")
+    return document_block(address)
 
 
 def _image(part: JsonObject) -> JsonDict | None:
@@ -409,15 +469,15 @@ def _image(part: JsonObject) -> JsonDict | None:
     if part.get("base64"):
         mime = part.get("mime_type", "image/png")
         return image_block(f"data:{mime};base64,{part['base64']}")
-    return image_block(part.get("url"))
+    return image_block(part.get("url")) or image_by_id(part.get("file_id"))
 
 
-def _as_ours(part: JsonObject) -> JsonDict:
-    """A block of the Messages API, without what LangChain adds; opaque where it is none."""
+def _as_ours(part: JsonObject) -> JsonDict | None:
+    """A block of the Messages API, without what LangChain adds; None where it is none."""
     block = dict(part)
     block.pop("index", None)
     block.pop("cache_control", None)
-    return block if block.get(PROOFS[block["type"]]) else opaque_block(part)
+    return block if block.get(PROOFS[block["type"]]) else None
 
 
 def _thinking_block(part: JsonObject) -> JsonDict:
@@ -429,7 +489,7 @@ def _thinking_block(part: JsonObject) -> JsonDict:
 
 
 def _result_block(item: ToolMessage) -> JsonDict:
-    block = read_result(item.tool_call_id, item.content, _part_block)
+    block = read_result(item.tool_call_id, item.content, _client_part)
     content = block["content"]
     is_text = isinstance(content, str) or all(kind(part) == "text" for part in content)
     if item.status == "error" and content and is_text:
@@ -440,11 +500,14 @@ def _result_block(item: ToolMessage) -> JsonDict:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_content(old: object, blocks: Sequence[JsonObject]) -> Any:
-    """Content that says *blocks*, in the form of the *old* one, whose parts stay."""
+def _rebuild_content(old: object, blocks: Sequence[JsonObject], read: ReadPart) -> Any:
+    """Content that says *blocks*, in the form of the *old* one, whose parts stay.
+
+    *read* makes a block of a part.
+    """
     if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
         return join_texts(blocks)
-    parts = [(_part_block(part), part) for part in old] if isinstance(old, list) else []
+    parts = [(read(part), part) for part in old] if isinstance(old, list) else []
     content: list[Any] = []
     for block in blocks:
         said, part = take_part(parts, block)
@@ -462,7 +525,7 @@ def _rebuild_reply(
 ) -> Any:
     """The content of a reply that says *spoken*, with only the calls *uses* in it."""
     if not isinstance(old, list):
-        return _rebuild_content(old, spoken)
+        return _rebuild_content(old, spoken, _part_block)
     waiting = list(spoken)
     content: list[Any] = []
     for part in old:
@@ -475,7 +538,7 @@ def _rebuild_reply(
         if block in waiting:
             waiting.remove(block)
             content.append(part)
-    content += _rebuild_content([], waiting)
+    content += _rebuild_content([], waiting, _part_block)
     return content
 
 

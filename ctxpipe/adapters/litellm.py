@@ -203,6 +203,8 @@ class _Logger(CustomLogger):
         """Learn from the usage."""
         exchange = self._find(kwargs)
         if exchange is not None:
+            response = value_at(response_obj, "response") or response_obj
+            exchange.remember(value_at(response, "output"))
             usage = value_at(response_obj, "usage")
             is_own = exchange.dialog.codec is MESSAGES.codec
             if not is_own or value_at(usage, "prompt_tokens") is not None:

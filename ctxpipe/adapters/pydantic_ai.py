@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
@@ -24,6 +24,8 @@ from ..wire.values import (
     arguments_json,
     arguments_object,
     block_text,
+    client_block,
+    document_block,
     image_block,
     image_url,
     join_texts,
@@ -57,7 +59,9 @@ from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
 from pydantic_ai.direct import model_request  # noqa: E402
 from pydantic_ai.messages import (  # noqa: E402
     BinaryContent,
+    CachePoint,
     CompactionPart,
+    DocumentUrl,
     ImageUrl,
     ModelRequest,
     ModelResponse,
@@ -67,6 +71,7 @@ from pydantic_ai.messages import (  # noqa: E402
     ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
+    UploadedFile,
     UserPromptPart,
 )
 from pydantic_ai.models import Model  # noqa: E402
@@ -289,9 +294,12 @@ class PydanticCodec(Codec):
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
-        parts = getattr(item, "parts", ())
-        blocks = [block for part in parts for block in _part_blocks(part)]
-        if isinstance(item, ModelResponse):
+        if not isinstance(item, ModelRequest | ModelResponse):
+            return self.unknown(item, type(item).__name__)
+        is_reply = isinstance(item, ModelResponse)
+        unknown = opaque_block if is_reply else client_block
+        blocks = [block for part in item.parts for block in _part_blocks(part, unknown)]
+        if is_reply:
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if has_result else "user", blocks)
@@ -299,9 +307,10 @@ class PydanticCodec(Codec):
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other parts are the same objects."""
         waiting = [(block, block) for block in blocks]
+        unknown = opaque_block if isinstance(item, ModelResponse) else client_block
         parts: list[Any] = []
         for part in item.parts:
-            old = _part_blocks(part)
+            old = _part_blocks(part, unknown)
             kept = [take_part(waiting, block)[1] for block in old]
             if kept == old:
                 parts.append(part)
@@ -342,7 +351,8 @@ REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
 # Parts --------------------------------------------------------------------------------------------
 
 
-def _part_blocks(part: Any) -> list[JsonDict]:
+def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
+    """Return the blocks of *part*; *unknown* makes that of a part of which nothing is known."""
     match part:
         case ToolReturnPart():
             return [_result_block(part)]
@@ -357,9 +367,17 @@ def _part_blocks(part: Any) -> list[JsonDict]:
             block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
         case ThinkingPart():
             block = thinking_block(part.content or None, _proof(part))
+        case _ if unknown is client_block:
+            block = client_block(_plain(part), _name_of(part))
         case _:
             block = opaque_block(_plain(part))
     return [block]
+
+
+def _name_of(part: object) -> str:
+    """Return what pydantic-ai calls the kind of *part*, else the name of its class."""
+    names = (getattr(part, name, None) for name in ("part_kind", "kind"))
+    return next((name for name in names if isinstance(name, str)), type(part).__name__)
 
 
 def _proof(part: ThinkingPart) -> str | None:
@@ -389,14 +407,25 @@ def _retry_block(part: RetryPromptPart) -> JsonDict:
 
 
 def _content_block(content: object) -> JsonDict:
-    image = None
+    """Return the block of one *content* of what the user says, or of a tool's result."""
+    media: JsonDict | None = None
     if isinstance(content, str):
         return _text(content)
+    if isinstance(content, CachePoint):
+        return opaque_block(_plain(content))  # a mark, and nothing that the model reads
     if isinstance(content, ImageUrl):
-        image = image_block(content.url)
-    elif isinstance(content, BinaryContent) and content.media_type.startswith("image/"):
-        image = image_block(f"data:{content.media_type};base64,{content.base64}")
-    return image or opaque_block(_plain(content))
+        media = image_block(content.url)
+    elif isinstance(content, DocumentUrl):
+        media = document_block({"file_url": content.url})
+    elif isinstance(content, UploadedFile):
+        media = document_block({"file_id": content.file_id})
+    elif isinstance(content, BinaryContent):
+        url = f"data:{content.media_type};base64,{content.base64}"
+        if content.media_type.startswith("image/"):
+            media = image_block(url)
+        elif content.media_type == "application/pdf":
+            media = document_block({"file_data": url})
+    return media or client_block(_plain(content), _name_of(content))
 
 
 def _text(text: object) -> JsonDict:

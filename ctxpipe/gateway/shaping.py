@@ -19,8 +19,8 @@ from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter
 from ..tokens.spent import Kind, Pieces
-from ..wire.conversations import Conversations, Dialog, OpenSession
-from ..wire.exchange import FindConversation, HttpExchange
+from ..wire.conversations import Conversations, Dialog
+from ..wire.exchange import FindConversation, Found, HttpExchange, max_head_chars
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
@@ -75,7 +75,7 @@ class Shaper:
     def find(self, headers: Mapping[str, str]) -> FindConversation:
         """Finds the conversation of a request with *headers*, whose names are in small letters."""
 
-        def find(values: Mapping[str, Any]) -> tuple[str, OpenSession]:
+        def find(values: Mapping[str, Any]) -> Found:
             model = values.get("model")
             model = model if isinstance(model, str) else None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
@@ -86,7 +86,8 @@ class Shaper:
                 )
                 return conversation_of(session)
 
-            return conversation_name(headers, values), open_session
+            name = conversation_name(headers, values)
+            return Found(name, open_session, max_head_chars(pipeline.budget))
 
         return find
 

@@ -82,7 +82,7 @@ class Items:
 
     def _entry(self, unit: Unit) -> Entry:
         """The first time of its items, and the last usage and model."""
-        items = self.items[unit.start : unit.stop]
+        items = [self.items[index] for index in unit.items]
         return Entry(
             unit.message,
             next((item.seconds for item in items if item.seconds is not None), None),

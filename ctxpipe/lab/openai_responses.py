@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from .._values import JsonObject
 from ..errors import InvalidHistory
 from ..messages import kind
+from ..providers.response_items import ANSWERED_ITEMS
 from ..wire import ResponsesCodec
-from ..wire.openai_responses import ANSWERED, OUTPUT
+from ..wire.openai_responses import OUTPUT
 from .items import Items, request_of
 from .records import TEXT_OR_LIST, Record, Recording, valid_object
 
-ITEMS = ANSWERED | {name + OUTPUT for name in ANSWERED} | {"item_reference", "reasoning"}
+ITEMS = (
+    ANSWERED_ITEMS | {name + OUTPUT for name in ANSWERED_ITEMS} | {"item_reference", "reasoning"}
+)
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})
 STORED = ("previous_response_id", "conversation")
 """Fields by which a request continues items that the provider has stored."""

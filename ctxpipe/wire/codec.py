@@ -3,6 +3,12 @@
 A *foreign item* is an element of another API's or framework's list: a chat message, a responses
 item, a model object. A codec reads each as blocks. Here these become *units*: messages that keep
 every rule of the Messages API, so that no repair touches them, each with the items behind it.
+
+Items of a type that the codec does not know were written by the client, unless they arrived in a
+reply. Each is an opaque block of the user, a unit of its own, so that it is neither summarized nor
+merged into a reply. There are three exceptions: at the beginning of a request it belongs to the
+head; with the id of a call it is that call or its result; between a call and the last result of the
+same reply it goes with the results, since the Messages API takes nothing between the two.
 """
 
 from __future__ import annotations
@@ -10,17 +16,26 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject
 from ..messages import CALLS, THINKING, Message, as_blocks, kind
+from ..messages import field as item_field
 from ..messages.facts import MAX_TOOL_NAME
 from ..placeholders.placeholders import OPENING
-from .values import opaque_block, text_block
+from .values import (
+    arguments_object,
+    client_block,
+    opaque_block,
+    result_block,
+    text_block,
+    use_block,
+)
 
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 """Who says an item; "result" answers a call."""
@@ -35,7 +50,10 @@ Halves: TypeAlias = tuple[set[object], set[object]]
 """The ids of the calls in an item, and of those that it answers."""
 
 ANSWERED = frozenset({"user", "result"})
+SYSTEM_ROLES = frozenset({"system", "developer"})
 EMPTY = "[This message is empty.]"
+MAX_HEAD_CHARS = 100_000
+"""Characters of unknown items that may belong to the head, unless the budget says otherwise."""
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -45,11 +63,16 @@ class Reading:
     """A foreign item as *blocks* of ours; one without any says that it is empty.
 
     With *joins* it is one message with its neighbours of the same side. Results always are.
+    *is_unknown* marks an item of the client's that the codec cannot read. *call* is the id of a
+    call that the item makes or answers if its other half is in the same exchange; if not, the item
+    is what *side* and *blocks* say.
     """
 
     side: Side
     blocks: list[JsonDict]
     joins: bool = False
+    is_unknown: bool = False
+    call: object = None
 
     def __post_init__(self) -> None:
         if not self.blocks:
@@ -69,6 +92,43 @@ class Codec(ItemReader):
 
     refuses_halves: bool = True
     """Whether the API refuses a call without its result, and the reverse."""
+    max_head_chars: int = MAX_HEAD_CHARS
+    """Characters of unknown items that may belong to the head; more of them are units."""
+    is_from_reply: Callable[[Item], bool] | None = None
+    """Tells whether an item of an unknown type arrived in a reply that ctxpipe has seen."""
+
+    def for_conversations(
+        self, max_head_chars: int, is_from_reply: Callable[[Item], bool]
+    ) -> Codec:
+        """Return a copy that knows the room for the head, and the items of earlier replies."""
+        own = copy(self)
+        own.max_head_chars = max_head_chars
+        own.is_from_reply = is_from_reply
+        return own
+
+    def unknown(self, item: Item, name: object = None, call: object = None) -> Reading:
+        """Read *item*, whose type the codec does not know.
+
+        It is part of the reply that it arrived in, otherwise an opaque block of the user. *name* is
+        its type, *call* the id of the call that it makes or answers.
+        """
+        if self.is_from_reply is not None and self.is_from_reply(item):
+            return Reading("assistant", [opaque_block(item)], joins=True, call=call)
+        return Reading("user", [client_block(item, name)], is_unknown=True, call=call)
+
+    def is_answer(self, item: Item) -> bool:
+        """Return True if *item*, which has the id of a call, is its result and not the call."""
+        del item
+        return False
+
+    def answer_content(self, item: Item) -> object:
+        """Return the content of *item*, the result of a call, for a tool_result."""
+        return [client_block(item)]
+
+    def steps_aside(self, items: Sequence[Item]) -> bool:
+        """Return True if a request with *items* must be sent as it came."""
+        del items
+        return False
 
     @abstractmethod
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
@@ -146,32 +206,51 @@ def _all_of(halves: Iterable[Halves]) -> Halves:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A *message* of ours for the foreign items from *start* up to *stop*.
+    """A *message* of ours for the foreign items at the indices *items*, in their order.
 
     *owners* says for each block which item it is of. *names* are the ids of calls that differ from
     those of the items, with the items' own. One that is not sound has a call without a result, or
-    the reverse, for which the API refuses the items.
+    the reverse, for which the API refuses the items. One that *is_final* stays what it is whatever
+    follows, and so do all units before it.
     """
 
     message: Message
-    start: int
-    stop: int
+    items: Sequence[int]
     owners: tuple[int, ...] = ()
     names: Mapping[str, object] = field(default_factory=dict)
     is_sound: bool = True
+    is_final: bool = True
+
+    @property
+    def stop(self) -> int:
+        """The index after its last item; 0 for a unit of no item."""
+        return self.items[-1] + 1 if self.items else 0
 
 
 @dataclass(slots=True)
 class _Group:
-    """Neighbouring items that become one message."""
+    """Items that become one message: neighbours, and unknown items that go with the results.
+
+    With *may_pair* one of them is a call if a result for it follows.
+    """
 
     side: Side
-    start: int
-    stop: int
-    blocks: list[JsonDict]
-    owners: list[int]
+    joins: bool
+    items: list[int] = field(default_factory=list)
+    blocks: list[JsonDict] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
     names: dict[str, object] = field(default_factory=dict)
     is_sound: bool = True
+    is_final: bool = False
+    may_pair: bool = False
+
+    def add(self, index: int, reading: Reading) -> None:
+        """Add item *index*, which was read as *reading*."""
+        self.items.append(index)
+        self.blocks += reading.blocks
+        self.owners += [index] * len(reading.blocks)
+        self.may_pair |= reading.call is not None
+        self.is_final |= not reading.is_unknown and reading.side != "assistant"
 
 
 # Units --------------------------------------------------------------------------------------------
@@ -182,38 +261,173 @@ def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) 
 
     *used* are the ids of the calls before, to which those of these items are added.
     """
-    groups = _groups(codec, items, start)
-    for before, group in pairwise([None, *groups, None]):
+    groups = _groups(_read_items(codec, items, start), start)
+    for group in groups:
+        _note_whether_final(group)
+    for before, later in pairwise([None, *groups, None]):
         if before is not None and before.side == "assistant":
-            _pair(codec, before, group, used)
-        elif group is not None and group.side == "result":
-            _make_opaque(codec, group, frozenset())
+            _pair(codec, before, later, used)
+        elif later is not None and later.side == "result":
+            _make_opaque(codec, later, frozenset())
     for group in groups:
         _settle(group)
     _place_systems(groups)
     return [_as_unit(group) for group in groups]
 
 
-def opening_unit(start: int) -> Unit:
+def opening_unit() -> Unit:
     """A unit of no item, for a conversation that does not begin with the user."""
-    return Unit(cast("Message", {"role": "user", "content": OPENING}), start, start)
+    return Unit(cast("Message", {"role": "user", "content": OPENING}), ())
 
 
-def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
+def _groups(readings: Sequence[Reading], start: int) -> list[_Group]:
+    """Return the groups of *readings*, the first of which is of item *start*."""
     groups: list[_Group] = []
-    last_joins = False
-    for index in range(start, len(items)):
-        reading = codec.read(items[index])
-        owners = [index] * len(reading.blocks)
+    waiting: list[int] = []  # places of unknown items that go with the next results
+    home = ""
+    last: _Group | None
+    for place, reading in enumerate(readings):
+        last = groups[-1] if groups else None
+        if reading.is_unknown:
+            if not place or not readings[place - 1].is_unknown:
+                home = _home_of_unknown(last, readings, place)
+            if last is not None and home == "call":
+                last.items.append(start + place)
+            elif home == "results":
+                waiting.append(place)
+            else:
+                groups.append(_Group("user", joins=False))
+                groups[-1].add(start + place, reading)
+            continue
         joins = reading.joins or reading.side == "result"
-        if groups and joins and last_joins and groups[-1].side == reading.side:
-            groups[-1].stop = index + 1
-            groups[-1].blocks += reading.blocks
-            groups[-1].owners += owners
-        else:
-            groups.append(_Group(reading.side, index, index + 1, reading.blocks, owners))
-        last_joins = joins
+        if last is None or not (joins and last.joins and last.side == reading.side):
+            last = _Group(reading.side, joins)
+            groups.append(last)
+        if reading.side == "result":
+            for each in waiting:
+                last.add(start + each, readings[each])
+            waiting.clear()
+        last.add(start + place, reading)
     return groups
+
+
+def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: int) -> str:
+    """Return what the unknown items from *place* of *readings* on go with; *last* is before them.
+
+    That is "results" where they are between a call and the last result of one reply: no message may
+    come between these. It is "call" where that call is the last of all and still waits: it must
+    stay the last message. Otherwise it is "", and each of them is a message.
+    """
+    if last is None:
+        return ""
+    calls = {block["id"] for block in last.blocks if kind(block) in CALLS}
+    if last.side == "user" or (last.side == "assistant" and not calls):
+        return ""
+    has_known = has_results = False
+    for later in range(place, len(readings)):
+        reading = readings[later]
+        if reading.is_unknown:
+            continue
+        if reading.side == "result":
+            if not has_known or any(block.get("tool_use_id") in calls for block in reading.blocks):
+                return "results"
+            has_results = True
+        else:
+            is_same_reply = reading.side == last.side and reading.joins and last.joins
+            if has_results or not is_same_reply:
+                return ""
+        has_known = True
+    is_waiting = last.side == "assistant" and not has_known
+    return "call" if is_waiting else ""
+
+
+def _note_whether_final(group: _Group) -> None:
+    """Note in *group* whether it stays what it is whatever follows, as all before it then does.
+
+    Words of the user and results are final. A call, and reasoning, may still be joined with what
+    the model says later, and an unknown item may turn out to be a call, or between two halves.
+    """
+    if group.side != "assistant":
+        return
+    kinds = {kind(block) for block in group.blocks}
+    says_more = bool(kinds - CALLS - THINKING)
+    group.is_final = says_more and CALLS.isdisjoint(kinds) and not group.may_pair
+
+
+# Calls and results of unknown items ---------------------------------------------------------------
+
+
+def _read_items(codec: Codec, items: Sequence[Item], start: int) -> list[Reading]:
+    """Read *items* from *start* on.
+
+    One that may be a call or its result is that if the other half is in the same exchange.
+    """
+    readings = [codec.read(item) for item in items[start:]]
+    if all(reading.call is None for reading in readings):
+        return readings
+    open_calls: set[object] = set()
+    has_results = False  # in the exchange so far
+    for place, reading in enumerate(readings):
+        item = items[start + place]
+        call = reading.call
+        if call is not None and _is_half(codec, items, readings, place, open_calls):
+            if codec.is_answer(item):
+                block = result_block(call, codec.answer_content(item))
+                readings[place] = Reading("result", [block])
+            else:
+                arguments = arguments_object(client_block(item)["json"])
+                block = use_block(call, kind(item), arguments)
+                readings[place] = Reading("assistant", [block], joins=True)
+            reading = readings[place]  # noqa: PLW2901
+        elif reading.is_unknown:
+            continue
+        if reading.side == "result":
+            has_results = True
+        elif reading.side != "assistant" or has_results:
+            open_calls.clear()
+            has_results = False
+        for block in reading.blocks:
+            if kind(block) in CALLS:
+                open_calls.add(block["id"])
+            open_calls.discard(block.get("tool_use_id"))
+    return readings
+
+
+def _is_half(
+    codec: Codec,
+    items: Sequence[Item],
+    readings: Sequence[Reading],
+    place: int,
+    open_calls: AbstractSet[object],
+) -> bool:
+    """Return True if the item at *place* is a call with a result, or the result of a call.
+
+    *readings* are those of the last of *items*, *open_calls* the ids of the calls before it that
+    have no result yet.
+    """
+    start = len(items) - len(readings)
+    call = readings[place].call
+    is_answer = codec.is_answer(items[start + place])
+    if is_answer and (call not in open_calls or not readings[place].is_unknown):
+        return False
+    if not is_answer and call in open_calls:
+        return False  # it is about that call, and is neither half of it
+    has_results = False
+    for later in range(place + 1, len(readings)):
+        reading = readings[later]
+        has_answer = any(block.get("tool_use_id") == call for block in reading.blocks)
+        if not is_answer and reading.is_unknown and reading.call == call:
+            has_answer = codec.is_answer(items[start + later])
+        if has_answer:
+            return not is_answer  # a known result comes before an unknown one
+        if reading.is_unknown:
+            continue
+        is_call = not {kind(block) for block in reading.blocks} - CALLS - THINKING
+        is_call |= reading.call is not None
+        has_results |= reading.side == "result"
+        if reading.side != "result" and (has_results or not is_call):
+            break
+    return is_answer
 
 
 def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> None:
@@ -317,7 +531,37 @@ def _as_unit(group: _Group) -> Unit:
     if list(map(kind, group.blocks)) == ["text"]:
         content = group.blocks[0]["text"]
     message = cast("Message", {"role": role, "content": content})
-    return Unit(message, group.start, group.stop, tuple(group.owners), group.names, group.is_sound)
+    items: Sequence[int] = sorted(group.items)
+    if items[-1] - items[0] + 1 == len(items):
+        items = range(items[0], items[-1] + 1)
+    return Unit(message, items, tuple(group.owners), group.names, group.is_sound, group.is_final)
+
+
+def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
+    """Return how many of *items* belong to the head, of which the first *start* certainly do.
+
+    After these it goes on with what the system says, and with unknown items as long as they leave
+    room for the conversation. An unknown item that the first reply answers is no part of it: it is
+    what the model was asked, unless it speaks for the system.
+    """
+    end = start
+    chars = 0
+    reading: Reading | None = None
+    while end < len(items):
+        reading = codec.read(items[end])
+        if reading.is_unknown:
+            chars += sum(len(block["json"]) for block in reading.blocks)
+        elif reading.side != "system":
+            break
+        if chars > codec.max_head_chars:
+            break
+        end += 1
+    is_asked = end == len(items) or (reading is not None and reading.side == "assistant")
+    if end > start and is_asked:
+        last = items[end - 1]
+        if codec.read(last).is_unknown and item_field(last, "role") not in SYSTEM_ROLES:
+            end -= 1
+    return end
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:

@@ -13,6 +13,7 @@ However many there are, a lookup asks for a few ids.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,14 +29,16 @@ from .._threads.bulk import weight
 from .._values import JsonObject
 from ..conversation.conversation import Conversation
 from ..errors import CtxpipeError
-from ..messages import CALLS, THINKING, Message, as_blocks, kind, with_content
+from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_content
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
 from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
+from ..providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS, VOLATILE_FIELDS
 from ..settings import MAX_SESSION_ID, SESSION_ID
 from .body import Body
 from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of
+from .values import client_block
 
 MAX_BYTES = 1 << 30
 OVERHEAD = 4
@@ -251,6 +254,7 @@ class Conversations:
         self._newest_unnamed: Dialog | None = None
         self._warned: set[str] = set()
         self._remembered: OrderedDict[str, Held] = OrderedDict()  # the oldest first
+        self._reply_items: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
         self.bytes: int = 0  # what all of them take in memory, about
 
     def __iter__(self) -> Iterator[Dialog]:
@@ -308,6 +312,36 @@ class Conversations:
                     self._remembered[block["id"]] = Held(session_id, item)
         while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
+
+    def remember_items(self, items: Iterable[object]) -> None:
+        """Remember *items* of a reply, so that they are part of it when the client sends them back.
+
+        Those of a known type need not be remembered. One that defines tools stays the client's: it
+        governs what the model can do, and must not be summarized with the reply.
+        """
+        for item in items:
+            name = kind(item)
+            is_known = name in SERVER_ITEMS or name in ANSWERED_ITEMS or name == "message"
+            if is_known or isinstance(read(item, "tools"), list | tuple):
+                continue
+            for key in _item_keys(item):
+                self._reply_items[key] = None
+                self._reply_items.move_to_end(key)
+        while len(self._reply_items) > MAX_REMEMBERED:
+            self._reply_items.popitem(last=False)
+
+    def is_from_reply(self, item: Item) -> bool:
+        """Return True if *item* was in a reply that was seen here."""
+        if not self._reply_items:
+            return False
+        return any(key in self._reply_items for key in _item_keys(item))
+
+    def bind(self, codec: Codec, max_head_chars: int) -> Codec:
+        """Return a copy of *codec* that knows which items were in replies.
+
+        *max_head_chars* limits the unknown items of its head.
+        """
+        return codec.for_conversations(max_head_chars, self.is_from_reply)
 
     def recall(self, state_id: str, codec: Codec, items: Iterable[Item]) -> tuple[str, list[Item]]:
         """The id of the session that what the provider holds as *state_id* is of, "" where that is
@@ -414,6 +448,29 @@ class Conversations:
         # It says no more than others do so far. What it begins with is shaped without a journal.
         session = open_session(session_id, True).fork()
         return Dialog(name, session, codec, begins, is_provisional=True)
+
+
+def _item_keys(item: object) -> Iterator[bytes]:
+    """Yield what an item of a reply is recognized by when the client sends it back.
+
+    That is its id, which some clients leave out, and what it says without the fields that clients
+    change.
+    """
+    name = kind(item)
+    own = read(item, "id")
+    if isinstance(own, str) and own:
+        yield _hash(f"{name} {own}")
+    plain = as_dict(item)
+    said = {
+        key: value
+        for key, value in plain.items()
+        if value is not None and key not in VOLATILE_FIELDS
+    }
+    yield _hash(client_block(said, name)["json"])
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 async def _histories(session: Conversation) -> list[Sequence[Message]]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import contextmanager
 from functools import partial
 from json import JSONDecodeError
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._logs import logger
 from .._threads.threads import in_thread, in_thread_if
@@ -34,6 +34,7 @@ from ..stages.reports import Result
 from ..storage import JournalStorage
 from ..storage.protocol import JOURNAL_STORAGE
 from ..summarizers import AgentModel
+from ..tokens import Budget
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
 from .codec import Codec, Item, ItemReader
@@ -56,18 +57,39 @@ UNSHAPED = "the context could not be shaped; the original request is sent"
 NOT_SHORTENED = "the context could not be shortened; the provider's answer is passed on"
 NOT_LEARNT = "the usage of a reply could not be read; the reply is passed on"
 OPEN_CALLS = "a request ends with calls that have no result; it is sent as it came"
+COMPACTED_BY_PROVIDER = "it asks the provider for a compaction"
 NOT_OURS = "not for us to shape"
 
 NO_ARGUMENTS: JsonObject = {"request": {}}
 BULK = 200_000  # bytes of a body that are read in a thread, not on the event loop
 MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
 STREAM = "text/event-stream"
+ANY_EVENT = (b'"type"',)
 _BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
 _REFUSED = frozenset({"error", "response.failed"})
 
-FindConversation: TypeAlias = "Callable[[JsonObject], tuple[str, OpenSession]]"
-"""Finds the name of the conversation in the values of a request, and says what makes its session.
-"""
+
+class Found(NamedTuple):
+    """Where a request belongs: the *name* of its conversation, and what makes the session of it.
+
+    *max_head_chars* limits the unknown items at the beginning of the request that are never shaped.
+    """
+
+    name: str
+    open_session: OpenSession
+    max_head_chars: int
+
+
+FindConversation: TypeAlias = "Callable[[JsonObject], Found]"
+"""Finds the conversation in the values of a request."""
+
+
+def max_head_chars(budget: Budget) -> int:
+    """Return how many characters of unknown items may stay in front of every context.
+
+    That is half of the target of *budget*, at two characters a token: JSON has rarely fewer.
+    """
+    return budget.target
 
 
 class Mount:
@@ -131,25 +153,18 @@ class Mount:
         """
         exchange = Exchange(self.conversations)
         with log_errors(UNSHAPED):
-            name, open_session = self.find(request, found)
+            place = self.find(request, found)
             await exchange.begin(
-                name,
-                codec,
-                items,
-                arguments,
-                open_session,
-                state_id=state_id,
-                agent_model=agent_model,
+                place, codec, items, arguments, state_id=state_id, agent_model=agent_model
             )
         return exchange if exchange.is_shaped else None
 
-    def find(self, request: Any, found: Iterable[object] = ()) -> tuple[str, OpenSession]:
-        """The name of the conversation of *request*, "" where it has none, and what makes its
-        session. *found* is where else its name may be.
-        """
+    def find(self, request: Any, found: Iterable[object] = ()) -> Found:
+        """Find the conversation of *request*; *found* is where else its name may be."""
         found = [*found, *texts_at(request, *self._names)]
         name = conversation_name(self._session_id, request, found)
-        return name, partial(self._open_session, name)
+        open_session = partial(self._open_session, name)
+        return Found(name, open_session, max_head_chars(self._pipeline.budget))
 
     def _open_session(self, name: str, session_id: str, is_held: bool) -> Conversation:
         # What bears the name is the pipeline's own session, so that others find it there.
@@ -179,25 +194,30 @@ class Exchange:
 
     async def begin(
         self,
-        name: str,
+        place: Found,
         codec: ItemReader,
         items: Sequence[Item],
         arguments: JsonObject,
-        open_session: OpenSession,
         body: Body | None = None,
         *,
         state_id: str = "",
         agent_model: AgentModel | None = None,
     ) -> None:
-        """Shape *items*, a request of the conversation *name*; raises what a session raises.
+        """Shape *items*, a request of the conversation at *place*; raises what a session raises.
 
         They are not shaped while a stage asks for a summary, where the user has said nothing in
-        them, and where calls at their end still wait. Those that continue what the provider holds
-        as *state_id* are shaped by themselves.
+        them, where the provider is asked to compact them, and where calls at their end still wait.
+        Those that continue what the provider holds as *state_id* are shaped by themselves.
         """
         if is_asked_by_a_stage() or not items:
             return
+        name, open_session, most_chars = place
         self.reason = NOT_OURS
+        if isinstance(codec, Codec):
+            if codec.steps_aside(items):
+                self.reason = COMPACTED_BY_PROVIDER
+                return
+            codec = self._conversations.bind(codec, most_chars)
         self.is_held = bool(state_id)
         if state_id:
             session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
@@ -275,6 +295,12 @@ class Exchange:
             changed["messages"] = self.items
         return self.session.mark(self.result, changed, breakpoints)
 
+    def remember(self, items: object) -> None:
+        """Remember *items* of a reply: sent back by the client, they are part of that reply."""
+        if isinstance(items, list | tuple):
+            with log_errors(NOT_LEARNT):
+                self._conversations.remember_items(items)
+
     def learn(self, reply: object) -> None:
         """Learn what *reply*, or the usage of one, says was billed for what was sent."""
         if reply is None:
@@ -347,15 +373,14 @@ class HttpExchange(Exchange):
             arguments = self.format.arguments(body.values)
             if self._lend is not None:
                 self.agent_model = self._lend(self.format, body.values)
-            name, open_session = self._find({**body.values, **arguments["request"]})
+            place = self._find({**body.values, **arguments["request"]})
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
             await self.begin(
-                name,
+                place,
                 self.format.codec,
                 body.items,
                 arguments,
-                open_session,
                 body,
                 state_id=self.format.state_id(body.values),
                 agent_model=self.agent_model,
@@ -416,12 +441,12 @@ class HttpExchange(Exchange):
         may_refuse = is_refusing or (is_stream and self.format.may_refuse_late and status < 400)
         self.is_undecided = self.is_shaped and may_refuse
         self._status, self._size, self._refusal = status, 0, b""
-        wanted = b'"type"' if self.is_undecided else self.format.billing
+        wanted = ANY_EVENT if self.is_undecided else self.format.read_events
         self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
 
     def feed(self, chunk: bytes) -> None:
         """Read the next *chunk* of the answer, and learn from the usage in it."""
-        if not self.is_shaped:
+        if not self._reads_reply:
             return
         self._size += len(chunk)
         if self._status in REFUSING:
@@ -433,12 +458,23 @@ class HttpExchange(Exchange):
 
     def end(self) -> None:
         """The answer is over."""
-        if self.is_shaped and self._status not in REFUSING:
+        if self._reads_reply and self._status not in REFUSING:
             self._read(self._reader.end())
+
+    @property
+    def _reads_reply(self) -> bool:
+        """Return True if the reply has usage or items to learn.
+
+        Its items are learned even if the request was sent as it came: the next one may hold them.
+        """
+        return self.is_shaped or self.format.has_items
 
     def _read(self, events: Iterable[JsonObject]) -> None:
         with log_errors(NOT_LEARNT):
             for event in events:
+                self.remember(self.format.items_in(event))
+                if not self.is_shaped:
+                    continue
                 usage = self.format.usage_in(event) or {}
                 self.usage |= {name: part for name, part in usage.items() if isinstance(part, int)}
                 # At once: a client may stop reading after the last event.
@@ -451,7 +487,7 @@ class HttpExchange(Exchange):
 
     def _decide(self) -> None:
         self.is_undecided = False
-        self._reader.wanted = self.format.billing
+        self._reader.wanted = self.format.read_events
 
     async def retry(self) -> bool:
         """Whether what was held back is a refusal, and there is a shorter `content` to send."""
@@ -546,11 +582,11 @@ _DATA = b"data:"
 class ReplyReader:
     """The objects in a reply: the data of a stream's events, or the last one of a whole reply.
 
-    Of a stream only events that contain *wanted* are parsed.
+    Of a stream only events that contain one of *wanted* are parsed.
     """
 
-    def __init__(self, *, is_stream: bool = True, wanted: bytes = b"") -> None:
-        self.wanted: bytes = wanted
+    def __init__(self, *, is_stream: bool = True, wanted: Sequence[bytes] = (b"",)) -> None:
+        self.wanted: Sequence[bytes] = wanted
         self._is_stream = is_stream
         self._rest = bytearray()
 
@@ -563,7 +599,7 @@ class ReplyReader:
             return
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            if line.startswith(_DATA) and self.wanted in line:
+            if line.startswith(_DATA) and any(mark in line for mark in self.wanted):
                 yield from _parse(line[len(_DATA) :])
 
     def end(self) -> Iterator[JsonDict]:

@@ -37,8 +37,10 @@ class Format:
     key: ClassVar[str] = "messages"
     """Where in the body its items are."""
     codec: ItemReader = ChatCodec()
-    billing: ClassVar[bytes] = b'"usage"'
-    """What the events of a stream contain that say what was billed."""
+    read_events: ClassVar[Sequence[bytes]] = (b'"usage"',)
+    """Parts of the events of a stream that are read: each has one of them."""
+    has_items: ClassVar[bool] = False
+    """Whether a reply consists of items that the client sends back one by one."""
     may_refuse_late: ClassVar[bool] = False
     """Whether a stream may be refused after it has begun, with status 200."""
 
@@ -71,6 +73,11 @@ class Format:
         """What a session can learn from: a reply with the usage of the whole prompt."""
         usage = self.usage_in(event)
         return None if usage is None else {"usage": usage}
+
+    def items_in(self, event: JsonObject) -> Sequence[object]:
+        """Return the items of a reply in *event*, a whole reply or an event of a stream."""
+        del event
+        return ()
 
     # A question of ctxpipe's own ------------------------------------------------------------------
 
@@ -141,6 +148,8 @@ class Responses(Format):
     key = "input"
     codec: ItemReader = ResponsesCodec()
     may_refuse_late = True
+    read_events: ClassVar[Sequence[bytes]] = (b'"usage"', b'"response.output_item.done"')
+    has_items = True
 
     def state_id(self, values: JsonObject) -> str:
         """The id of the response before, or of the conversation."""
@@ -156,6 +165,13 @@ class Responses(Format):
         """With what a later request may go on from without repeating it."""
         reply, response = super().reply_in(event), _response(event)
         return reply and {**reply, "id": response.get("id"), "output": response.get("output")}
+
+    def items_in(self, event: JsonObject) -> Sequence[object]:
+        """Return the item that is complete now, or all of a whole reply and of a stream's end."""
+        if event.get("type") == "response.output_item.done":
+            return [event.get("item")]
+        output = _response(event).get("output")
+        return output if isinstance(output, list) else ()
 
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
@@ -240,7 +256,7 @@ class Gemini(Format):
     routing = ()
     key = "contents"
     codec: ItemReader = GeminiCodec()
-    billing = b'"finishReason"'  # others have the usage so far
+    read_events: ClassVar[Sequence[bytes]] = (b'"finishReason"',)  # others have the usage so far
 
     def __init__(self, model: str) -> None:
         self.model = model

@@ -11,11 +11,13 @@ from .codec import Codec, Halves, Item, Reading
 from .values import (
     arguments_object,
     block_text,
+    client_block,
     content_blocks,
     document_block,
     first_field,
     image_block,
     join_texts,
+    opaque_block,
     result_block,
     result_blocks,
     result_text,
@@ -33,6 +35,8 @@ CALL = ("functionCall", "function_call")
 RESPONSE = ("functionResponse", "function_response")
 SIGNATURE = ("thoughtSignature", "thought_signature")
 DATA = ("inlineData", "inline_data")
+FILE = ("fileData", "file_data")
+ROLES = ("user", "model", "function", "tool", None)
 OUTPUT = "output"
 """Where a response says what a function has answered, unless it says it in a way of its own."""
 NO_SIGNATURE = "skip_thought_signature_validator"
@@ -44,24 +48,34 @@ class GeminiCodec(Codec):
 
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
+        role = field(item, "role")
+        if role not in ROLES:
+            return self.unknown(item, role)
         blocks = content_blocks(_parts(item), _reader(item))
-        if field(item, "role") == "model":
+        if role == "model":
             return Reading("assistant", blocks, joins=True)
         is_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if is_result else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*; parts that say the same stay, signed as they are."""
+        """A copy of *item* that says *blocks*; parts that say the same stay, signed as they are.
+
+        They stay in their order; a new part follows the one before it.
+        """
         read = _reader(item)
         old = [(read(part), part) for part in _parts(item)]
-        parts: list[Any] = []
+        places = {id(part): place for place, (_, part) in enumerate(old)}
+        made: list[tuple[int, Any]] = []
         for block in blocks:
             said, part = take_part(old, block)
+            place = places.get(id(part), made[-1][0] if made else -1)
             if said is None:
                 part = _new_part(block)
             elif said != block:
                 part = _rebuild_part(part, block)
-            parts.append(part)
+            made.append((place, part))
+        made.sort(key=lambda pair: pair[0])
+        parts = [part for _, part in made]
         if any(first_field(part, *SIGNATURE) for _, part in old):
             parts = list(map(_without_signature, parts))
         return {**as_dict(item), "parts": parts}
@@ -113,14 +127,15 @@ def _model_block(part: object) -> JsonDict:
 def _user_block(part: object) -> JsonDict:
     response = first_field(part, *RESPONSE)
     if not isinstance(response, Mapping):
-        return _content_block(part)
+        return _client_part(part)
     _, text = _text_of(field(response, "response"))
-    media = content_blocks(_parts(response), _content_block)
+    media = content_blocks(_parts(response), _client_part)
     said = [text_block(text)] if says(text) else []
     return result_block(_id_of(response), [*said, *media] if media else text)
 
 
-def _content_block(part: object) -> JsonDict:
+def _content_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
+    """Return the block of a *part* that is no half of a call; *unknown* makes that of others."""
     if isinstance(part, str):
         part = {"text": part}
     data = first_field(part, *DATA)
@@ -131,7 +146,26 @@ def _content_block(part: object) -> JsonDict:
         block = image_block(url)
     elif media == "application/pdf":
         block = document_block({"file_data": url, "filename": field(data, "displayName")})
-    return block or text_or_opaque(field(part, "text"), part)
+    return block or text_or_opaque(field(part, "text"), part, unknown)
+
+
+def _file_reference(part: object) -> JsonDict | None:
+    """Return the image or document to whose address *part* refers; None where it does not."""
+    file = first_field(part, *FILE)
+    address = first_field(file, "fileUri", "file_uri")
+    if str(first_field(file, "mimeType", "mime_type")).startswith("image/"):
+        return image_block(address)
+    return document_block({"file_url": address})
+
+
+def _unknown_part(part: object) -> JsonDict:
+    name = next(iter(part), "") if isinstance(part, Mapping) else ""
+    return client_block(part, name)
+
+
+def _client_part(part: object) -> JsonDict:
+    """Return the block of a *part* of what the client says."""
+    return _file_reference(part) or _content_block(part, _unknown_part)
 
 
 def _id_of(half: object) -> object:
@@ -159,7 +193,7 @@ def _rebuild_part(part: object, block: JsonObject) -> JsonDict:
     if kind(block) == "tool_use":
         half["args"] = block["input"]
         return plain
-    old = [(_content_block(one), one) for one in _parts(half)]
+    old = [(_client_part(one), one) for one in _parts(half)]
     taken = [(one, *take_part(old, one)) for one in result_blocks(block.get("content"))]
     name, _ = _text_of(half.get("response"))
     half["response"] = {name: join_texts(one for one, said, _ in taken if said is None)}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
 from ..placeholders.names import content_hash
-from .codec import Codec, Item, Reading, Side
+from .codec import SYSTEM_ROLES, Codec, Item, Reading, Side
 from .values import (
     MARKS,
     arguments_json,
     arguments_object,
     block_text,
+    client_block,
     content_blocks,
     document_block,
     file_of,
@@ -37,7 +39,6 @@ from .values import (
     use_block,
 )
 
-SYSTEM = frozenset({"system", "developer"})
 RESULTS = frozenset({"tool", "function"})
 THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
 INPUT = "input"  # the key of a custom tool's text
@@ -50,17 +51,26 @@ class ChatCodec(Codec):
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
         role = field(item, "role")
+        content = field(item, "content")
         if role in RESULTS:
-            content = field(item, "content")
-            return Reading("result", [read_result(_call_to_answer(item), content, _part_block)])
+            return Reading("result", [read_result(_call_to_answer(item), content, _client_part)])
         if role == "assistant":
             return Reading("assistant", _reply_blocks(item))
         side: Side = "user"
-        if role in SYSTEM:
+        if role in SYSTEM_ROLES:
             side = "system"
         elif role != "user":
-            return Reading(side, [opaque_block(item)])
-        return Reading(side, content_blocks(field(item, "content"), _part_block))
+            return self.unknown(item, role or kind(item), call=field(item, "tool_call_id"))
+        return Reading(side, content_blocks(content, _client_part))
+
+    def is_answer(self, item: Item) -> bool:
+        """Return True: a message of an unknown role that names a call answers it."""
+        del item
+        return True
+
+    def answer_content(self, item: Item) -> object:
+        """Return what the message says."""
+        return read_result("", field(item, "content"), _client_part)["content"]
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*; its other keys stay."""
@@ -69,9 +79,9 @@ class ChatCodec(Codec):
         if role == "assistant":
             _rebuild_reply(plain, blocks)
             return plain
-        if role in RESULTS:
+        if kind(blocks[0]) == "tool_result":
             blocks = result_blocks(blocks[0].get("content"))
-        plain["content"] = rebuild_content(plain.get("content"), blocks)
+        plain["content"] = rebuild_content(plain.get("content"), blocks, read=_client_part)
         return plain
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
@@ -154,7 +164,8 @@ class ObservationCodec(ChatCodec):
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _part_block(part: object) -> JsonDict:
+def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
+    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     text: object = None
@@ -166,7 +177,11 @@ def _part_block(part: object) -> JsonDict:
             block = image_block(field(field(part, "image_url"), "url"))
         case "file":
             block = document_block(field(part, "file"))
-    return block or own_media(part) or text_or_opaque(text, part)
+    return block or own_media(part) or text_or_opaque(text, part, unknown)
+
+
+_client_part = partial(_part_block, unknown=client_block)
+"""Reads a part of what the client says."""
 
 
 def _call_to_answer(item: Item) -> object:

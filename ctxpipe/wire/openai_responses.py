@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from .._values import JsonDict, JsonObject
 from ..messages import as_dict, field, kind, without_surrogates
-from .codec import Codec, Halves, Item, Reading, Sourced
+from ..messages.vocabulary import tool_name
+from ..providers.response_items import (
+    ANSWERED_ITEMS,
+    CLIENT_SEARCH,
+    COMPACTION_TRIGGER,
+    SERVER_ITEMS,
+)
+from .codec import SYSTEM_ROLES, Codec, Halves, Item, Reading, Sourced
 from .openai_chat import (
     INPUT,
-    SYSTEM,
     custom_input,
     rebuild_content,
     text_or_parts,
@@ -18,12 +25,14 @@ from .values import (
     arguments_json,
     arguments_object,
     block_text,
+    client_block,
     content_blocks,
     document_block,
     file_of,
     first_field,
     holds_own_media,
     image_block,
+    image_by_id,
     image_url,
     opaque_block,
     own_media,
@@ -36,19 +45,11 @@ from .values import (
     use_block,
 )
 
+ROLES = SYSTEM_ROLES | {"assistant", "user"}
+APPROVAL = "mcp_approval_response"
+SEARCH_OUTPUT = "tool_search_output"
 OUTPUT = "_output"
 """How the type of an item ends that answers a call."""
-ANSWERED = frozenset(
-    {
-        "apply_patch_call",
-        "computer_call",
-        "custom_tool_call",
-        "function_call",
-        "local_shell_call",
-        "shell_call",
-    }
-)
-"""Calls that the client answers; all other tools run at the provider."""
 ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SAYING = TEXTS | {"refusal"}
@@ -65,23 +66,55 @@ class ResponsesCodec(Codec):
         """*item* as blocks."""
         name = _type_of(item)
         if name == "message":
-            blocks = content_blocks(field(item, "content"), _part_block)
-            role = field(item, "role")
-            if role == "assistant":
-                return Reading("assistant", blocks, joins=True)
-            return Reading("system" if role in SYSTEM else "user", blocks)
+            return self._read_message(item)
         if name == "reasoning":
-            block = _thinking_block(item)
-        elif name in ANSWERED:
-            block = _call_block(item, name)
-        elif name.removesuffix(OUTPUT) in ANSWERED:
+            return Reading("assistant", [_thinking_block(item)], joins=True)
+        if name in ANSWERED_ITEMS:
+            return Reading("assistant", [_call_block(item, name)], joins=True)
+        if name.removesuffix(OUTPUT) in ANSWERED_ITEMS:
             output = field(item, "output")
             if name == "shell_call_output":
                 output = _shell_text(output)
-            return Reading("result", [read_result(_call_id(item), output, _part_block)])
-        else:
-            block = opaque_block(item)
-        return Reading("assistant", [block], joins=True)
+            return Reading("result", [read_result(_call_id(item), output, _client_part)])
+        is_of_server = name in SERVER_ITEMS
+        if name == SEARCH_OUTPUT:
+            is_of_server = field(item, "execution") not in (None, CLIENT_SEARCH)
+        if is_of_server:
+            call = _id_of_answerable(item, name)
+            return Reading("assistant", [opaque_block(item)], joins=True, call=call)
+        call = field(item, "approval_request_id" if name == APPROVAL else "call_id")
+        return self.unknown(item, name, call)
+
+    def _read_message(self, item: Item) -> Reading:
+        role = field(item, "role")
+        content = field(item, "content")
+        if role == "assistant":
+            return Reading("assistant", content_blocks(content, _part_block), joins=True)
+        if role in SYSTEM_ROLES:
+            return Reading("system", content_blocks(content, _client_part))
+        if role == "user":
+            return Reading("user", content_blocks(content, _client_part))
+        return self.unknown(item, role)
+
+    def is_answer(self, item: Item) -> bool:
+        """By its type, or by the output that it has."""
+        name = kind(item)
+        return name.endswith(OUTPUT) or name == APPROVAL or field(item, "output") is not None
+
+    def answer_content(self, item: Item) -> object:
+        """Return its output. What has none is opaque, beside references to the tools in it."""
+        output = field(item, "output")
+        if isinstance(output, str | list | tuple):
+            return read_result("", output, _client_part)["content"]
+        tools = field(item, "tools")
+        if not isinstance(tools, list | tuple):
+            tools = ()
+        references = [{"type": "tool_reference", "tool_name": tool_name(tool)} for tool in tools]
+        return [client_block(item), *references]
+
+    def steps_aside(self, items: Sequence[Item]) -> bool:
+        """Return True where the provider itself is asked to compact *items*."""
+        return bool(items) and kind(items[-1]) == COMPACTION_TRIGGER
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*, without its id.
@@ -92,9 +125,11 @@ class ResponsesCodec(Codec):
         name = _type_of(item)
         if name == "computer_call_output":
             return item  # it may hold a picture, and nothing else
+        if self._is_whole(item, name):
+            return item
         if plain.get("call_id") is not None or name == "message":
             plain.pop("id", None)
-        if name.endswith(OUTPUT):
+        if kind(blocks[0]) == "tool_result":
             old = plain.get("output")
             content = blocks[0].get("content")
             if name == "shell_call_output":
@@ -105,14 +140,23 @@ class ResponsesCodec(Codec):
             plain["arguments"] = arguments_json(blocks[0]["input"])
         elif name == "custom_tool_call":
             plain["input"] = custom_input(blocks[0]["input"])
-        elif name in ANSWERED:
+        elif name in ANSWERED_ITEMS:
             plain[_action_key(item)] = blocks[0]["input"]
         else:
             text_type = "output_text" if plain.get("role") == "assistant" else "input_text"
+            read = _part_block if plain.get("role") == "assistant" else _client_part
             plain["content"] = rebuild_content(
-                plain.get("content"), blocks, read=_part_block, text_type=text_type
+                plain.get("content"), blocks, read=read, text_type=text_type
             )
         return plain
+
+    def _is_whole(self, item: Item, name: str) -> bool:
+        """Return True if *item* is of a type of which nothing can be replaced by a text."""
+        is_known = (
+            name in ("message", *ANSWERED_ITEMS) or name.removesuffix(OUTPUT) in ANSWERED_ITEMS
+        )
+        has_output = isinstance(field(item, "output"), str | list | tuple)
+        return not is_known and not (has_output and self.is_answer(item))
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Items that say *blocks*."""
@@ -147,7 +191,58 @@ class ResponsesCodec(Codec):
 
         An item whose reasoning has left loses its id.
         """
-        return _with_reasoning(super().repair(pairs, given, halves), given)
+        return self._with_reasoning(super().repair(pairs, given, halves), given)
+
+    def _with_reasoning(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
+        """*pairs*, in which reasoning is with what it led to, or both are apart.
+
+        Reasoning without its next item leaves; an item without its reasoning loses its id. Items of
+        the client's between the two do not count.
+        """
+        kept: list[Sourced] = []  # from the last one to the first
+        following: int | None = None
+        for source, item in reversed(pairs):
+            if source is not None and kind(item) == "reasoning":
+                led_to = self._next_of_reply(source, given)
+                if led_to is not None and following != led_to:
+                    continue
+            kept.append((source, item))
+            if source is None or not self._is_unknown(given[source]):
+                following = source
+        repaired: list[Sourced] = []
+        before: int | None = None
+        for source, item in reversed(kept):
+            if source is not None and self._is_unknown(given[source]):
+                repaired.append((source, item))
+                continue
+            # It was given after its reasoning, and no longer is.
+            reasoning = None if source is None else self._reasoning_before(source, given)
+            is_alone = reasoning is not None and before != reasoning
+            repaired.append((source, _without_id(item) if is_alone else item))
+            before = source
+        return repaired
+
+    def _is_unknown(self, item: Item) -> bool:
+        name = _type_of(item)
+        if name in SERVER_ITEMS or name.removesuffix(OUTPUT) in ANSWERED_ITEMS:
+            return False  # most items are known: they need not be read again
+        if name == "message" and field(item, "role") in ROLES:
+            return False
+        return self.read(item).is_unknown
+
+    def _next_of_reply(self, source: int, given: Sequence[Item]) -> int | None:
+        """The index of the item after *source* that is not unknown; None at the end."""
+        for index in range(source + 1, len(given)):
+            if not self._is_unknown(given[index]):
+                return index
+        return None
+
+    def _reasoning_before(self, source: int, given: Sequence[Item]) -> int | None:
+        """The index of the reasoning before item *source*; None where it has none."""
+        index = source - 1
+        while index >= 0 and self._is_unknown(given[index]):
+            index -= 1
+        return index if index >= 0 and kind(given[index]) == "reasoning" else None
 
 
 def _type_of(item: Item) -> str:
@@ -160,20 +255,34 @@ def _type_of(item: Item) -> str:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def _part_block(part: object) -> JsonDict:
+def _id_of_answerable(item: Item, name: str) -> object:
+    """Return the id by which the client may answer *item*; None where it never does."""
+    if name == "mcp_approval_request":
+        return field(item, "id")
+    if name == "tool_search_call":
+        return field(item, "call_id")
+    return None
+
+
+def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
+    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
     if isinstance(part, str):
         part = {"type": "input_text", "text": part}
     name = kind(part)
     block: JsonDict | None = None
     if name == "input_image":
-        block = image_block(field(part, "image_url"))
+        block = image_block(field(part, "image_url")) or image_by_id(field(part, "file_id"))
     elif name == "computer_screenshot":
         # As one at an address, which stays: a computer's output can be nothing else.
         block = {"type": "image", "source": {"type": "url", "url": field(part, "image_url")}}
     elif name == "input_file":
         block = document_block(part)
     text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
-    return block or own_media(part) or text_or_opaque(text, part)
+    return block or own_media(part) or text_or_opaque(text, part, unknown)
+
+
+_client_part = partial(_part_block, unknown=client_block)
+"""Reads a part of what the client says."""
 
 
 def _thinking_block(item: Item) -> JsonDict:
@@ -215,8 +324,8 @@ def _action_key(item: Item) -> str:
 def _rebuild_output(old: object, content: object) -> object:
     blocks = result_blocks(content)
     if isinstance(old, list | tuple):
-        return rebuild_content(old, blocks, read=_part_block, text_type="input_text")
-    if isinstance(old, Mapping) and blocks == [_part_block(old)]:
+        return rebuild_content(old, blocks, read=_client_part, text_type="input_text")
+    if isinstance(old, Mapping) and blocks == [_client_part(old)]:
         return old
     if isinstance(content, str):
         return content
@@ -247,30 +356,6 @@ def _new_part(block: JsonObject) -> JsonDict:
     if file is not None:
         return {"type": "input_file", **file}
     return {"type": "input_text", "text": block_text(block)}
-
-
-def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
-    """*pairs*, in which reasoning is with what it led to, or both are apart.
-
-    Reasoning without its next item leaves; an item without its reasoning loses its id.
-    """
-    kept: list[Sourced] = []  # from the last one to the first
-    following: int | None = None
-    for source, item in reversed(pairs):
-        if source is not None and kind(item) == "reasoning":
-            is_last = source + 1 == len(given)
-            if not is_last and following != source + 1:
-                continue
-        kept.append((source, item))
-        following = source
-    repaired: list[Sourced] = []
-    before: int | None = None
-    for source, item in reversed(kept):
-        # It was given after its reasoning, and no longer is.
-        is_alone = source and before != source - 1 and kind(given[source - 1]) == "reasoning"
-        repaired.append((source, _without_id(item) if is_alone else item))
-        before = source
-    return repaired
 
 
 def _without_id(item: Item) -> Item:

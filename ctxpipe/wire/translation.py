@@ -9,7 +9,7 @@ it saw first.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import is_
@@ -17,7 +17,17 @@ from typing import NamedTuple, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
 from ..errors import SettingsError
-from ..messages import CALLS, Message, as_blocks, as_dict, common_prefix, is_equal, kind, tool_calls
+from ..messages import (
+    CALLS,
+    OPAQUE,
+    Message,
+    as_blocks,
+    as_dict,
+    common_prefix,
+    is_equal,
+    kind,
+    tool_calls,
+)
 from .codec import (
     Codec,
     Halves,
@@ -28,6 +38,7 @@ from .codec import (
     Sourced,
     Unit,
     head_blocks,
+    head_length,
     make_units,
     opening_unit,
 )
@@ -61,13 +72,17 @@ class Units:
 class _Piece(NamedTuple):
     """A message of a context as items: those of a unit, or others that were *made*.
 
-    The items that they are or come from are from *start* up to *stop*. What was made of an item
-    and says the same is None.
+    *sources* are the indices of the items that they are or come from, in order. What was made of an
+    item and says the same is None.
     """
 
-    start: int
-    stop: int
+    sources: Sequence[int]
     made: list[Sourced] | None = None
+
+    @property
+    def stop(self) -> int:
+        """The index after the last item that it comes from."""
+        return self.sources[-1] + 1 if self.sources else 0
 
 
 class Translation:
@@ -79,6 +94,7 @@ class Translation:
         self._contents: list[object] = []  # of each item, as it was read
         self._halves: list[Halves] = []  # of each item, too
         self._head = 0
+        self._frozen = 0  # so many items of the head are the provider's own state
         self._has_own_media = False
         self._system: list[_Block] = []
         self._units: list[Unit] = []
@@ -113,17 +129,16 @@ class Translation:
 
     def _head_length(self, items: Sequence[Item], known: int) -> int:
         """How many leading items are not shaped: what is frozen, and the system's after it."""
-        head = self._codec.frozen(items, known)
-        if not head:
-            head = self._head if known >= self._head else self._codec.frozen(items, 0)
-        while head < len(items) and self._codec.read(items[head]).side == "system":
-            head += 1
-        return head
+        frozen = self._codec.frozen(items, known)
+        if not frozen:
+            frozen = self._frozen if known >= self._frozen else self._codec.frozen(items, 0)
+        self._frozen = frozen
+        return head_length(self._codec, items, frozen)
 
     def _read_from(self, items: list[Item], head: int, known: int) -> None:
         """Read *items* again, but those of which nothing can have changed."""
         keep = self._stable_count(min(known, len(items) - WATCHED))
-        stop = self._units[keep - 1].stop if keep else head
+        stop = max(head, self._units[keep - 1].stop) if keep else head
         removed = self._units[keep:]
         self._forget(keep)
         contents = _contents(items)
@@ -132,7 +147,7 @@ class Translation:
         self._used.difference_update(call.id for call in tool_calls(removed_messages))
         new = make_units(self._codec, items, start=stop, used=self._used)
         if not keep and new and new[0].message["role"] != "user":
-            new.insert(0, opening_unit(head))
+            new.insert(0, opening_unit())
         for place, old in enumerate(removed[: len(new)]):
             # The same message is the same object, as long as its items are.
             is_same = is_equal(old.message, new[place].message) and old == new[place]
@@ -154,13 +169,16 @@ class Translation:
     def _stable_count(self, known: int) -> int:
         """How many units are the same whatever follows the first *known* items.
 
-        That is all before the last assistant's message in these: whether its calls are answered is
-        said after it.
+        That is all before the last assistant's message in these, and before those in front of it
+        that are not final: whether calls are answered is said after them.
         """
         keep = bisect_left(self._units, known + 1, key=lambda unit: unit.stop)
         while keep and self._units[keep - 1].message["role"] != "assistant":
             keep -= 1
-        return max(0, keep - 1)
+        keep = max(0, keep - 1)
+        while keep and not self._units[keep - 1].is_final:
+            keep -= 1
+        return keep
 
     def _forget(self, keep: int) -> None:
         """Forget all but the first *keep* units."""
@@ -196,17 +214,50 @@ class Translation:
         self._pieces[same:] = search.pieces(context[same:])
         self._context = list(context)
         pairs: list[Sourced] = list(enumerate(units.items[: units.head]))
+        before: _Piece | None = None
+        number = 0  # of the pairs that the piece before has given
         for piece in self._pieces:
-            if piece.made is None:
-                own = units.items[piece.start : piece.stop]
-                pairs += enumerate(own, piece.start)
-                continue
-            for source, made in piece.made:
-                item = units.items[source] if made is None and source is not None else made
-                pairs.append((source, item))
+            own = _pairs_of(piece, units.items)
+            if before is not None and _is_woven(before, piece):
+                own = _in_order([*pairs[len(pairs) - number :], *own])
+                del pairs[len(pairs) - number :]
+            pairs += own
+            before = piece
+            number = len(own)
         self._given = units.items
         self._sent = [item for _, item in self._codec.repair(pairs, units.items, self._halves)]
         return list(self._sent)
+
+
+def _pairs_of(piece: _Piece, items: Sequence[Item]) -> list[Sourced]:
+    """The items of *piece*, each with its index among *items*, those of this turn."""
+    if piece.made is None:
+        return [(source, items[source]) for source in piece.sources]
+    pairs: list[Sourced] = []
+    for source, made in piece.made:
+        item = items[source] if made is None and source is not None else made
+        pairs.append((source, item))
+    return pairs
+
+
+def _is_woven(before: _Piece, piece: _Piece) -> bool:
+    """Return True if *piece* begins among the items of the piece *before* it.
+
+    So it is with results that unknown items go with which were between the calls.
+    """
+    if not before.sources or not piece.sources:
+        return False
+    return before.sources[0] < piece.sources[0] < before.sources[-1]
+
+
+def _in_order(pairs: Sequence[Sourced]) -> list[Sourced]:
+    """*pairs* in the order of their sources; one without a source stays behind its neighbor."""
+    keys: list[int] = []
+    for source, _ in pairs:
+        last = keys[-1] if keys else -1
+        keys.append(last if source is None else source)
+    order = sorted(range(len(pairs)), key=lambda place: keys[place])
+    return [pairs[place] for place in order]
 
 
 class Verbatim:
@@ -250,6 +301,8 @@ def _key(block: object) -> Key:
             return "result", plain["tool_use_id"]
         case "text":
             return "text", plain["text"]
+        case "opaque":
+            return "opaque", plain["json"]
         case "image" | "document" as name:
             source = plain["source"]
             return name, source.get("data") or source.get("url") or source.get("file_id") or ""
@@ -287,7 +340,7 @@ class _Search:
                 if not unit.is_sound:
                     break
                 self.end = index
-                return _Piece(unit.start, unit.stop)
+                return _Piece(unit.items)
         return self._rebuilt(role, blocks)
 
     def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
@@ -302,10 +355,10 @@ class _Search:
             if item is None:
                 made += [(None, new) for new in self.codec.new(role, said)]
             else:
-                made.append((item, self._rebuild(item, said, names)))
-        sources = [source for source, _ in made if source is not None]
+                made.append((item, self._rebuild(item, said, names, found)))
+        made = _in_order(made)
         self.end = min(found, default=self.end)
-        return _Piece(min(sources, default=0), max(sources, default=-1) + 1, made)
+        return _Piece([source for source, _ in made if source is not None], made)
 
     def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
         """The blocks of each item together, and those of none with their neighbours."""
@@ -352,13 +405,21 @@ class _Search:
                 return owner
             if index < self.end:
                 earlier = owner
-        return None if near else earlier
+        if near and kind(block) != OPAQUE:
+            return None
+        return earlier
 
     def _rebuild(
-        self, index: int, blocks: list[_Block], names: Mapping[str, object]
+        self,
+        index: int,
+        blocks: list[_Block],
+        names: Mapping[str, object],
+        found: Iterable[int],
     ) -> Item | None:
-        """Item *index* with *blocks*; None where it says these already."""
+        """Item *index* with *blocks*; None where it says these already. *found* are its units."""
         item = self.units.items[index]
+        if any(_says(self.units.units[unit], index, blocks) for unit in found):
+            return None
         reading = self.codec.read(item)
         own = [_with_own_id(block, names) for block in blocks]
         if own == reading.blocks:
@@ -367,6 +428,15 @@ class _Search:
             role = "user" if reading.side == "result" else "assistant"
             return self.codec.new(role, own)[0]
         return self.codec.rebuild(item, own)
+
+
+def _says(unit: Unit, index: int, blocks: Sequence[_Block]) -> bool:
+    """Return True if item *index*, as *unit* has it, says just *blocks*."""
+    if not unit.is_sound:
+        return False
+    own = as_blocks(unit.message)
+    said = [own[place] for place, owner in enumerate(unit.owners) if owner == index]
+    return said == blocks
 
 
 def _has_lost_its_half(reading: Reading, blocks: Sequence[_Block]) -> bool:

@@ -11,6 +11,7 @@ from .._values import JsonDict, JsonObject, canonical_json
 from ..edits.media import is_movable
 from ..errors import InvalidHistory
 from ..messages import (
+    OPAQUE,
     as_dict,
     compact_json,
     field,
@@ -51,9 +52,19 @@ def says(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and not is_blank(text)
 
 
-def text_or_opaque(text: object, value: object) -> JsonDict:
-    """A text block with *text*; where it cannot be one, an opaque one for *value*."""
-    return text_block(text) if says(text) else opaque_block(value)
+def text_or_opaque(
+    text: object, value: object, unknown: Callable[[object], JsonDict] | None = None
+) -> JsonDict:
+    """Return a text block with *text*; where *text* cannot be one, a block for *value*.
+
+    A blank text is known, though no block may hold it: its block is a text. *unknown* makes the
+    block of a value without any text, by default `opaque_block`.
+    """
+    if says(text):
+        return text_block(text)
+    if unknown is None or isinstance(text, str):
+        return opaque_block(value)
+    return unknown(value)
 
 
 def use_block(call: object, name: object, arguments: object) -> JsonDict:
@@ -203,6 +214,13 @@ def image_block(url: object) -> JsonDict | None:
     return {"type": "image", "source": _data_source(url) or {"type": "url", "url": url}}
 
 
+def image_by_id(file_id: object) -> JsonDict | None:
+    """Return the image that the provider stores as *file_id*; None where that is no id."""
+    if not isinstance(file_id, str) or not file_id:
+        return None
+    return {"type": "image", "source": {"type": "file", "file_id": file_id}}
+
+
 def document_block(file: object) -> JsonDict | None:
     """The document that *file* holds or names by its address or id; None where it does neither."""
     data, url, file_id = (field(file, name) for name in ("file_data", "file_url", "file_id"))
@@ -223,7 +241,7 @@ def document_block(file: object) -> JsonDict | None:
 def image_url(block: JsonObject) -> str | None:
     """The address of an image of ours, with its data in it where it holds any; None: it is none."""
     source = block.get("source")
-    if kind(block) != "image" or not isinstance(source, Mapping):
+    if kind(block) != "image" or not isinstance(source, Mapping) or source.get("type") == "file":
         return None
     return _data_url(source)
 
@@ -268,14 +286,45 @@ def opaque_block(value: object) -> JsonDict:
     return text_block(_opaque_text(value))
 
 
+def client_block(value: object, name: object = None) -> JsonDict:
+    """Return the block that represents *value*, an item or part of the client's, by its whole JSON.
+
+    *name* is its type in its own API, by default what it calls its type. The JSON is complete, so
+    that the block counts as much as *value* takes of a request. Equal values make equal blocks,
+    whatever the order of their keys and their cache marks.
+    """
+    own_type = kind(value) if name is None else str(name)
+    return {"type": OPAQUE, "kind": own_type, "json": _json_of(value, _whole)}
+
+
 def _opaque_text(value: object) -> str:
+    if kind(value) == OPAQUE:
+        # Its JSON is the text already, and quoted once more it would be counted twice.
+        text = field(value, "json")
+        if isinstance(text, str):
+            return text
+    return _json_of(value, _shorten)
+
+
+def _json_of(value: object, leaf: Callable[[Any], object]) -> str:
+    """Return the canonical JSON of *value* without cache marks, *leaf* applied to each leaf."""
     try:
         plain = as_dict(value) if hasattr(value, "model_dump") else value
-        if isinstance(plain, Mapping):
-            plain = {key: inner for key, inner in plain.items() if key not in MARKS}
-        return canonical_json(rebuilt(plain, _shorten))
-    except (InvalidHistory, TypeError):
+        text = canonical_json(rebuilt(plain, leaf))
+        if any(mark in text for mark in MARKS):
+            # A client moves its marks with each turn: they do not make another value of it.
+            text = canonical_json(json.loads(text, object_hook=_without_marks))
+    except (InvalidHistory, TypeError, RecursionError, ValueError):
         return f"[{type(value).__name__}: {_fingerprint(repr(value))}]"
+    return text
+
+
+def _without_marks(fields: JsonDict) -> JsonDict:
+    return {key: inner for key, inner in fields.items() if key not in MARKS}
+
+
+def _whole(value: Any) -> object:
+    return value
 
 
 def _shorten(value: Any) -> object:

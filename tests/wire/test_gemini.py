@@ -178,8 +178,28 @@ def test_names_in_the_other_spelling_of_json_are_read_and_kept():
 
 
 def test_a_half_on_the_wrong_side_is_opaque():
-    assert CODEC.read(user(call("ls"))).blocks[0]["type"] == "text"
+    assert CODEC.read(user(call("ls"))).blocks[0]["type"] == "opaque"
     assert CODEC.read(model(response("ls", {}))).blocks[0]["type"] == "text"
+
+
+def test_a_file_at_an_address_is_a_document_and_an_image_at_one_an_image():
+    video = {"fileData": {"mimeType": "video/mp4", "fileUri": "files/a"}}
+    picture = {"file_data": {"mime_type": "image/png", "file_uri": "gs://b/c.png"}}
+
+    first, second = CODEC.read(user(video, picture)).blocks
+
+    assert first == {"type": "document", "source": {"type": "url", "url": "files/a"}}
+    assert second == {"type": "image", "source": {"type": "url", "url": "gs://b/c.png"}}
+
+
+def test_the_parts_of_a_changed_content_keep_their_order():
+    moon = {"moonPhase": {"phase": "full"}}
+    item = user(moon, response("ls", {"output": "long"}), {"text": "go on"})
+    opaque, _, said = CODEC.read(item).blocks
+
+    rebuilt = CODEC.rebuild(item, [result("ls", "[offloaded]"), opaque, said])
+
+    assert rebuilt == user(moon, response("ls", {"output": "[offloaded]"}), {"text": "go on"})
 
 
 def test_a_content_without_parts_says_that_it_is_empty():

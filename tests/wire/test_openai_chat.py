@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -77,10 +78,19 @@ def test_arguments_become_an_object_whatever_they_are(arguments, meant):
     assert block["input"] == meant
 
 
-def test_a_part_of_which_nothing_is_known_is_counted_without_its_data():
+def test_a_part_of_the_users_of_which_nothing_is_known_is_opaque_and_whole():
     sound = {"type": "input_audio", "input_audio": {"data": "QUJD" * 10_000, "format": "wav"}}
 
     [block] = CHAT.read({"role": "user", "content": [sound]}).blocks
+
+    assert (block["type"], block["kind"]) == ("opaque", "input_audio")
+    assert json.loads(block["json"]) == sound
+
+
+def test_a_part_of_a_reply_of_which_nothing_is_known_is_a_text_without_its_data():
+    sound = {"type": "output_audio", "audio": {"data": "QUJD" * 10_000, "format": "wav"}}
+
+    [block] = CHAT.read({"role": "assistant", "content": [sound]}).blocks
 
     assert '"format":"wav"' in block["text"]
     assert len(block["text"]) < 200

@@ -57,9 +57,9 @@ def test_a_summary_is_what_was_thought():
 
 
 @pytest.mark.parametrize(
-    "kind", ["web_search_call", "mcp_list_tools", "item_reference", "moon_call", "compaction"]
+    "kind", ["web_search_call", "mcp_list_tools", "item_reference", "program", "compaction"]
 )
-def test_what_runs_at_the_provider_and_what_is_unknown_is_opaque(kind):
+def test_what_the_server_writes_is_an_opaque_text_of_the_assistant(kind):
     [block] = CODEC.read({"type": kind, "id": "x_1"}).blocks
 
     assert block == {"type": "text", "text": f'{{"id":"x_1","type":"{kind}"}}'}
