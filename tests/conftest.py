@@ -225,6 +225,8 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         # An older SDK asks once in a process on what system it runs.
         for asking in (stat, blocking.functions["io.TextIOWrapper.read"]):
             asking.can_block_in("anthropic/_base_client.py", "get_platform")
+        # LiteLLM makes its client of the openai SDK when it first asks, whoever asks.
+        stat.can_block_in("litellm/llms/openai/openai.py", "acompletion")
         # Whether an extra is there is asked by an import, once, where the settings are made; an
         # older redis then reads its own version from the disk.
         blocking.functions["io.TextIOWrapper.read"].can_block_in(
