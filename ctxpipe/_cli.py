@@ -31,6 +31,7 @@ from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
     Limits,
+    OwnFile,
     choose_files,
     delete_files,
     drop_empty_folders,
@@ -40,6 +41,7 @@ from .storage.cleanup import (
 )
 from .storage.generations import ids_below
 from .storage.local import LocalStorage
+from .storage.notes import expire_notes
 from .storage.ownership import StorageRoot
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def clean(
         delete = partial(anyio.run, _delete_sessions, folder, names, lost, journal)
     else:
         files = choose_files(find_files(folder), limits, time.time())
-        delete = partial(delete_files, folder, files)
+        delete = partial(_delete_files, folder, files, limits)
     size = sum(file.size for file in files)
     if dry_run:
         for file in files:
@@ -180,6 +182,14 @@ def clean(
         print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
     if cleaned.left:
         raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
+
+
+def _delete_files(folder: StorageRoot, files: Sequence[OwnFile], limits: Limits) -> Cleaned:
+    """Delete *files*, and the notes that are older than the *limits* allow."""
+    cleaned = delete_files(folder, files)
+    if limits.max_age is not None:
+        expire_notes(folder, time.time() - limits.max_age)
+    return cleaned
 
 
 def _sessions_to_delete(

@@ -19,8 +19,13 @@ _HASHED_FOLDER = re.compile(r".*-[0-9a-f]{16}")
 
 _SIBLING_DIGITS = 8
 _SIBLING = re.compile(rf"-([0-9a-f]{{{_SIBLING_DIGITS}}})(?=-)")  # in the folder of such an id
+_SIBLING_ID = re.compile(rf"(.+)/[0-9a-f]{{{_SIBLING_DIGITS}}}", re.DOTALL)
 SIBLING_CHARS = _SIBLING_DIGITS + 1
 """How much longer the id of a sibling is."""
+UNNAMED = "unnamed"
+"""How the ids of conversations without a name begin."""
+ALL_UNNAMED = f"{UNNAMED}-shared"
+"""What the conversations without a name have in common is kept under this id."""
 
 
 def safe_name(name: str) -> str:
@@ -54,6 +59,15 @@ def sibling_id(session_id: str, begins: bytes) -> str:
     It is below that name: who deletes or lists by the name, in whole components, finds it, too.
     """
     return f"{session_id}/{hashlib.sha256(begins).hexdigest()[:_SIBLING_DIGITS]}"
+
+
+def names_of(session_id: str) -> list[str]:
+    """Return the names under which notes of the session may be kept: what it is a sibling of."""
+    sibling = _SIBLING_ID.fullmatch(session_id)
+    names = [session_id, *([sibling[1]] if sibling else [])]
+    if session_id.startswith(f"{UNNAMED}-"):
+        names.append(ALL_UNNAMED)
+    return names
 
 
 def is_folder_of(session_id: str, folder: str) -> bool:

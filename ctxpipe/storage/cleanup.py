@@ -16,7 +16,7 @@ from ..placeholders.notes import step_names_in
 from ..placeholders.placeholders import quoted_file_names
 from .atomic import STALE_SECONDS, is_temporary
 from .folders import file_info, ignore_absent, regular_files, translate_errors
-from .ownership import INDEX, JOURNAL, SESSION_MARK, Mark, StorageRoot
+from .ownership import INDEX, JOURNAL, NOTES, SESSION_MARK, Mark, StorageRoot
 
 LIVE_SECONDS = 3600.0
 """A session whose journal was written less than this ago is in use, whatever the age asked for."""
@@ -149,6 +149,8 @@ def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: in
         return file.age(now) > STALE_SECONDS
     if file.name == INDEX:
         return True  # it may quote what goes; the next question builds it anew
+    if file.name == NOTES:  # its time is that of the newest note
+        return limits.max_age is not None and file.age(now) > limits.max_age
     if limits.keeps(file, now):
         return False
     if limits.max_bytes is not None and remaining_bytes > limits.max_bytes:

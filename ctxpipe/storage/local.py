@@ -23,6 +23,7 @@ from ..placeholders.locations import key_parts
 from ..placeholders.names import (
     candidate_keys,
     content_hash,
+    names_of,
     safe_name,
     session_folder,
     with_suffix,
@@ -52,6 +53,7 @@ from .cleanup import (
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
 from .generations import TOUCH_SECONDS, ids_below, remember
 from .journals import Journals, SessionLock
+from .notes import LoadedNotes, add_notes, expire_notes, forget_notes, load_notes, owner_of
 from .ownership import INDEX, StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
@@ -311,6 +313,23 @@ class LocalStorage:
         ):
             self._overwrite(_Folder(folder, fd), INDEX, [content])
 
+    # Notes ----------------------------------------------------------------------------------------
+
+    async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
+        """Keep *notes* of the name *session_id*, made by the session *owner_id*.
+
+        Raises StorageError.
+        """
+        arguments = (session_folder(session_id), owner_of(owner_id), notes, self.clock())
+        await run_locked(add_notes, self._folders, *arguments)
+
+    async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
+        """Return the notes of the name *session_id*, None where *version* is the newest.
+
+        Raises StorageError.
+        """
+        return await run_in_thread(load_notes, self._folders, session_folder(session_id), version)
+
     # Journals ------------------------------------------------------------------------------------
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
@@ -396,11 +415,13 @@ class LocalStorage:
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
         kept = await run_in_thread(files_named_in, chain.from_iterable(histories))
-        return await run_in_thread(self._cleanup, Limits(max_bytes, max_age, records, kept))
+        return await run_locked(self._cleanup, Limits(max_bytes, max_age, records, kept))
 
     def _cleanup(self, limits: Limits) -> Cleaned:
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
+        if limits.max_age is not None:
+            expire_notes(self._folders, now - limits.max_age)
         drop_empty_folders(self._folders, now - STALE_SECONDS)
         return cleaned
 
@@ -412,7 +433,13 @@ class LocalStorage:
         made.
         """
         SESSION_ID.check("session_id", session_id)
-        return await run_locked(delete_session, self._folders, session_folder(session_id))
+        cleaned = await run_locked(delete_session, self._folders, session_folder(session_id))
+        for name in names_of(session_id):
+            await run_locked(self._forget_notes, session_folder(name), owner_of(session_id))
+        return cleaned
+
+    def _forget_notes(self, folder: str, owner: str) -> None:
+        forget_notes(self._folders, folder, lambda note: note.owner == owner)
 
 
 @dataclass(frozen=True, slots=True)

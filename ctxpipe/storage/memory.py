@@ -13,7 +13,7 @@ from typing import Any
 from .._text import short_repr
 from ..errors import StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
-from ..placeholders.names import candidate_keys, safe_name, session_folder
+from ..placeholders.names import candidate_keys, names_of, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
 from .generations import (
     ids_below,
@@ -22,6 +22,7 @@ from .generations import (
     running_generation,
     tombstone_name,
 )
+from .notes import LoadedNotes, Note, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, storable
 from .waiting import acquire_within
@@ -51,6 +52,7 @@ class MemoryStorage:
         self._leased: set[str] = set()
         self._ids: dict[str, str] = {}
         self._tombstones: dict[str, str] = {}
+        self._notes: dict[str, list[Note]] = {}
 
     # Texts ----------------------------------------------------------------------------------------
 
@@ -163,6 +165,23 @@ class MemoryStorage:
             if is_acquired:
                 self._leased.remove(folder)
 
+    # Notes ----------------------------------------------------------------------------------------
+
+    async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
+        """Keep *notes* of the name *session_id*, made by the session *owner_id*."""
+        folder = self._enter(session_id)
+        seconds = int(self.clock())
+        new = [Note(note, owner_of(owner_id), seconds) for note in notes]
+        self._notes[folder] = newest_notes([*self._notes.get(folder, ()), *new])
+
+    async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
+        """Return the notes of the name *session_id*, None where *version* is the newest."""
+        folder = session_folder(session_id)
+        self._check(folder)
+        notes = self._notes.get(folder, [])
+        newest = str(hash(tuple(notes))) if notes else ""
+        return None if newest == version else (newest, [note.text for note in notes])
+
     # Deleting -------------------------------------------------------------------------------------
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
@@ -196,7 +215,10 @@ class MemoryStorage:
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         remember(self._tombstones, tombstone_name(folder), new_tombstone())
+        for name in map(session_folder, names_of(session_id)):
+            notes = self._notes.get(name, [])
+            self._notes[name] = [note for note in notes if note.owner != owner_of(session_id)]
         kept: dict[str, Any]
-        for kept in (self.stored, self._journals, self._ids):
+        for kept in (self.stored, self._journals, self._ids, self._notes):
             for key in [key for key in kept if key.split("/")[0] == folder]:
                 del kept[key]

@@ -3,6 +3,7 @@
 ```text
 <session>/texts/<key>            a text, after a line with its SHA-256
 <session>/records/<name>.json    an archive
+<session>/notes/<owner>.<note>    a note of that name, which is all that it says
 <session>/used                   when the session was used last, and what it is called
 =deleted/<digest>                that a session was deleted
 ```
@@ -35,7 +36,13 @@ from .._text import short_repr
 from .._threads.threads import PerLoop, in_thread, in_thread_if
 from ..errors import SessionDeleted, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
-from ..placeholders.names import candidate_keys, content_hash, safe_name, session_folder
+from ..placeholders.names import (
+    candidate_keys,
+    content_hash,
+    names_of,
+    safe_name,
+    session_folder,
+)
 from ..settings import (
     COUNT,
     FUNCTION,
@@ -58,6 +65,7 @@ from .generations import (
     tombstone_name,
     tombstone_seconds,
 )
+from .notes import LoadedNotes, Note, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
@@ -81,7 +89,7 @@ _STORE = Wanted(
     lambda store: callable(getattr(store, "put_async", None)),
     "one of obstore, such as MemoryStore()",
 )
-_PARTS = ("texts", "records", "used")
+_PARTS = ("texts", "records", "notes", "used")
 _USED = "used"
 _TOMBSTONES = "=deleted"
 
@@ -237,8 +245,55 @@ class ObjectStorage:
     async def contents(self, session_id: str, /) -> list[str]:
         """The names of the session's texts and records. Raises StorageError."""
         listed = self._list(f"{_object_folder(session_folder(session_id))}/")
-        names = [item["path"].rpartition("/")[2] async for item in listed]
+        paths = [item["path"].split("/") async for item in listed]
+        names = [parts[-1] for parts in paths if parts[-2] != "notes"]
         return [name for name in names if _NAME.fullmatch(name) and name != _USED]
+
+    # Notes ----------------------------------------------------------------------------------------
+
+    async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
+        """Keep *notes* of the name *session_id*, made by the session *owner_id*.
+
+        Each is an empty object, whose name is the note. Raises StorageError.
+        """
+        folder = session_folder(session_id)
+        owner = owner_of(owner_id)
+        with suppress(StorageError):
+            await self._touch(folder)
+        paths = [_note_path(folder, owner, note) for note in notes]
+
+        async def write(path: str) -> None:
+            await self._put(path, b"", use_multipart=False)
+
+        await self._at_once(write, paths)
+        await self._undo_if_deleted([folder], paths)
+
+    async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
+        """Return the notes of the name *session_id*, None where *version* is the newest.
+
+        Those that are too many are deleted. Raises StorageError.
+        """
+        folder = session_folder(session_id)
+        await self._check(folder)
+        notes = await self._list_notes(folder)
+        retained = newest_notes(notes)
+        lines = [note.text for note in retained]
+        texts = set(lines)
+        surplus = [note for note in notes if note.text not in texts]
+        await self._delete_objects([_note_path(folder, each.owner, each.text) for each in surplus])
+        newest = content_hash("\n".join(lines), 32) if lines else ""
+        return None if newest == version else (newest, lines)
+
+    async def _list_notes(self, folder: str, owner: str = "") -> list[Note]:
+        """Return the notes in *folder*, those of *owner* only if it is given, oldest first."""
+        prefix = f"{_object_folder(folder)}/notes/"
+        listed: list[tuple[float, Note]] = []
+        async for item in self._list(prefix):
+            note_owner, _, text = item["path"].removeprefix(prefix).partition(".")
+            seconds = item["last_modified"].timestamp()
+            if owner in ("", note_owner):
+                listed.append((seconds, Note(text, note_owner, int(seconds))))
+        return [note for _, note in sorted(listed)]
 
     # Retention ------------------------------------------------------------------------------------
 
@@ -268,6 +323,10 @@ class ObjectStorage:
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         await self._put(_tombstone_path(folder), new_tombstone().encode())
+        owner = owner_of(session_id)
+        for name in map(session_folder, names_of(session_id)):
+            notes = await self._list_notes(name, owner)
+            await self._delete_objects([_note_path(name, owner, note.text) for note in notes])
         return await self._delete(_object_folder(folder))
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
@@ -322,15 +381,18 @@ class ObjectStorage:
         before = self.clock() - max(max_age, LIVE_SECONDS)
         used: dict[str, float] = {}
         old_tombstones: list[str] = []
+        old_notes: list[str] = []
         async for item in self._list(None):
             folder = _owner(item["path"])
             modified = item["last_modified"].timestamp()
             is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
             if is_tombstone and modified < self.clock() - tombstone_seconds():
                 old_tombstones.append(item["path"])
+            if folder is not None and "/notes/" in item["path"] and modified < before:
+                old_notes.append(item["path"])
             if folder is not None:
                 used[folder] = max(modified, used.get(folder, 0.0))
-        await self._delete_objects(old_tombstones)
+        await self._delete_objects([*old_tombstones, *old_notes])
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
@@ -463,6 +525,10 @@ def _text_path(key: str) -> str:
 def _record_path(key: str) -> str:
     folder, name = _split(key)
     return f"{_object_folder(folder)}/records/{name.rpartition('/')[2]}"
+
+
+def _note_path(folder: str, owner: str, note: str) -> str:
+    return f"{_object_folder(folder)}/notes/{owner}.{note}"
 
 
 def _tombstone_path(folder: str) -> str:

@@ -49,6 +49,7 @@ SESSION_MARK = ".ctxpipe-session"
 TOMBSTONES = ".ctxpipe-deleted"
 JOURNAL = "journal.jsonl"
 INDEX = ".ctxpipe-index"
+NOTES = ".ctxpipe-notes"
 FORM = 1
 
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

@@ -21,6 +21,9 @@ used where it is there:
 - ``ensure_not_deleted(session_id)``, where there is no journal in it: raises that SessionDeleted
 - ``contents(session_id)``, of a storage with texts and all of these methods: the names of the
   session's texts and records, which the model can search by words then
+- ``add_notes(session_id, owner_id, notes)`` and ``load_notes(session_id, version)``: keep short
+  lines that the conversations of one name share, as `ctxpipe.storage.notes` describes them; without
+  these a process knows only what its own conversations have moved to files
 - ``load_index(session_id)`` and ``save_index(session_id, content)``: keep the bytes of the index of
   that search as long as its texts; without these it is in memory
 """

@@ -10,12 +10,14 @@ from ..settings import CALLABLE
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from .contract_failures import FAILURE_CHECKS, MISSING_CHECKS, REDACTION_CHECKS
 from .contract_journals import JOURNAL_CHECKS, LEASE_CHECKS
+from .contract_notes import NOTE_CHECKS
 from .contract_sessions import DELETE_CHECKS, LIST_CHECKS, SESSION_CHECKS
 from .contract_texts import RECORD_CHECKS, TEXT_CHECKS
 from .storage import Check, Factory, Failing, Redacting, StorageCheck, StoragePlace, expect
 
 PROTOCOLS: tuple[type, ...] = (TextWriter, TextReader, Archive, JournalStorage)
 EXTRAS: Mapping[str, tuple[Check, ...]] = {
+    "add_notes": NOTE_CHECKS,
     "delete": DELETE_CHECKS,
     "lease": LEASE_CHECKS,
     "missing": MISSING_CHECKS,
@@ -36,7 +38,8 @@ def storage_conformance(
     ``factory(place)`` gives a storage, or an awaitable of one, on the place of that name, which is
     a word: storages with one place share all, as those of two processes do, and a new place is
     empty. What is given is closed with its ``aclose``, if it has one. *protocols* are those it
-    implements, *extras* which of "delete", "lease", "missing" and "sessions" it has besides.
+    implements, *extras* which of "add_notes", "delete", "lease", "missing" and "sessions" it has
+    besides.
 
     ``redacting(place, redact)`` gives a storage that hides secrets. ``failing(place, operations)``
     is an async context manager that gives one whose backend works for so many operations and then

@@ -38,7 +38,7 @@ async def on_a_failing_disk(place: str, operations: int) -> AsyncIterator[LocalS
 
 LOCAL = storage_conformance(
     lambda place: LocalStorage(folder(place)),
-    extras=["delete", "lease", "sessions"],
+    extras=["add_notes", "delete", "lease", "sessions"],
     redacting=lambda place, redact: LocalStorage(folder(place), redact=redact),
     failing=on_a_failing_disk,
 )
@@ -60,7 +60,9 @@ def memory(place: str, redact: Callable[[str], str] | None = None) -> MemoryStor
     return PLACES.setdefault(place, MemoryStorage(redact=redact))
 
 
-MEMORY = storage_conformance(memory, extras=["delete", "lease", "sessions"], redacting=memory)
+MEMORY = storage_conformance(
+    memory, extras=["add_notes", "delete", "lease", "sessions"], redacting=memory
+)
 
 
 @pytest.mark.parametrize("check", [*MEMORY, *session_checks(memory)], ids=str)
@@ -171,7 +173,8 @@ FAULTS: list[tuple[type[MemoryStorage], str]] = [
 async def test_a_storage_with_a_fault_is_found_out(kind: type[MemoryStorage], sentence: str):
     places: dict[str, MemoryStorage] = {}
     checks = storage_conformance(
-        lambda place: places.setdefault(place, kind()), extras=["delete", "lease", "sessions"]
+        lambda place: places.setdefault(place, kind()),
+        extras=["add_notes", "delete", "lease", "sessions"],
     )
     [check] = [check for check in checks if str(check) == sentence]
 
@@ -182,7 +185,7 @@ async def test_a_storage_with_a_fault_is_found_out(kind: type[MemoryStorage], se
 @pytest.mark.parametrize(
     ("checks", "told"),
     [
-        (storage_conformance(memory, extras=["delete"]), "'lease'"),
+        (storage_conformance(memory, extras=["add_notes", "delete"]), "'lease'"),
         (
             storage_conformance(lambda _: object(), protocols=[JournalStorage]),
             "it is a JournalStorage",

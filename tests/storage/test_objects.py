@@ -49,7 +49,7 @@ obstore = pytest.importorskip("obstore", reason="there is no obstore")
 stores = pytest.importorskip("obstore.store", reason="there is no obstore")
 
 PROTOCOLS = [TextWriter, TextReader, Archive]
-EXTRAS = ["delete", "missing", "sessions"]
+EXTRAS = ["add_notes", "delete", "missing", "sessions"]
 FOLDER = mkdtemp(prefix="ctxpipe-objects-")
 LONG = "a long line of a result\n" * 1000
 
