@@ -42,6 +42,7 @@ from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
 from .align import align
 from .commit import commit
+from .decisions import Decisions
 from .gate import Exchanges, Gate, as_stages
 from .memory import DELETED, Memory
 from .open_calls import add_appended
@@ -100,6 +101,7 @@ class Conversation:
         self._gate = Gate(session_id)  # for one turn
         self._exchanges = Exchanges(session_id)
         self._agent_model: AgentModel | None = None  # lent by the newest request that lends one
+        self._decisions: Decisions | None = None  # shared by the conversations of a name
         self._reply: object = object()  # the content of the newest that was added by itself
         self._bodies = 0  # of `async with` that have not ended
         self._flushing: asyncio.Task[None] | None = None
@@ -123,6 +125,8 @@ class Conversation:
     def _begin_anew(self) -> None:
         """Drop what is known of a conversation that was deleted."""
         self.cancel_summaries()
+        if self._decisions is not None:
+            self._decisions.forget(self.session_id)
         self._begin()
         self._memory.notify(DELETED)
         self._note_change()
@@ -142,11 +146,16 @@ class Conversation:
             cache_seconds=self._cache_seconds,
             clock=self._clock,
         )
+        fork._decisions = self._decisions
         fork._memory.timeline.apply(self._memory.timeline.snapshot())
         fork._memory.timeline.placeholders.update(self._memory.timeline.placeholders)
         fork._state.ledger.load(self._state.ledger.samples)
         fork._state.windows |= self._state.windows
         return fork
+
+    def share(self, decisions: Decisions) -> None:
+        """Take part in what the conversations of one name have moved to files."""
+        self._decisions = decisions
 
     # What is known --------------------------------------------------------------------------------
 
@@ -367,15 +376,29 @@ class Conversation:
         thorough = False
         while True:
             step = await align(memory, history, thorough=thorough)
-            result = await as_stages(walk.run(step, self.session_id, self._state, asked, stages))
+            again = await self._stages_again(step)
+            result = await as_stages(
+                walk.run(step, self.session_id, self._state, asked, stages, again)
+            )
             if step.edits and not thorough and memory.timeline.is_edited(step):
                 thorough = True  # a rewritten message is no longer the one the caller has
             elif await commit(memory, step):
                 # Else a deletion came after the turn: a storage that writes has looked for one.
                 if step.edits and not step.touched.is_stored:
                     await self._ensure_not_deleted()
+                if self._decisions is not None and step.edits:
+                    await self._decisions.note(step, self.session_id, self._settings.stages)
                 return await self._finish(step, asked, result)
             await memory.catch_up(history)
+
+    async def _stages_again(self, step: Step) -> Mapping[int, Stage] | None:
+        """The stages that move what *step* brings and other conversations have moved before."""
+        if self._decisions is None:
+            return None
+        is_first_sight = step.kept == 0 or step.agreement.has_diverged or self._memory.is_behind
+        return await self._decisions.stages_for(
+            step, self._settings.stages, is_first_sight=is_first_sight
+        )
 
     async def _finish(self, step: Step, asked: Request, result: Result) -> Result:
         """Remember *step*; the *result* for the caller."""

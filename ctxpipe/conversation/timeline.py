@@ -268,7 +268,9 @@ class Timeline:
             mark_stale(step.stale, step.context, (step.kept, 0))
         if step.undone:
             self._return_to(step, earlier[right])
-        if agreement.has_diverged or has_left:
+        # A journal may have told of another history, whose texts are in the same files.
+        has_begun_anew = not whole and bool(self.placeholders)
+        if agreement.has_diverged or has_left or has_begun_anew:
             self._offload_again(step, ours)
         return step
 

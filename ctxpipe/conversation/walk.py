@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from .._logs import find_tracer, logger, set_token_attributes, span_of
 from .._threads.threads import in_thread, in_thread_if
-from ..edits.thinking import index_after_thinking
+from ..edits.offload import first_batch_placeholder
+from ..edits.thinking import index_after_thinking, mark_stale
 from ..errors import safe_text
 from ..messages import Message, is_bulky, is_equal
 from ..messages.vocabulary import tool_name
 from ..providers.agent_tools import SEARCH_TOOL
 from ..providers.prices import context_window
 from ..stages.protocol import Stage, Tracked, Turn
-from ..stages.reports import Result
+from ..stages.reports import Result, StageReport
 from .align import align_with_last
 from .finish import finish, messages_to_send
 from .repair import repair_context
@@ -34,17 +35,18 @@ async def run(
     state: State,
     request: Request,
     stages: Mapping[int, Stage] | None = None,
+    stages_again: Mapping[int, Stage] | None = None,
 ) -> Result:
     """Shape the context of *step* with the memory of *state*, which must be in no other run.
 
     The result is also noted in *step*. When *stages* are given, by their places, only these
-    take part.
+    take part. Those *again* come first: they repeat what the model has seen before.
     """
     tracer = find_tracer()
     if tracer is None:
-        return await _shape(step, session_id, state, request, stages)
+        return await _shape(step, session_id, state, request, stages, stages_again)
     with span_of(tracer, "run", session_id) as span:
-        result = await _shape(step, session_id, state, request, stages, tracer=tracer)
+        result = await _shape(step, session_id, state, request, stages, stages_again, tracer=tracer)
         set_token_attributes(span, result)
         span.set_attribute("ctxpipe.messages", len(result.messages))
         span.set_attribute("ctxpipe.repaired", len(result.repaired))
@@ -66,6 +68,7 @@ async def _shape(
     state: State,
     request: Request,
     stages: Mapping[int, Stage] | None = None,
+    stages_again: Mapping[int, Stage] | None = None,
     *,
     is_plan: bool = False,
     tracer: Tracer | None = None,
@@ -84,9 +87,18 @@ async def _shape(
     count = partial(_count_tokens, state, session_id)
     if not stages:
         stages = dict(enumerate(state.settings.stages))
+    reports_again: list[StageReport] = []
+    again = None
+    if stages_again:
+        messages, reports_again = await ask_stages(
+            stages_again, turn_of, messages, count, step, state, is_plan=is_plan, tracer=tracer
+        )
+        again = step.forget_changes()
+        _mark_batch_stale(step, messages)
     messages, reports = await ask_stages(
         stages, turn_of, messages, count, step, state, is_plan=is_plan, tracer=tracer
     )
+    reports = [*reports_again, *reports]
     if step.touched.first is not None:
         # What was bulky may have left; only a repair reads all that comes before it.
         is_bulk = is_bulky(messages, 0 if problems else step.touched.first[0])
@@ -97,7 +109,7 @@ async def _shape(
         after = reports[-1].tokens_after
     else:
         after = await count(context)
-    changed = list(filter(None, (repaired, step.touched.first)))
+    changed = [place for place in (repaired, again, step.touched.first) if place is not None]
     return Result(
         messages_to_send(step, context),
         tuple(reports),
@@ -109,6 +121,13 @@ async def _shape(
         tokens_before=reports[0].tokens_before if reports else after,
         tokens_after=after,
     )
+
+
+def _mark_batch_stale(step: Step, messages: Sequence[Message]) -> None:
+    """Note that thinking is stale after what has left once the model had seen it."""
+    batch = first_batch_placeholder(messages[step.kept :])
+    if batch is not None:
+        mark_stale(step.stale, messages, (step.kept + batch[0], batch[1]))
 
 
 async def _count_tokens(state: State, session_id: str, messages: Sequence[Message]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from itertools import accumulate, islice, starmap
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -25,10 +26,12 @@ from ..messages import (
     as_json,
     compact_json,
     kind,
+    rebuilt,
     rewrite,
     strings,
     tool_calls,
     tool_results,
+    with_content,
     without_surrogates,
 )
 from ..messages import field as read
@@ -198,42 +201,120 @@ def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 Placeholders: TypeAlias = dict[int, str]
-"""By the hash of its call's id and its text: the placeholder of a result that has left."""
+"""By `lookup_key`: what replaces a text that has left once."""
+
+
+def lookup_key(call_id: str, text: str) -> int:
+    """Return the key of *text* in `Placeholders`: of the call with that id, "" for a message."""
+    return hash((call_id, text))
 
 
 def note_placeholders(
     known: Placeholders, before: Sequence[Message], after: Sequence[Message]
 ) -> None:
-    """Add to *known* the results of *before* of which *after* has the placeholders."""
+    """Add to *known* the texts of *before* of which *after* has the placeholders."""
+    for moved in find_moved_texts(before, after):
+        known[lookup_key(moved.call_id, moved.text)] = moved.placeholder
+
+
+class Moved(NamedTuple):
+    """A result, or a text in the input of a call, that was replaced by a placeholder.
+
+    *content* is that of the result; None for a text of an input.
+    """
+
+    call_id: str
+    text: str
+    placeholder: str
+    content: _Content = None
+
+
+def find_moved_texts(before: Sequence[Message], after: Sequence[Message]) -> Iterator[Moved]:
+    """Yield the texts of *before* in whose places *after* has placeholders."""
     places: dict[str, str] = {}
     for result in tool_results(after):
         text = _only_text(result.content)
         if placeholder_file(result.tool_use_id, text) is not None:
             places[result.tool_use_id] = text
-    if not places:
+    if places:
+        for result in tool_results(before):
+            text = text_of(result.content)
+            if text and places.get(result.tool_use_id, text) != text:
+                yield Moved(
+                    result.tool_use_id, text, places[result.tool_use_id], content=result.content
+                )
+    calls = {call.id: call for call in tool_calls(after)}
+    if not calls:
         return
-    for result in tool_results(before):
-        text = text_of(result.content)
-        if text and places.get(result.tool_use_id, text) != text:
-            known[hash((result.tool_use_id, text))] = places[result.tool_use_id]
+    for call in tool_calls(before):
+        other = calls.get(call.id)
+        if other is None or other.input is call.input:
+            continue
+        for text, new in zip(strings(call.input), strings(other.input), strict=False):
+            if new != text and placeholder_file(call.id, new) is not None:
+                yield Moved(call.id, text, new)
 
 
 def offload_again(
     known: Placeholders, messages: list[Message], start: int, history: Sequence[Message], stop: int
 ) -> list[Message]:
-    """*messages* with the *known* placeholders of results from message *start* on.
+    """Return *messages* with the *known* placeholders from message *start* on.
 
-    A result stays whose call has one in *history* before message *stop*: it is another.
+    The result and the input of a call stay that is in *history* before message *stop*: it is
+    another one. A message of the user that repeats a result has the text that is *known* for it.
     """
-    updates: dict[tuple[int, int], object] = {}
+    results: dict[tuple[int, int], object] = {}
     for result in tool_results(messages, start):
-        text = known.get(hash((result.tool_use_id, text_of(result.content))))
-        if text is None:
+        text = known.get(lookup_key(result.tool_use_id, text_of(result.content)))
+        if text is not None:
+            results[result.place] = with_placeholder(result.content, text)
+    inputs: dict[tuple[int, int], object] = {}
+    for call in tool_calls(messages, start):
+        texts = {text: known.get(lookup_key(call.id, text)) for text in strings(call.input)}
+        replaced = {text: new for text, new in texts.items() if new is not None}
+        if replaced:
+            inputs[call.place] = rebuilt(call.input, partial(_replacement, replaced))
+    if results:
+        answered = {other.tool_use_id for other in tool_results(history, 0, stop)}
+        for result in tool_results(messages, start):
+            if result.tool_use_id in answered:
+                results.pop(result.place, None)
+    if inputs:
+        called = {other.id for other in tool_calls(history, 0, stop)}
+        for call in tool_calls(messages, start):
+            if call.id in called:
+                inputs.pop(call.place, None)
+    edited = rewrite(messages, results) if results else messages
+    edited = rewrite(edited, inputs, key="input") if inputs else edited
+    return _repeat_messages(known, edited, start)
+
+
+def _replacement(replaced: Mapping[str, str], value: object) -> object:
+    return replaced.get(value, value) if isinstance(value, str) else value
+
+
+def _repeat_messages(known: Placeholders, messages: list[Message], start: int) -> list[Message]:
+    """Return *messages* with the *known* texts of whole text blocks from message *start* on."""
+    edited: list[Message] | None = None
+    for index in range(start, len(messages)):
+        message = messages[index]
+        content = message["content"]
+        if isinstance(content, str):
+            new = known.get(lookup_key("", content))
+            if new is not None:
+                edited = edited or list(messages)
+                edited[index] = with_content(message, new)
             continue
-        answered = (other.tool_use_id for other in tool_results(history, 0, stop))
-        if result.tool_use_id not in answered:
-            updates[result.place] = with_placeholder(result.content, text)
-    return rewrite(messages, updates) if updates else messages
+        updates: dict[tuple[int, int], object] = {}
+        for place, block in enumerate(content or ()):
+            if kind(block) == "text":
+                new = known.get(lookup_key("", read(block, "text") or ""))
+                if new is not None:
+                    updates[0, place] = new
+        if updates:
+            edited = edited or list(messages)
+            [edited[index]] = rewrite([message], updates, key="text")
+    return edited or messages
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..placeholders.names import hashed_name
-from ..wire.conversations import UNNAMED, texts_at
+from ..placeholders.names import UNNAMED, hashed_name
+from ..wire.conversations import texts_at
 
 MAX_NAME = 120
 _MADE_HERE = re.compile(rf".*(/[0-9a-f]{{8}}|#[0-9a-f]{{16}})|{UNNAMED}-.*", re.DOTALL)

@@ -58,7 +58,8 @@ class Shaper:
         )
         self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(
-            max_bytes=settings.max_bytes // max(1, len(settings.tokens))
+            max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
+            is_one_client=True,  # all that shows this token, or is on this machine
         )
         self._contents: WeakKeyDictionary[Dialog, Content] = WeakKeyDictionary()
 

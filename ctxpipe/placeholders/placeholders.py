@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .._threads.pieces import overlapping_pieces
@@ -36,6 +37,7 @@ _FORMS = re.compile(
     rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]"
     rf"(?:{re.escape(SEARCHABLE)})?"
 )
+_INSIDE = re.compile(_FORMS.pattern.replace(f"({_PATH})", rf"({_PATH}?\.md)"))
 _MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
 _BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
 _MARKS = (*_BEGINNINGS, ") offloaded to file: ")
@@ -131,6 +133,33 @@ def _is_preview(text: str, start: int, most: int) -> bool:
     note = gap(missing)
     rest = text[title.end() :]
     return len(rest) == shown + len(note) and note in rest
+
+
+def preview_in(rest: str, length: int) -> Preview | None:
+    """Return the sizes of the preview in *rest*, what follows a placeholder's first line.
+
+    The text behind the placeholder has *length* characters. None where there is no preview.
+    """
+    title = _PREVIEW.match(rest)
+    if title is None:
+        return None
+    shown = int(title[1])
+    head = rest.find(gap(length - shown), title.end()) - title.end()
+    return Preview(head, shown - head) if 0 <= head <= shown else None
+
+
+def references_inside(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where in *text* placeholders are, with or without a preview, and the path in each.
+
+    Any text can look like one: compare with what was there before.
+    """
+    for match in _INSIDE.finditer(text):
+        stop = match.end()
+        title = _PREVIEW.match(text, stop)
+        if title is not None:
+            shown = int(title[1])
+            stop = title.end() + shown + len(gap(int(title[2]) - shown))
+        yield match.start(), min(stop, len(text)), match[1]
 
 
 def media_reference(text: object) -> str | None:

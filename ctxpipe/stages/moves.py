@@ -273,6 +273,11 @@ class Moving(ABC):
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, DIRECT)
 
+    @property
+    def file_pointers(self) -> Pointers:
+        """How the stage names its files and points to them."""
+        return self._pointers
+
     async def __call__(self, turn: Turn) -> Change | Skip:
         """What cannot be written stays inline.
 

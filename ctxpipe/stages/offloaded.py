@@ -16,7 +16,13 @@ from ..edits.offload import stored_text
 from ..errors import StorageError, storage_errors
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
-from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_batch, media_reference
+from ..placeholders.placeholders import (
+    MAX_SHOWN,
+    any_reference,
+    is_batch,
+    media_reference,
+    references_inside,
+)
 from ..storage import TextReader, TextWriter
 
 if TYPE_CHECKING:
@@ -129,10 +135,34 @@ def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]
             yield note, media_text(raw)
         elif where is not None and shown != raw:
             yield where, stored_text(raw, indent=2 if is_batch(shown) else None)
+        elif isinstance(raw, str) and isinstance(shown, str):
+            yield from _passages_behind_placeholders(raw, shown)
         elif are_mappings:
             pending += [(raw[key], held) for key, held in shown.items() if key in raw]
         elif are_lists:
             pending += _pairs(raw, shown)
+
+
+def _passages_behind_placeholders(raw: str, shown: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths of placeholders inside *shown*, with the passages of *raw* in their places.
+
+    What is between two placeholders is the same in both texts.
+    """
+    placeholders = list(references_inside(shown)) if shown != raw else []
+    if not placeholders:
+        return
+    position = placeholders[0][0]
+    ends = [*(start for start, _, _ in placeholders[1:]), len(shown)]
+    for (_, stop, path), end in zip(placeholders, ends, strict=True):
+        after = shown[stop:end]
+        is_last = end == len(shown)
+        if not (after or is_last):
+            return  # nobody knows where one passage ends and the next begins
+        found = len(raw) - len(after) if is_last else raw.find(after, position)
+        if found < position:
+            return
+        yield path, raw[position:found]
+        position = found + len(after)
 
 
 def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -28,11 +29,12 @@ from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
 from ..conversation.conversation import Conversation
+from ..conversation.decisions import Decisions
 from ..errors import CtxpipeError
 from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_content
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
-from ..placeholders.names import SIBLING_CHARS, hashed_name, sibling_id
+from ..placeholders.names import ALL_UNNAMED, SIBLING_CHARS, UNNAMED, hashed_name, sibling_id
 from ..providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS, VOLATILE_FIELDS
 from ..settings import MAX_SESSION_ID, SESSION_ID
 from .body import Body
@@ -52,7 +54,6 @@ MAX_REMEMBERED = 10_000
 MAX_CALL = 2_000  # characters of such a call; what a longer one answers stays as it is
 READ_BACK = "read_offloaded"
 """The tool whose call an unknown one is taken for."""
-UNNAMED = "unnamed"
 MAX_NAME = MAX_SESSION_ID - SIBLING_CHARS
 """A name is cut to this, so that every conversation of it can have an id."""
 HELD = (
@@ -243,9 +244,19 @@ class Conversations:
     At most *max_bytes* and *max_sessions* of them stay in memory; the longest unused go first, and
     are found again in their journals. Several processes may write to these: a journal is read where
     a request goes on from further back than a turn, or where its conversation has just begun.
+
+    What one conversation of a name has moved to files is moved again where another one of that name
+    sends it. With *is_one_client* the conversations without a name are of one client, and have that
+    in common, too.
     """
 
-    def __init__(self, *, max_sessions: int = 10_000, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        max_sessions: int = 10_000,
+        max_bytes: int = MAX_BYTES,
+        is_one_client: bool = False,
+    ) -> None:
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
         self._held: OrderedDict[Dialog, None] = OrderedDict()  # the longest unused first
@@ -256,6 +267,8 @@ class Conversations:
         self._remembered: OrderedDict[str, Held] = OrderedDict()  # the oldest first
         self._reply_items: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
         self.bytes: int = 0  # what all of them take in memory, about
+        self._is_one_client = is_one_client
+        self._decisions: WeakValueDictionary[str, Decisions] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Dialog]:
         return iter(self._held)
@@ -282,6 +295,8 @@ class Conversations:
             dialog, is_certain = self._find_continued(name, codec, begins, items)
             if not is_certain:
                 dialog = await self._open(name, codec, begins, items, open_session, dialog)
+                if dialog is not None:
+                    self.share(dialog.session, name)
         if not name:
             if dialog in self._held and dialog is not self._newest_unnamed:
                 self.warn_once(ALTERNATING)
@@ -364,6 +379,19 @@ class Conversations:
                 session_id = session_id or known.session_id
                 calls.append(known.call)
         return session_id, calls
+
+    def share(self, session: Conversation, name: str) -> None:
+        """Have *session*, a conversation *name*, share what goes to files with others of that name.
+
+        Those without a name share it where they are of one client.
+        """
+        scope_id = name or (ALL_UNNAMED if self._is_one_client else "")
+        if not scope_id:
+            return
+        decisions = self._decisions.get(scope_id)
+        if decisions is None:
+            decisions = self._decisions[scope_id] = Decisions(scope_id)
+        session.share(decisions)
 
     def bodies(self) -> Iterator[Body]:
         """What the newest conversations have asked last, the newest first."""

@@ -24,7 +24,7 @@ from ..edits.breakpoints import MARKS
 from ..errors import SettingsError, safe_text
 from ..messages import field, pending_calls
 from ..pipeline import ContextPipeline
-from ..placeholders.names import content_hash
+from ..placeholders.names import UNNAMED, content_hash
 from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
 from ..session.client import BETA
 from ..session.session import conversation_of
@@ -39,7 +39,6 @@ from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
 from .codec import Codec, Item, ItemReader
 from .conversations import (
-    UNNAMED,
     Beginning,
     Conversations,
     Dialog,
@@ -223,6 +222,7 @@ class Exchange:
             session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
             session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
             session = open_session(session_id, True).fork()  # no journal has what the provider has
+            self._conversations.share(session, name)
             dialog = Dialog(name, session, codec, Beginning(b""))
         else:
             calls = []

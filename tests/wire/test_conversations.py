@@ -84,7 +84,7 @@ def step(name: str, result: str = "short") -> Items:
 class Client:
     """What asks in the conversations of a mount, and what it has been sent."""
 
-    def __init__(self, root: Path | None = None, **limits: int):
+    def __init__(self, root: Path | None = None, **limits: Any):
         self.journal: JournalStorage | None = LocalStorage(root) if root is not None else None
         stages = [DirectOffload(LocalStorage(root), min_chars=500)] if root is not None else []
         self.pipeline = ContextPipeline(stages)
