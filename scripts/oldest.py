@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?(?:>=(?P<oldest>[\w.]+))?")
+REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)(?:\[.*?\])?(?:>=(?P<oldest>[\w.]+))?(?P<marker> *;.*)?"
+)
 
 
 def oldest(project: Path = PROJECT) -> list[str]:
@@ -30,7 +32,7 @@ def oldest(project: Path = PROJECT) -> list[str]:
         if parts is None or (parts["oldest"] is None and parts["name"] != declared["name"]):
             raise ValueError(f"{line!r} has no lower bound")
         if parts["oldest"] is not None:
-            found.add(f"{parts['name']}=={parts['oldest']}")
+            found.add(f"{parts['name']}=={parts['oldest']}{parts['marker'] or ''}")
     return sorted(found)
 
 

@@ -155,7 +155,7 @@ async def test_the_model_reads_back_what_left(tmp_path, name: str):
             path: The path in its placeholder.
             offset: The character to begin at.
         """
-        return str(await tools["read_offloaded"]({"path": path, "offset": offset}))
+        return str(await tools["read_offloaded"].text({"path": path, "offset": offset}))
 
     async with serve(steps) as (server, _):
         done = await run(name, offloading(tmp_path), Job(tools=[look, read_offloaded]))
