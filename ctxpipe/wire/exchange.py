@@ -86,9 +86,10 @@ FindConversation: TypeAlias = "Callable[[JsonObject], Found]"
 def max_head_chars(budget: Budget) -> int:
     """Return how many characters of unknown items may stay in front of every context.
 
-    That is half of the target of *budget*, at two characters a token: JSON has rarely fewer.
+    That is half of the target of *budget*, at four characters a token: definitions of tools have as
+    many. The densest JSON has two, and is all of the target then, which still fits the window.
     """
-    return budget.target
+    return 2 * budget.target
 
 
 class Mount:

@@ -149,7 +149,7 @@ async def test_a_compaction_breaks_no_rule_and_fits_the_window(name):
     assert all(request.tokens <= window for request in received)
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if not name.startswith("codex")])
+@every_client
 async def test_a_compaction_leaves_the_agent_all_its_tools(name):
     recording = read(name)
     window = int(0.85 * await tokens_of(recording))
