@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,6 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     LocalStorage,
-    compact_messages,
     offload_tools,
     presets,
     sync,
@@ -38,6 +38,7 @@ from ctxpipe.adapters.anthropic import (
 from ctxpipe.adapters.mcp import offload_server
 from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
+from ctxpipe.stages.compact import compact_messages
 from ctxpipe.summarizers import (
     WITHOUT_MODEL,
     AgentSummarizer,
@@ -95,7 +96,7 @@ async def test_a_session_without_a_client_asks_nobody(tmp_path: Path, monkeypatc
 async def test_a_compaction_that_the_model_asks_for_asks_nobody_else(tmp_path: Path, monkeypatch):
     shaped = Compactions("stage", tmp_path)
     session = shaped.pipeline.session("s")
-    tools = {tool.name: tool for tool in offload_tools(session)}
+    tools: dict[str, Any] = {tool.name: tool for tool in offload_tools(session)}
     with every_key(monkeypatch) as noted:
         await session.run(chat_history(7))
         await tools["compact_context"]({"focus": "the login bug"})
@@ -294,15 +295,17 @@ def test_a_preset_takes_a_summarizer_or_the_name_of_a_model(tmp_path: Path):
     async def ask(prompt: str) -> str:
         return prompt
 
-    for preset in (
-        lambda **given: presets.coding_agent(storage, work_dir=None, **given),
-        lambda **given: presets.chat(storage, **given),
-    ):
-        for given, summarizer in (
-            ({}, None),
-            ({"summary_model": "small"}, AgentSummarizer("small")),
-            ({"summarize": ExtractiveSummarizer()}, ExtractiveSummarizer()),
-        ):
+    presets_made: list[Callable[..., Any]] = [
+        partial(presets.coding_agent, storage, work_dir=None),
+        partial(presets.chat, storage),
+    ]
+    choices: list[tuple[dict[str, Any], Any]] = [
+        ({}, None),
+        ({"summary_model": "small"}, AgentSummarizer("small")),
+        ({"summarize": ExtractiveSummarizer()}, ExtractiveSummarizer()),
+    ]
+    for preset in presets_made:
+        for given, summarizer in choices:
             [stage] = [stage for stage in preset(**given) if isinstance(stage, Compact)]
             assert stage.summarize == summarizer
         with pytest.raises(SettingsError, match="both given"):
