@@ -16,6 +16,7 @@ from ..messages import (
     MEDIA,
     Block,
     Message,
+    as_blocks,
     blocks,
     has_calls,
     has_results,
@@ -174,16 +175,27 @@ def after_summary(
     messages that it kept.
     """
     known = {digest(message) for message in archived}
+    known_blocks: set[bytes] = set()
     index = leading_count(messages)
     for message in messages[index:]:
         if not is_connective(message) and digest(as_stored(message)) not in known:
-            break
+            # It may be a message of single blocks that were carried on. Words never are.
+            known_blocks = known_blocks or {one for old in archived for one in _block_digests(old)}
+            is_known = known_blocks.issuperset(_block_digests(as_stored(message)))
+            if any(texts(message)) or not is_known:
+                break
         index += 1
     left = list(messages[index:])
     pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
     if pending and left and is_cut(own_words(as_stored(left[0])), pending):
         del left[0]
     return left
+
+
+def _block_digests(message: Message) -> list[bytes]:
+    """Return the digest of each block of *message*, as a message of its own."""
+    content = as_blocks(message)
+    return [digest(with_content(message, [block])) for block in content]
 
 
 # Evidence -----------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Compacted:
     holds: str = ""
     left_out: tuple[str, ...] = field(default=(), repr=False)
     left_out_file: str = ""
-    removed: Mapping[str, int] = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         writers = [self.summarizer or "summarizer"]
@@ -128,7 +128,7 @@ class Truncated:
     archive: str | None = None
     still_over: bool = False
     holds: str = ""
-    removed: Mapping[str, int] = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         parts = []

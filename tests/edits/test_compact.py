@@ -436,6 +436,29 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
     assert after_summary(context, archived, lambda message: message) == context[-2:]
 
 
+def test_blocks_that_a_compaction_carried_on_are_not_counted_twice():
+    gadget = {"type": "gadget", "number": 1}
+    search, other = tool_use("s"), tool_use("t")
+    loaded = tool_result("s", [{"type": "tool_reference", "tool_name": "x"}])
+    archived = [
+        user("Fix it.", gadget),
+        assistant(search, other),
+        user(loaded, tool_result("t")),
+        assistant("Done."),
+    ]
+    context = [
+        user(f"{SUMMARY}S"),
+        assistant(ACKNOWLEDGED),
+        user(gadget),
+        assistant(search),
+        user(loaded),
+        assistant("Noted."),
+        user({"type": "gadget", "number": 2}, "And now?"),
+    ]
+
+    assert after_summary(context, archived, lambda message: message) == context[-1:]
+
+
 # Closing ------------------------------------------------------------------------------------------
 
 
