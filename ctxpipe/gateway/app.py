@@ -126,8 +126,8 @@ class Gateway:
     def _refuse_websocket(self, request: Request) -> Response:
         """Answer 426 at once: after any other answer clients try again, for seconds.
 
-        It comes before the guard, since a client takes a refusal by the guard for a fault that may
-        pass, too. The answer says nothing that a stranger may not know.
+        This comes before the guard, because after a refusal by the guard they try again, too. The
+        answer reveals nothing.
         """
         if not self._has_refused_websocket:
             self._has_refused_websocket = True

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from client_requests import FOLDER, Recording, filler, read
+from client_requests import FOLDER, ITEM_LISTS, Recording, filler, read
 from clients import RECORDED, parts_of
 from gateways import http, serving
 from places import ROOT
@@ -122,6 +122,14 @@ def tools_of(body: Mapping[str, Any]) -> list[Any]:
     return tools
 
 
+def head_of(body: Any) -> list[object]:
+    """What *body* says before the user says something, without cache marks."""
+    items = next(body[name] for name in ITEM_LISTS if name in body)
+    roles = [item.get("role") for item in items]
+    parts = parts_of(body)
+    return parts[: len(parts) - len(items) + roles.index("user")]
+
+
 @every_client
 async def test_long_results_leave_for_files_and_no_request_breaks_a_rule(name, tmp_path):
     recording = read(name)
@@ -150,13 +158,14 @@ async def test_a_compaction_breaks_no_rule_and_fits_the_window(name):
 
 
 @every_client
-async def test_a_compaction_leaves_the_agent_all_its_tools(name):
+async def test_a_compaction_leaves_the_agent_its_instructions_and_all_its_tools(name):
     recording = read(name)
     window = int(0.85 * await tokens_of(recording))
     async with replayed(recording, None, window) as (_, received):
         pass
     for sent, request in zip(recording.messages, received, strict=True):
         assert tools_of(request.body) == tools_of(sent.body)
+        assert head_of(request.body) == head_of(sent.body)
 
 
 # The files ----------------------------------------------------------------------------------------
