@@ -16,13 +16,14 @@ from .._values import leaves
 from ..messages import (
     Message,
     ToolCall,
+    as_blocks,
+    block_text,
     compact_json,
     field,
     result_text,
     results_by_id,
     texts,
     tool_calls,
-    tool_results,
 )
 from ..providers.agent_tools import (
     EDITOR_COMMANDS,
@@ -399,11 +400,10 @@ def _mentions(text: str, names: AbstractSet[str]) -> set[str]:
 
 def _searchable_texts(message: Message, redact: Callable[[str], str]) -> Iterator[str]:
     """The texts of *message* and of its calls or results, redacted, in small pieces."""
-    found = list(texts(message))
     if message["role"] == "assistant":
-        found += [compact_json(call.input) for call in tool_calls([message])]
+        found = [*texts(message), *[compact_json(call.input) for call in tool_calls([message])]]
     else:
-        found += map(result_text, tool_results([message]))
+        found = [block_text(block) or "" for block in as_blocks(message)]
     for text in found:
         yield from pieces_at_blanks(redact(text))
 

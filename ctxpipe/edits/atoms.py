@@ -15,7 +15,7 @@ from functools import cache
 from typing import TypeAlias
 
 from .._values import leaves
-from ..messages import Block, Message, as_blocks, field, kind
+from ..messages import Block, Message, as_blocks, block_text, field, kind
 from ..providers.agent_tools import WIDE_GUTTER
 from .paths import path_segments
 
@@ -90,28 +90,20 @@ def _line(line: str) -> str:
 # Of messages --------------------------------------------------------------------------------------
 
 
-def block_text(block: Block) -> str:
-    """What *block* says: a text, a tool's result, or the texts and numbers in a call's input.
+def said_text(block: Block) -> str:
+    """Return what *block* says: its text, or the texts and numbers in the input of a call.
 
-    Thinking says nothing to others.
+    "" for thinking, which says nothing to others, and for blocks without a text.
     """
-    match kind(block):
-        case "text":
-            return str(field(block, "text") or "")
-        case "tool_use":
-            held = leaves(field(block, "input"))
-            return "\n".join(str(leaf) for _, leaf in held if not isinstance(leaf, bool | None))
-        case "tool_result":
-            content = field(block, "content")
-            if isinstance(content, str):
-                return content
-            return "\n".join(map(block_text, content or ()))
-    return ""
+    if kind(block) == "tool_use":
+        held = leaves(field(block, "input"))
+        return "\n".join(str(leaf) for _, leaf in held if not isinstance(leaf, bool | None))
+    return block_text(block) or ""
 
 
 def message_texts(message: Message) -> list[str]:
-    """What each block of *message* says; bare text is one block."""
-    return list(map(block_text, as_blocks(message)))
+    """Return what each block of *message* says; bare text is one block."""
+    return [said_text(block) for block in as_blocks(message)]
 
 
 class AtomIndex:

@@ -30,7 +30,7 @@ from ..placeholders.notes import Note, note_of, step_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
-from .atoms import Atom, atoms, block_text, message_texts, path_atom
+from .atoms import Atom, atoms, message_texts, path_atom, said_text
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import (
     ANSWER_CHARS,
@@ -341,7 +341,7 @@ def _passages(
         if step.call is None:
             continue
         call = blocks(layout.messages[message])[step.call.block]
-        yield Passage(block_text(call), "call", step.number, message)
+        yield Passage(said_text(call), "call", step.number, message)
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
         kind: PassageKind = "view" if path else "result"
         is_touched = path is not None and path_atom(path) in touched

@@ -644,7 +644,9 @@ def _with_words(
         )
     results = len(list(tool_results(unanswered)))
     if results:
-        cuts.append(f"{results} new tool results are in the summary and the archive only")
+        cuts.append(
+            f"{results} new tool results are in the archive only; DirectOffload moves such to files"
+        )
     if media:
         cuts.append(
             f"{len(media)} pictures or documents of the newest message are in the archive only"

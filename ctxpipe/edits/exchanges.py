@@ -20,6 +20,7 @@ from ..messages import (
     has_calls,
     has_results,
     inner_blocks,
+    is_text_part,
     kind,
     program,
     texts,
@@ -48,7 +49,7 @@ def exchange_length(messages: Sequence[Message], index: int) -> int:
     """How many messages from *index* on are an exchange that may become part of a note, or 0.
 
     Whatever the API wants back as it was stays: calls of server tools and of their programs, blocks
-    of kinds that nobody knows here, and results that hold anything but text and media. So does what
+    of unknown kinds, and results that hold anything but text and media. So does what
     follows a system message in the middle: a note there would put a system message between two of
     the user's, which the API refuses.
     """
@@ -72,7 +73,7 @@ def _is_answered(messages: Sequence[Message], index: int) -> bool:
     if called != answered or len(set(called)) < len(called):
         return False
     parts = chain.from_iterable(map(inner_blocks, results))
-    return all(kind(part) == "text" or kind(part) in MEDIA for part in parts)
+    return all(kind(part) in MEDIA or is_text_part(part) for part in parts)
 
 
 def _is_plain(block: Block) -> bool:
@@ -106,7 +107,7 @@ def blocks_to_keep(message: Message) -> list[Block]:
         if kind(block) != "tool_result":
             kept.append(block)
             continue
-        kept += [part for part in inner_blocks(block) if kind(part) in MEDIA]
+        kept += [part for part in inner_blocks(block) if not is_text_part(part)]
     return kept
 
 

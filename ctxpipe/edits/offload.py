@@ -24,10 +24,14 @@ from ..messages import (
     as_blocks,
     as_dict,
     as_json,
+    block_text,
     compact_json,
+    inner_blocks,
+    is_text_part,
     kind,
     rebuilt,
     rewrite,
+    source_of,
     strings,
     tool_calls,
     tool_results,
@@ -103,6 +107,19 @@ def result_characters(content: _Content) -> int:
     return len(compact_json(counted)) if counted else 0
 
 
+def document_characters(message: Message) -> int:
+    """Return the characters of the documents in *message* that consist of text.
+
+    `characters` counts none for a document, as the requirement has it.
+    """
+    chars = 0
+    for block in as_blocks(message):
+        for part in (block, *inner_blocks(block)):
+            if kind(part) == "document":
+                chars += len(block_text(part) or "")
+    return chars
+
+
 def is_placeholder(content: _Content) -> bool:
     """Whether *content* is only one of our placeholders, alone or before kept images."""
     return reference(_only_text(content)) is not None
@@ -112,29 +129,33 @@ def _only_text(content: _Content) -> str:
     """The text that a tool result begins with, when it is the only one; otherwise ""."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = _text_blocks(content)
-    if len(texts) != 1 or texts[0] is not content[0]:
+    parts = _parts_with_text(content)
+    if len(parts) != 1 or parts[0] is not content[0] or kind(parts[0]) != "text":
         return ""
-    return read(content[0], "text") or ""
+    return block_text(parts[0]) or ""
 
 
 def is_text(content: _Content) -> bool:
-    """Whether a tool result holds text and nothing else."""
+    """Whether a tool result holds text blocks, or a text, and nothing else."""
     if isinstance(content, str):
         return True
     if not content:
         return False
-    return all(map(_is_text, content))
+    return all(kind(block) == "text" and has_text(block) for block in content)
 
 
 def stored_text(content: _Content, *, indent: int | None) -> str:
-    """What the file holds: a text as it is, text blocks as JSON.
+    """Return what the file of a tool result holds.
 
-    The JSON is compact without *indent*.
+    A text is stored as it is and text blocks as JSON, compact without *indent*. Where other blocks
+    hold text, too, such as search results, it is the text of all of them, with their sources.
     """
     if isinstance(content, str):
         return content
-    return as_json(list(map(as_dict, _text_blocks(content))), indent=indent, ensure_ascii=False)
+    parts = _parts_with_text(content)
+    if any(kind(part) != "text" for part in parts):
+        return _joined_text(parts)
+    return as_json(list(map(as_dict, parts)), indent=indent, ensure_ascii=False)
 
 
 def with_placeholder(content: _Content, text: str) -> str | list[Any]:
@@ -144,8 +165,9 @@ def with_placeholder(content: _Content, text: str) -> str | list[Any]:
     """
     if isinstance(content, str) or content is None:
         return text
-    others = [block for block in content if not _is_text(block)]
-    marks = list(filter(None, (read(block, "cache_control") for block in _text_blocks(content))))
+    others = [block for block in content if not has_text(block)]
+    marks = [read(block, "cache_control") for block in _parts_with_text(content)]
+    marks = [mark for mark in marks if mark]
     if not others and not marks:
         return text
     first = {"type": "text", "text": text}
@@ -155,19 +177,33 @@ def with_placeholder(content: _Content, text: str) -> str | list[Any]:
 
 
 def text_of(content: _Content) -> str:
-    """The text of a tool result; several text blocks are concatenated."""
+    """Return the text of a tool result, without that of placeholders of images and documents."""
     if isinstance(content, str):
         return content
-    return "".join(read(block, "text") or "" for block in _text_blocks(content))
+    return _joined_text(_parts_with_text(content))
 
 
-def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
-    return [block for block in content or () if _is_text(block)]
+def sources_in(content: _Content) -> list[str]:
+    """Return where the search results and documents of a tool result come from, each once."""
+    if content is None or isinstance(content, str):
+        return []
+    sources = [source_of(part) for part in _parts_with_text(content)]
+    return list(dict.fromkeys(source for source in sources if source))
 
 
-def _is_text(block: Block) -> bool:
-    """Whether *block* is a text, and not the placeholder of an image or document beside it."""
-    return kind(block) == "text" and media_reference(read(block, "text")) is None
+def _parts_with_text(content: Iterable[Block] | None) -> list[Block]:
+    return [block for block in content or () if has_text(block)]
+
+
+def _joined_text(parts: Sequence[Block]) -> str:
+    """Return the texts of *parts*: text blocks continue each other, others are paragraphs."""
+    separator = "" if all(kind(part) == "text" for part in parts) else "\n\n"
+    return separator.join([block_text(part) or "" for part in parts])
+
+
+def has_text(block: Block) -> bool:
+    """Whether *block* holds text, and is not the placeholder of an image or document beside it."""
+    return is_text_part(block) and media_reference(block_text(block)) is None
 
 
 MOST_COMPARED = 10_000_000  # characters
@@ -411,18 +447,31 @@ class Selection:
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
-        if call is not None and call.program is not None:
-            return None  # a program reads it, and would take the placeholder for its data
-        name = call.name if call else ""
-        limit = self.per_tool.get(name, self.min_chars)
-        if limit is None or name in self.exempt_tools or is_placeholder(result.content):
-            return None
         candidate = candidate_of(result)
-        if candidate.chars < max(limit, 1):
+        limit = self._limit(call)
+        if limit is None or candidate.chars < max(limit, 1):
             return None
-        if self.read_back(call) or placeholder_file(result.tool_use_id, _only_text(result.content)):
+        if not self.may_leave(result, call) or self.is_read_back(call):
             return None
         return candidate
+
+    def _limit(self, call: ToolCall | None) -> int | None:
+        """Return the least characters of a result of *call*; None if none may leave."""
+        return self.per_tool.get(call.name if call else "", self.min_chars)
+
+    def may_leave(self, result: ToolResult, call: ToolCall | None) -> bool:
+        """Return True unless *result*, whatever its length, has to stay as it is."""
+        if call is not None and call.program is not None:
+            return False  # a program reads it, and would take the placeholder for its data
+        if self._limit(call) is None or is_placeholder(result.content) or holds_tools(result):
+            return False
+        return placeholder_file(result.tool_use_id, _only_text(result.content)) is None
+
+    def is_read_back(self, call: ToolCall | None) -> bool:
+        """Return True if *call* reads an offloaded file back."""
+        if call is not None and call.name in self.exempt_tools:
+            return True
+        return self.read_back(call) is not None
 
     def input(self, call: ToolCall) -> Candidate | None:
         """The input of *call* as a candidate, None when it must stay."""
@@ -449,6 +498,11 @@ class Selection:
                 if match:
                     return match[0]
         return None
+
+
+def holds_tools(result: ToolResult) -> bool:
+    """Return True if *result* loads tools: without it the model would not have them."""
+    return any(kind(part) == "tool_reference" for part in inner_blocks(result))
 
 
 def candidate_of(result: ToolResult) -> Candidate:
@@ -554,7 +608,8 @@ class CandidateIndex:
     def extend(self, messages: Sequence[Message], selection: Selection) -> None:
         """Add the messages after those that are known."""
         known = self.known
-        sizes = [characters(message) for message in messages[known:]]
+        new = messages[known:]
+        sizes = [characters(message) + document_characters(message) for message in new]
         found = candidates(messages, known, selection)
         # From here on nothing can fail: a half-known message would never be completed.
         total = self._totals.pop()

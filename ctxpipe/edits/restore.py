@@ -12,9 +12,9 @@ from ..messages import (
     Message,
     ToolCall,
     ToolResult,
+    block_text,
     field,
     inner_blocks,
-    kind,
     result_text,
     results_by_id,
     tool_calls,
@@ -157,7 +157,7 @@ def _calls_with_results(
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
-    if any(kind(part) != "text" for part in inner_blocks(result)):
+    if any(block_text(part) is None for part in inner_blocks(result)):
         # Not a view of a text file; and a repair unmarks an error that shows a picture.
         return True
     if field(result, "is_error"):

@@ -1,9 +1,10 @@
 """Anthropic's messages: their vocabulary, their form, and the API's rules.
 
-`vocabulary` has the types, and the questions that a stage may ask of a message. `shape` refuses
-what is no history; `identity` makes plain dicts of the SDK's objects, and says which messages are
-the same. `facts` says what one message is, read once; `columns` has sums over the facts of a
-context. `rules` is the one table of what the API refuses, and the check of it.
+`vocabulary` has the types, and the questions that a stage may ask of a message; `contents` says
+which text a block holds. `shape` refuses what is no history; `identity` makes plain dicts of the
+SDK's objects, and says which messages are the same. `facts` says what one message is, read once;
+`columns` has sums over the facts of a context. `rules` is the one table of what the API refuses,
+and the check of it.
 """
 
 from .._threads.bulk import is_bulky
@@ -22,6 +23,7 @@ from .._values import (
     without_surrogates,
 )
 from .columns import Columns
+from .contents import block_text, is_text_part, result_text, source_of
 from .facts import is_blank
 from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check
 from .shape import ensure_messages
@@ -48,7 +50,6 @@ from .vocabulary import (
     kind,
     pending_calls,
     program,
-    result_text,
     results_by_id,
     rewrite,
     split_system,
@@ -78,6 +79,7 @@ __all__ = [
     "as_blocks",
     "as_dict",
     "as_json",
+    "block_text",
     "blocks",
     "cache_marks",
     "check",
@@ -96,6 +98,7 @@ __all__ = [
     "is_encodable",
     "is_equal",
     "is_opaque",
+    "is_text_part",
     "json_pieces",
     "kind",
     "pending_calls",
@@ -104,6 +107,7 @@ __all__ = [
     "result_text",
     "results_by_id",
     "rewrite",
+    "source_of",
     "split_system",
     "strings",
     "texts",

@@ -258,20 +258,6 @@ def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:
     return {result.tool_use_id: result for result in tool_results(messages)}
 
 
-def result_text(result: object) -> str:
-    """The text of a tool result; media and other blocks are named in brackets."""
-    content = field(result, "content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part) for part in content)
-
-
-def _part_text(part: object) -> str:
-    if kind(part) == "text":
-        return field(part, "text") or ""
-    return f"[{kind(part)}]"
-
-
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
     """The calls of the last message that still wait for their results."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))

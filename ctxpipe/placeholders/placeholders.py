@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .._text import one_line
 from .._threads.pieces import overlapping_pieces
 from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
 from ..settings import SIZE, check_settings
@@ -33,9 +34,14 @@ A stage does not take a placeholder with a longer preview for its own.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 SEARCHABLE = f"\n[{SEARCH_TOOL} finds it.]"
 """After either form, where the model has that tool."""
+SOURCES = "\n[Sources: {}]"
+"""After either form, where the text has search results or documents with a title or an address."""
+_MOST_SOURCES_CHARS = 1_000
+_MOST_SOURCE_CHARS = 200
 _FORMS = re.compile(
     rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]"
     rf"(?:{re.escape(SEARCHABLE)})?"
+    rf"(?:\n\[Sources: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{_MOST_SOURCES_CHARS}}}\])?"
 )
 _INSIDE = re.compile(_FORMS.pattern.replace(f"({_PATH})", rf"({_PATH}?\.md)"))
 _MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
@@ -89,12 +95,36 @@ def quoted_file_names(text: str) -> list[str]:
     return names
 
 
-def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:
-    """The text that replaces *text*, which is now at *where*."""
-    first_line = form.format(where)
+def placeholder(
+    form: str,
+    where: str,
+    text: str = "",
+    preview: Preview | None = None,
+    *,
+    sources: Sequence[str] = (),
+) -> str:
+    """The text that replaces *text*, which is now at *where* and comes from *sources*."""
+    pointer = form.format(where) + sources_line(sources)
     if preview is None:
-        return first_line
-    return first_line + preview.of(text)
+        return pointer
+    return pointer + preview.of(text)
+
+
+def sources_line(sources: Sequence[str]) -> str:
+    """The line that names the *sources* of an offloaded text; "" where there are none."""
+    if not sources:
+        return ""
+    shown: list[str] = []
+    left = _MOST_SOURCES_CHARS - len("; 1000000 more")
+    for source in sources:
+        name = one_line(source, _MOST_SOURCE_CHARS)
+        left -= len(name) + len("; ")
+        if left < 0:
+            break
+        shown.append(name)
+    if len(shown) < len(sources):
+        shown.append(f"{len(sources) - len(shown)} more")
+    return SOURCES.format("; ".join(shown))
 
 
 def reference(text: object) -> str | None:

@@ -244,8 +244,20 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
     is_short = max(before, conservative(raw_before)) < FAR_BELOW * turn.budget.trigger
     if is_short and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
         return True
+    return raw < raw_before and await holds_context(turn, raw)
+
+
+async def holds_context(turn: Turn, raw: int) -> bool:
+    """Return True if the model will take a context of *raw* tokens.
+
+    A turn is forced where a context was refused. So that one has filled the window at least,
+    whatever its estimate says, and a shorter one is measured by it.
+    """
+    if not turn.force:
+        return window_holds(turn, raw)
+    before = max(1, await turn.tokens())
     likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
-    return raw < raw_before and not turn.budget.reached(likely)
+    return not turn.budget.reached(likely)
 
 
 def raw_limit(turn: Turn, tokens: int) -> int:

@@ -82,9 +82,11 @@ class Pointers:
         """
         return visible_path(reference_of(self.storage), key.rsplit("/", 1)[0], location)
 
-    def replacement(self, turn: Turn, key: str, location: str, text: str) -> str:
+    def replacement(self, turn: Turn, move: Move, location: str) -> str:
+        """The placeholder of what *move* moves to the file at *location*."""
         form = self.form + SEARCHABLE if turn.can_search else self.form
-        return placeholder(form, self.visible_path(key, location), text, self.preview)
+        path = self.visible_path(move.key, location)
+        return placeholder(form, path, move.text, self.preview, sources=move.sources)
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
         """Finds the path of a file of ours in a text, in any form that we print."""
@@ -134,6 +136,15 @@ class Move:
     text: str
     pointers: Pointers
 
+    @property
+    def sources(self) -> list[str]:
+        """Where the search results and documents in the text come from."""
+        return offload.sources_in(self.item.content) if isinstance(self.item, ToolResult) else []
+
+    def predicted(self, turn: Turn) -> str:
+        """The placeholder of the text, as long as the key is free."""
+        return self.pointers.replacement(turn, self, self.pointers.storage.location(self.key))
+
 
 async def worthwhile_moves(
     pointers: Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
@@ -159,10 +170,9 @@ def _cheaper_moves(
     for candidate in chosen:
         for name, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, name)
-            # As long as the key is free.
-            predicted = pointers.replacement(turn, key, pointers.storage.location(key), text)
-            if counter.over(text, counter.text(predicted)):
-                moves.append(Move(candidate.item, key, text, pointers))
+            move = Move(candidate.item, key, text, pointers)
+            if counter.over(text, counter.text(move.predicted(turn))):
+                moves.append(move)
     return moves
 
 
@@ -188,7 +198,7 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written])
     saved = 0
     for move, file in pairs:
         locations[move.text] = file
-        replacement = move.pointers.replacement(turn, move.key, file, move.text)
+        replacement = move.pointers.replacement(turn, move, file)
         chars += len(move.text)
         saved += len(move.text) - len(replacement)
         item = move.item

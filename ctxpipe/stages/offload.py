@@ -43,6 +43,7 @@ from .moves import (
     worthwhile_moves,
     write_texts,
 )
+from .newest_batch import moves_to_make_room
 from .protocol import Change, Skip, Turn
 
 # The functions, literal to the requirements -------------------------------------------------------
@@ -176,7 +177,12 @@ class DirectOffload(Moving):
     A result goes when it has *min_chars* characters or more (*per_tool* by tool name, None: never)
     and the placeholder is cheaper in tokens. Images stay in place, and so does the result of a call
     that a program on the server has made and reads. The result of a call that reads an offloaded
-    file back is never offloaded again; where it is long, `TrimReadBacks` shortens it.
+    file back is not offloaded again; where it is long, `TrimReadBacks` shortens it.
+
+    Where the new results, with the system prompt, the tools and what a compaction carries on,
+    exceed the window together, the largest of them go as well, with a preview, until the rest fits:
+    otherwise they would be summarized before the model has seen them. If that is not enough, what
+    was read back goes, too.
 
     *preview* keeps head and tail visible after the placeholder.
 
@@ -213,6 +219,8 @@ class DirectOffload(Moving):
                 is_bulky, offload.candidates, turn.messages, start, selection
             )
             moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
+        if start < len(turn.messages):
+            moves += await moves_to_make_room(self._pointers, turn, moves, selection)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await move_texts(turn, moves, act)

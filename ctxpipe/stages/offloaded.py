@@ -12,7 +12,7 @@ from .._threads.threads import in_thread_if
 from ..edits.collapse import texts_of_notes
 from ..edits.media import is_movable
 from ..edits.media import stored_text as media_text
-from ..edits.offload import stored_text
+from ..edits.offload import has_text, stored_text
 from ..errors import StorageError, storage_errors
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
@@ -166,9 +166,14 @@ def _passages_behind_placeholders(raw: str, shown: str) -> Iterator[tuple[str, s
 
 
 def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
+    first = shown[0] if shown else None
+    is_result = any(has_text(block) for block in raw)
+    if is_result and isinstance(first, Mapping) and any_reference(first.get("text"), MAX_SHOWN):
+        # A result of several blocks, of which the first now stands for all texts; others are after
+        # it, such as images, of which some may have left, too.
+        others = [block for block in raw if not has_text(block)]
+        both = zip(others, shown[1:], strict=False)
+        return [(raw, first.get("text")), *both]
     if len(raw) == len(shown):
         return list(zip(raw, shown, strict=True))
-    if not shown or not isinstance(shown[0], Mapping):
-        return []
-    # A result of several blocks, of which the first now stands for all its texts.
-    return [(raw, shown[0].get("text"))]
+    return []

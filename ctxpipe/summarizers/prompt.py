@@ -18,10 +18,10 @@ from ..messages import (
     THINKING,
     Message,
     as_blocks,
+    block_text,
     compact_json,
     field,
     kind,
-    result_text,
     without_surrogates,
 )
 from ..placeholders.placeholders import shorten
@@ -137,21 +137,21 @@ def _render(message: Message, limit: int) -> str:
 
 def _render_blocks(message: Message, limit: int) -> Iterator[str]:
     for block in as_blocks(message):
+        held = block_text(block)
         match kind(block):
             case "text":
-                yield _escape(field(block, "text") or "", limit)
+                yield _escape(held or "", limit)
             case "tool_use":
                 arguments = _escape(compact_json(field(block, "input")), limit)
                 name = _escape(str(field(block, "name")), 200)
                 yield f'<tool_use name="{name}">{arguments}</tool_use>'
             case "tool_result":
-                result = _escape(result_text(block), limit)
                 mark = ' is_error="true"' if field(block, "is_error") else ""
-                yield f"<tool_result{mark}>{result}</tool_result>"
-            case media if media in MEDIA:
+                yield f"<tool_result{mark}>{_escape(held or '', limit)}</tool_result>"
+            case media if media in MEDIA and held is None:
                 yield f"[{media}]"
             case other if other not in THINKING:
-                text = _BASE64.sub("[data]", compact_json(block))
+                text = _BASE64.sub("[data]", compact_json(block) if held is None else held)
                 yield f"[{other}] {_escape(text, limit)}"
 
 

@@ -134,6 +134,11 @@ class Ledger:
         """Take only the first *known* messages as unchanged: after them the context differs."""
         self.known = min(self.known, known)
 
+    @property
+    def known_total(self) -> int:
+        """The raw tokens of the leading messages that are unchanged since the last call."""
+        return max(0, self._sums[self.known] - self._unbilled)
+
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
 

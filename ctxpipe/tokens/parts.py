@@ -18,7 +18,7 @@ Part: TypeAlias = str | int
 
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
-# Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
+# Encrypted or encoded content, at any depth of an unknown block: counted by what it may hold.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 
 
@@ -54,9 +54,7 @@ def _parts_of(block: Block, name: str) -> Iterable[Part]:
             made = _as_text(field(block, "id")), _as_text(field(block, "name"))
             return (*made, compact_json(field(block, "input", {})))
         case "redacted_thinking":
-            # Cipher text in base64: three bytes in four characters, and about four bytes to a
-            # token.
-            return (len(_as_text(field(block, "data"))) * 3 // 16,)
+            return (_encoded_tokens(_as_text(field(block, "data"))),)
         case "image":
             return (media.image_tokens(field(block, "source")),)
         case "document":
@@ -90,13 +88,24 @@ def _document_parts(content: object) -> Iterator[Part]:
             yield compact_json(block)
 
 
+def _encoded_tokens(data: str) -> int:
+    """Return the tokens of what *data*, cipher text or the like in base64, may hold.
+
+    Base64 has three bytes in four characters, and a token has about four bytes.
+    """
+    return len(data) * 3 // 16
+
+
 def _unknown(block: Block) -> Iterator[Part]:
     media_parts: list[Part] = []
 
     def strip(value: Any) -> object:
-        """*value* without encoded data; images and documents go to *media_parts*."""
+        """*value* without encoded data, images and documents: these go to *media_parts*."""
         if isinstance(value, str):
-            return "" if is_encoded(value) else value
+            if not is_encoded(value):
+                return value
+            media_parts.append(_encoded_tokens(value))
+            return ""
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:
             media_parts.extend(content_parts([value]))

@@ -13,6 +13,7 @@ from ..messages import (
     Message,
     ToolCall,
     as_blocks,
+    block_text,
     compact_json,
     kind,
     result_text,
@@ -105,7 +106,10 @@ class Pieces:
         if name in THINKING:
             text = str(field_of(block, "thinking", ""))
             return Piece((name, text), "thinking", label, text, tokens)
-        # Other blocks have no text to tell them apart by, only their identity.
+        held = block_text(block)
+        if held is not None:
+            return Piece((name, held), cast("Kind", role), label, held, tokens)
+        # The others have no text to tell them apart by, only their identity.
         text = f"[{name}]"
         return Piece((name, f"{text}{id(block)}"), cast("Kind", role), label, text, tokens)
 

@@ -557,7 +557,7 @@ def test_what_was_cut_is_told():
     assert whole.cuts == ()
     assert shorter.cuts == [
         "of the newest message's 50000 characters 20000 are in the context",
-        "1 new tool results are in the summary and the archive only",
+        "1 new tool results are in the archive only; DirectOffload moves such to files",
         "1 pictures or documents of the newest message are in the archive only",
     ]
 

@@ -37,6 +37,7 @@ from ctxpipe.edits.offload import (
     result_characters,
     results_with_calls,
     scan_of,
+    sources_in,
     stored_text,
     text_of,
     total_characters,
@@ -54,6 +55,7 @@ DOCUMENT = {
     "source": {"type": "text", "media_type": "text/plain", "data": "x" * 999},
 }
 FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [text("x" * 200)]}
+TOOL = {"type": "tool_reference", "tool_name": "deploy"}
 POINTER = placeholder(BATCH, "./s/tool-result-a.md")
 
 
@@ -121,9 +123,20 @@ def test_text_is_stored_as_it_is_and_blocks_as_json():
 
 
 def test_what_is_no_text_is_not_stored():
-    assert stored_text([text("a"), IMAGE, FOUND, text("b")], indent=None) == compact_json(
+    assert stored_text([text("a"), IMAGE, text("b")], indent=None) == compact_json(
         [text("a"), text("b")]
     )
+
+
+def test_search_results_and_text_documents_are_stored_as_their_texts_with_their_sources():
+    terms = {**DOCUMENT, "title": "Terms", "context": "of 2026"}
+    content = [text("a"), IMAGE, FOUND, terms]
+
+    stored = f"a\n\nt (s)\n\n{'x' * 200}\n\nTerms\n\nof 2026\n\n{'x' * 999}"
+    assert stored_text(content, indent=2) == stored
+    assert text_of(content) == stored_text(content, indent=None)
+    assert with_placeholder(content, "P") == [text("P"), IMAGE]
+    assert sources_in(content) == ["t (s)", "Terms"]
 
 
 def test_sdk_objects_are_stored_as_their_dicts():
@@ -131,7 +144,7 @@ def test_sdk_objects_are_stored_as_their_dicts():
 
 
 def test_images_and_unknown_blocks_stay_behind_the_placeholder():
-    assert with_placeholder([text("a"), IMAGE, text("b"), FOUND], "P") == [text("P"), IMAGE, FOUND]
+    assert with_placeholder([text("a"), IMAGE, text("b"), TOOL], "P") == [text("P"), IMAGE, TOOL]
 
 
 def test_text_alone_is_replaced_by_text_alone():
@@ -292,7 +305,9 @@ def test_each_tool_may_have_a_limit_of_its_own():
         None,
         [],
         [IMAGE],
-        [FOUND],
+        [TOOL],
+        [TOOL, text("x" * 100)],
+        [{"type": "opaque", "kind": "input_audio", "json": "x" * 100}],
         [text("")],
         POINTER,
         [text(POINTER), IMAGE],
@@ -312,7 +327,7 @@ def test_a_forged_preview_of_another_id_is_content():
 
 
 def test_of_a_result_with_an_image_only_the_texts_count():
-    found, call = result([text("x" * 100), IMAGE, FOUND])
+    found, call = result([text("x" * 100), IMAGE, {**FOUND, "content": [IMAGE]}])
 
     assert Selection(0).result(found, call) == Candidate(
         found, len(compact_json([text("x" * 100)]))

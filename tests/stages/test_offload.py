@@ -38,11 +38,12 @@ from ctxpipe import (
 )
 from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.messages import Message, blocks, check, tool_calls
-from ctxpipe.placeholders.placeholders import Preview, reference
+from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome
 from ctxpipe.tokens import TokenCounter, vocabulary
+from ctxpipe.tools import offload_tools
 
 
 @pytest.fixture
@@ -302,14 +303,36 @@ async def test_everything_but_the_content_of_the_block_is_kept(storage):
 
 
 async def test_images_and_unknown_blocks_stay_in_their_result(storage, root):
-    found = {"type": "search_result", "source": "s", "title": "t", "content": [text("x")]}
+    other = {"type": "mystery", "text": "x"}
 
-    result = await run(DirectOffload(storage), new([text(LOG), PICTURE, text("tail"), found]))
+    result = await run(DirectOffload(storage), new([text(LOG), PICTURE, text("tail"), other]))
 
     assert json.loads(files_below(root)["s/a.md"]) == [text(LOG), text("tail")]
     assert contents(result.messages) == [
-        [text(f"[Tool result offloaded to file: {root}/s/a.md]"), PICTURE, found]
+        [text(f"[Tool result offloaded to file: {root}/s/a.md]"), PICTURE, other]
     ]
+
+
+async def test_search_results_and_text_documents_leave_as_text_with_their_sources(storage, root):
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [text(LOG)]}
+    source = {"type": "text", "media_type": "text/plain", "data": "Pay."}
+    document = {"type": "document", "source": source, "title": "Terms"}
+
+    result = await run(
+        DirectOffload(storage, preview=Preview(20, 0)), new([found, document, PICTURE])
+    )
+
+    stored = files_below(root)["s/a.md"]
+    assert stored == f"t (s)\n\n{LOG}\n\nTerms\n\nPay."
+    [[pointer, picture]] = contents(result.messages)
+    assert pointer["text"].startswith(
+        f"[Tool result offloaded to file: {root}/s/a.md]\n[Sources: t (s); Terms]\n"
+        f"Preview, 20 of {len(stored)} characters:\n{stored[:20]}"
+    )
+    assert picture == PICTURE
+    assert any_reference(pointer["text"]) == f"{root}/s/a.md"
+    [read, *_] = offload_tools(storage, session_id="s")
+    assert await read({"path": f"{root}/s/a.md"}) == stored
 
 
 @pytest.mark.parametrize("awkward", ["a\0b", "a\r\nb", "\ufeff", "🙂漢", "half \ud83d"])
