@@ -41,7 +41,7 @@ _WORD_KEYS = frozenset(
     }
 )
 """Under these a word is part of the form; under all others it is a text."""
-_FORM_HEADERS = frozenset(
+FORM_HEADERS = frozenset(
     {
         *("accept", "accept-encoding", "content-type", "content-encoding", "connection"),
         *("upgrade", "sec-websocket-version", "anthropic-version", "anthropic-beta"),
@@ -115,7 +115,7 @@ class Scrubber:
         for name, value in headers:
             if name in _NOT_KEPT:
                 continue
-            if name in _FORM_HEADERS:
+            if name in FORM_HEADERS:
                 kept[name] = value
             elif name in _KEY_HEADERS:
                 kept[name] = KEY
