@@ -35,8 +35,8 @@ from .activity import one_line
 
 _REFERENCE_SOURCES = frozenset({"file", "url"})
 _MAX_NAME = 80  # characters of a name in the context
-_MAX_LINE = 600  # characters of the names of all that was left out
-_NAMES_OF_A_KIND = 5
+_MAX_LINE = 1_000  # characters of the names of all that was left out
+_NAMES_OF_A_KIND = 20
 _COMMON_KINDS = ("tool_use", "tool_result", "text", "thinking", "redacted_thinking")
 
 
