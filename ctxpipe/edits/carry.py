@@ -172,16 +172,18 @@ def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
     answers = blocks(messages[index + 1]) if index + 1 < len(messages) else ()
     for answer in answers:
         tools = [part for part in inner_blocks(answer) if kind(part) == "tool_reference"]
+        if not tools or kind(answer) != "tool_result":
+            continue
         call = _call_of(message, answer)
-        if kind(answer) == "tool_result" and tools and call is not None and program(call) is None:
+        if call is not None and program(call) is None:
             calls.append(call)
             results.append(answer)
             names += [str(read(tool, "tool_name")) for tool in tools]
     searched: list[Block] = []
     for block in blocks(message):
         loaded = _tools_found(block)
-        call = _call_of(message, block)
-        if loaded and call is not None:
+        call = _call_of(message, block) if loaded else None
+        if call is not None:
             searched += [call, block]
             names += loaded
     if not names:
@@ -361,24 +363,31 @@ def arrange(candidates: Iterable[Candidate]) -> list[Message]:
     message, it is the very same object. A short reply of the assistant, or a line of the user,
     stands between messages of the same role.
     """
-    arranged: list[Message] = []
+    arranged: list[list[Message]] = []  # those of a list become one message
     is_open = False  # blocks may be added to the last message
     last_role = "assistant"
     for group in _groups(candidates):
         pieces = _messages_of(group)
         can_join = group[0].origin is not None or group[0].kind == CarryKind.REQUEST
         if can_join and is_open:
-            content = [*as_blocks(arranged[-1]), *as_blocks(pieces[0])]
-            arranged[-1] = cast("Message", {"role": "user", "content": content})
+            arranged[-1] += pieces
             continue
         for message in pieces:
             role = message["role"]
             if role == last_role:
-                arranged.append(_user_line() if role == "assistant" else _assistant_reply())
-            arranged.append(message)
+                arranged.append([_user_line() if role == "assistant" else _assistant_reply()])
+            arranged.append([message])
             last_role = role
         is_open = last_role == "user" and group[0].kind != CarryKind.PIN
-    return arranged
+    return [_as_one(messages) for messages in arranged]
+
+
+def _as_one(messages: Sequence[Message]) -> Message:
+    """Return one message with the blocks of all *messages*; the same object if it is only one."""
+    if len(messages) == 1:
+        return messages[0]
+    content = [block for message in messages for block in as_blocks(message)]
+    return cast("Message", {"role": messages[0]["role"], "content": content})
 
 
 def _groups(candidates: Iterable[Candidate]) -> list[list[Candidate]]:

@@ -306,7 +306,7 @@ async def _lay_out(
     )
     files = [file.message for file in layout.files]
     folded = list(layout.folded.values())
-    messages = replacement.messages(block, files, folded, layout.carried.chosen)
+    messages = await in_thread(replacement.messages, block, files, folded, layout.carried.chosen)
     messages = await in_thread(without_dangling_citations, turn.messages, messages)
     tokens = sum(await turn.counter.texts([block, *folded]))
     tokens += layout.carried.used + sum(file.tokens for file in layout.files)
