@@ -27,6 +27,7 @@ from ..messages import (
     is_opaque,
     kind,
     program,
+    without_surrogates,
 )
 from ..messages import field as read
 from ..messages.facts import is_server_result
@@ -446,17 +447,22 @@ def omission_names(candidates: Iterable[Candidate]) -> str:
 OMISSIONS_FORM = 1
 
 
-def omissions_text(candidates: Sequence[Candidate], before: str) -> str:
+def omissions_text(
+    candidates: Sequence[Candidate], before: str, as_stored: Callable[[Message], Message]
+) -> str:
     """Return the text of the file with *candidates*: a line of JSON for each, after a first line.
 
     The first line has the form of the file and the path of the file *before* it, if there is one.
+    *as_stored* gives a message as it may be stored, without secrets.
     """
     first: dict[str, object] = {"form": OMISSIONS_FORM}
     if before:
         first["before"] = before
-    entries: list[dict[str, object]] = [first]
-    entries += [{"name": str(one), "messages": list(one.messages)} for one in candidates]
-    return "".join(f"{compact_json(entry)}\n" for entry in entries)
+    lines = [compact_json(first)]
+    for candidate in candidates:
+        messages = [as_stored(message) for message in candidate.messages]
+        lines.append(compact_json({"name": str(candidate), "messages": messages}))
+    return without_surrogates("".join(f"{line}\n" for line in lines))
 
 
 def count_removed(before: Sequence[Message], after: Sequence[Message]) -> dict[str, int]:

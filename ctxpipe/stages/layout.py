@@ -31,6 +31,7 @@ from ..placeholders.summaries import omission_line
 from ..providers.refusals import FAR_BELOW
 from ..settings import instance_of
 from ..storage import Archive, TextWriter
+from ..storage.records import message_redactor_of
 from ..tokens import TokenCounter, conservative
 from .protocol import Turn
 from .restore import RestoredFile, RestoredFiles
@@ -330,7 +331,8 @@ async def write_omissions(
         return layout, file, ""
     if not isinstance(archive, TextWriter):
         return layout, file, f"{len(pieces)} pieces to carry on are in the archive only"
-    text = await in_thread(omissions_text, pieces, file.before)
+    as_stored = message_redactor_of(archive)
+    text = await in_thread(omissions_text, pieces, file.before, as_stored)
     try:
         with storage_errors():
             [location] = await archive.write([(omissions_key(turn.session_id), text)])

@@ -49,6 +49,10 @@ def source(name: str, **values: str) -> dict[str, Any]:
     return {"type": name, "source": values}
 
 
+def as_it_is(message: Message) -> Message:
+    return message
+
+
 def piece(carry_kind: CarryKind, index: int, **values: Any) -> Candidate:
     return Candidate(carry_kind, index, 0, [user(f"message {index}")], "piece", **values)
 
@@ -326,14 +330,28 @@ def test_an_item_of_another_api_goes_by_the_name_that_it_has_there():
 def test_the_file_has_a_line_for_each_piece_and_names_the_file_before():
     found = blocks_to_carry([user("Go.", UPLOAD, gadget())])
 
-    first, *lines = [json.loads(line) for line in omissions_text(found, "/a.txt").splitlines()]
+    first, *lines = [
+        json.loads(line) for line in omissions_text(found, "/a.txt", as_it_is).splitlines()
+    ]
 
     assert first == {"form": 1, "before": "/a.txt"}
     assert lines == [
         {"name": "container_upload file_1", "messages": [user(UPLOAD)]},
         {"name": "gadget", "messages": [user(gadget())]},
     ]
-    assert omissions_text([], "") == '{"form":1}\n'
+    assert omissions_text([], "", as_it_is) == '{"form":1}\n'
+
+
+def test_the_file_holds_no_lone_surrogate_and_no_secret():
+    secret = gadget(value="key \ud83d")
+
+    def hide(message: Message) -> Message:
+        return cast("Message", json.loads(json.dumps(message).replace("key", "[hidden]")))
+
+    stored = omissions_text(blocks_to_carry([user("Go.", secret)]), "", hide)
+
+    assert "[hidden] \ufffd" in stored
+    assert "key" not in stored
 
 
 def test_the_blocks_that_are_no_longer_there_are_counted_the_seldom_kinds_first():
