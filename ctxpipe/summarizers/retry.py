@@ -58,13 +58,16 @@ _MAX_REFUSALS = 4  # of a history that the API found too long, each time cut in 
 class Retry:
     """How often, and for how many seconds, a summary is tried.
 
-    Waits grow exponentially from one second, with jitter.
+    An attempt that takes longer than *attempt_seconds* is cancelled, and all attempts together take
+    at most *total_seconds*, waits included. A large model needs half a minute for a long history.
+    Waits grow exponentially from one second, with jitter. For a summarizer that retries by itself
+    give ``max_retries=0``, or its retries multiply with these.
 
     Raises SettingsError for a negative number of retries, or no time at all.
     """
 
     max_retries: int = setting(COMPACT_MAX_RETRIES)
-    attempt_seconds: float = 30.0
+    attempt_seconds: float = 60.0
     total_seconds: float = 120.0
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     clock: Callable[[], float] = time.monotonic
@@ -78,6 +81,10 @@ class Retry:
             sleep=SLEEP,
             clock=FUNCTION,
         )
+
+
+class AttemptTimeout(SummaryFailed, TimeoutError):
+    """An attempt took longer than the settings allow; the text names the setting."""
 
 
 @dataclass(slots=True)
@@ -214,8 +221,17 @@ async def _attempt(
     import tenacity
 
     async def attempt() -> Summary:
-        with anyio.fail_after(min(retry.attempt_seconds, deadline - retry.clock())):
-            return await _ask(summarize, messages)
+        left = deadline - retry.clock()
+        try:
+            with anyio.fail_after(min(retry.attempt_seconds, left)) as scope:
+                return await _ask(summarize, messages)
+        except TimeoutError as error:
+            if not scope.cancelled_caught:  # the summarizer's own
+                raise
+            name, seconds = "attempt_seconds", retry.attempt_seconds
+            if left < seconds:
+                name, seconds = "total_seconds", retry.total_seconds
+            raise AttemptTimeout(f"no answer within {name}={seconds:g} of Retry") from error
 
     def wait(state: RetryCallState) -> float:
         return _retry_after(_failure(state)) or backoff(state)

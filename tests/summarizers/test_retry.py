@@ -281,6 +281,24 @@ async def test_an_attempt_never_outlasts_what_is_left_of_all():
         )
 
     assert isinstance(error.__cause__, TimeoutError)
+    assert "no answer within total_seconds=0.02 of Retry" in str(error)
+
+
+async def test_an_attempt_that_takes_too_long_names_the_setting():
+    async def hang(_messages: Sequence[Message], /) -> Summary:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    error = await failure_of(hang, Time().retry(attempt_seconds=0.02, max_retries=0))
+
+    assert "no answer within attempt_seconds=0.02 of Retry" in str(error)
+
+
+async def test_a_timeout_of_the_summarizers_own_is_told_as_such():
+    error = await failure_of(Scripted([TimeoutError()]), Time().retry(max_retries=0))
+
+    assert "TimeoutError" in str(error)
+    assert "attempt_seconds" not in str(error)
 
 
 @pytest.mark.parametrize("when", ["attempt", "wait"])
