@@ -541,8 +541,9 @@ def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
     """Return how many of *items* belong to the head, of which the first *start* certainly do.
 
     After these it goes on with what the system says, and with unknown items as long as they leave
-    room for the conversation. An unknown item that the first reply answers is no part of it: it is
-    what the model was asked, unless it speaks for the system.
+    room for the conversation. One that speaks for the system may be twice as long: without its
+    tools an agent is of no use in a small window either. An unknown item that the first reply
+    answers is no part of it: it is what the model was asked, unless it speaks for the system.
     """
     end = start
     chars = 0
@@ -550,7 +551,9 @@ def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
     while end < len(items):
         reading = codec.read(items[end])
         if reading.is_unknown:
-            chars += sum(len(block["json"]) for block in reading.blocks)
+            size = sum(len(block["json"]) for block in reading.blocks)
+            speaks_for_system = item_field(items[end], "role") in SYSTEM_ROLES
+            chars += size // 2 if speaks_for_system else size
         elif reading.side != "system":
             break
         if chars > codec.max_head_chars:

@@ -166,6 +166,15 @@ def test_unknown_items_that_take_too_much_room_are_no_head():
     assert head(SUN, large, large, USER) == 2
 
 
+def test_unknown_items_that_speak_for_the_system_may_take_twice_the_room():
+    large = {**TOOLS, "text": "x" * 1_500}
+    system = {"role": "developer", "content": "Be brief."}
+
+    assert head(large, system, USER, REPLY, USER) == 2
+    assert head(large, large, USER, REPLY, USER) == 1
+    assert head({**large, "role": "user"}, system, USER, REPLY, USER) == 0
+
+
 def test_what_the_head_says_is_counted_with_the_system_prompt():
     units = Translation(ResponsesCodec()).read([{**TOOLS, "more": "QUJD" * 1_000}, USER])
 
