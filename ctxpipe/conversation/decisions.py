@@ -115,7 +115,8 @@ class Decisions:
 
         With *is_first_sight* no request of the conversation has had what is new in *step*.
         """
-        if is_first_sight:
+        # A long message may repeat what another process has moved.
+        if is_first_sight or any(long_texts_said(step.context, step.kept)):
             await self.refresh(stages)
         if not self._by_key or len(step.context) == step.kept:
             return {}

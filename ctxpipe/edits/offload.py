@@ -343,10 +343,9 @@ def _repeat_messages(known: Placeholders, messages: list[Message], start: int) -
             continue
         updates: dict[tuple[int, int], object] = {}
         for place, block in enumerate(content or ()):
-            if kind(block) == "text":
-                new = known.get(lookup_key("", read(block, "text") or ""))
-                if new is not None:
-                    updates[0, place] = new
+            text = read(block, "text") if kind(block) == "text" else None
+            if isinstance(text, str) and (new := known.get(lookup_key("", text))) is not None:
+                updates[0, place] = new
         if updates:
             edited = edited or list(messages)
             [edited[index]] = rewrite([message], updates, key="text")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .._text import short_repr
 from .._threads.threads import in_thread_if
-from ..edits.decisions import Decision, Found, replace_passages
+from ..edits.decisions import Decision, Found, long_texts_said, replace_passages
 from ..edits.offload import (
     Placeholders,
     lookup_key,
@@ -16,8 +16,7 @@ from ..edits.offload import (
     stored_text,
     text_of,
 )
-from ..messages import as_blocks, kind, strings, tool_calls, tool_results
-from ..messages import field as read
+from ..messages import strings, tool_calls, tool_results
 from ..placeholders.names import content_hash
 from ..tokens import TokenCounter
 from .moves import Pointers, pair_written, write_texts
@@ -146,12 +145,7 @@ class OffloadAgain:
         """Return the texts of messages that repeat what has left."""
         if not self.found.passages:
             return []
-        said = [
-            read(block, "text") or ""
-            for message in turn.messages[start:]
-            for block in as_blocks(message)
-            if kind(block) == "text"
-        ]
+        said = long_texts_said(turn.messages, start, in_replies=True)
         return [text for text in said if lookup_key("", text) in self.found.passages]
 
     def _messages_with(self, turn: Turn, start: int, placeholders: Placeholders) -> Placeholders:

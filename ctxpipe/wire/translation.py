@@ -391,7 +391,26 @@ class _Search:
                 nearest = self._nearest(role, block, near, taken)
                 owners[place] = nearest
                 taken.add(nearest)
+        self._keep_rewritten(blocks, owners)
         return owners
+
+    def _keep_rewritten(self, blocks: Sequence[_Block], owners: list[Place | None]) -> None:
+        """Give each text that was rewritten between blocks that stay to the item that had it.
+
+        All other blocks of the message are those of one unit, each in its place.
+        """
+        units = {owner[0] for owner in owners if owner is not None}
+        if len(units) != 1 or None not in owners:
+            return
+        [unit] = units
+        own = as_blocks(self.units.units[unit].message)
+        if len(own) != len(blocks):
+            return
+        if any(owner not in (None, (unit, place)) for place, owner in enumerate(owners)):
+            return
+        for place, owner in enumerate(owners):
+            if owner is None and kind(own[place]) == kind(blocks[place]) == "text":
+                owners[place] = (unit, place)
 
     def _nearest(
         self, role: str, block: _Block, near: set[int], taken: set[Place | None]

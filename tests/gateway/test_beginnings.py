@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,42 @@ async def test_results_that_a_hand_off_prints_into_a_message_stay_away(tmp_path,
     assert upstream.requests[-1].tokens < 1.3 * before
     assert last.count("`ls` returned") == last.count("<end>") == ROUNDS
     assert "Now go on." in last
+
+
+@api_of_each
+@pytest.mark.parametrize("form", ["as it is", "as JSON"])
+async def test_what_a_hand_off_has_begun_goes_on_with_the_same_bytes(tmp_path, name, form):
+    api = APIS[name]
+    async with api.server(lambda _: "ok") as upstream, serving(upstream.url, tmp_path) as gateway:
+        for items in histories(api, "plain"):
+            await ask(gateway, api, items)
+        items = handed_over(api, ROUNDS, FORMS[form])
+        upstream.requests.clear()
+        await ask(gateway, api, items)
+        for number in range(3):
+            items = [*items, *api.round(ROUNDS + number)]
+            await ask(gateway, api, items)
+
+    bodies: list[Any] = [request.body for request in upstream.requests]
+    sent: list[Items] = [body[api.key] for body in bodies]
+    for before, after in pairwise(sent):
+        assert after[: len(before)] == before
+    assert [len(each) for each in sent] == [1, 3, 5, 7]
+
+
+async def test_a_part_that_repeats_a_result_stays_between_its_neighbours(tmp_path):
+    api = APIS["Gemini"]
+    told = f"[chief] `ls` returned: { ({'result': result(0)})!r}"
+    parts = [{"text": "For context:"}, {"text": told}, {"text": "Go on."}]
+    async with api.server(lambda _: "ok") as upstream, serving(upstream.url, tmp_path) as gateway:
+        await ask(gateway, api, [api.say("look"), *api.round(0)])
+        await ask(gateway, api, [{"role": "user", "parts": parts}])
+    body: Any = upstream.requests[-1].body
+    [content] = body["contents"]
+
+    assert len(content["parts"]) == 3
+    assert content["parts"][::2] == parts[::2]
+    assert "offloaded to" in content["parts"][1]["text"]
 
 
 # Whose it is --------------------------------------------------------------------------------------
