@@ -19,6 +19,8 @@ A turn whose contexts differ is of one of these classes:
                the API, which binds it to the messages before it, accepts the new context
     adopted    a new process of an old version did not know that a context had been adopted as the
                history, and took our texts in it for the caller's words when it wrote a summary
+    too long   the old version truncated once and left a context at its trigger or above, which the
+               same stage makes shorter when it runs again; now it is repeated at once
     after      the contexts of an earlier turn of the same conversation were different
     other      anything else; it is printed, and the exit code is 1
 
@@ -69,7 +71,7 @@ from ctxpipe.testing.signatures import bare, sign, verify
 
 HERE = Path(__file__).resolve()
 MODES = ("history", "adopting", "journal")
-CLASSES = ("two gaps", "thinking", "adopted", "after", "other")
+CLASSES = ("two gaps", "thinking", "adopted", "too long", "after", "other")
 FAULTS = ("refused", "without newest")
 FIGURES = (
     "turns",
@@ -211,6 +213,8 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
             classes.append("two gaps")
         elif was_adopted_elsewhere(moves) and "Compact changed" in then["reports"]:
             classes.append("adopted")
+        elif then["is_too_long"] and now["tokens"] < then["tokens"]:
+            classes.append("too long")
         else:
             classes.append("other")
             show(name, number, old, new)
@@ -401,9 +405,11 @@ class Caller:
     async def turn(self, history: Messages, move: str) -> Messages:
         """The context for *history*, noted down; *history* itself where the turn fails."""
         sent, reports, options = history, ["failed"], {}
+        tokens = 0
         try:
             result: Any = await self.session.run(history)  # type: ignore[arg-type]
             sent, options = result.messages, result.request_options
+            tokens = result.tokens_after
             reports = [f"{report.stage} {report.outcome.value}" for report in result.reports]
         except Exception as error:  # noqa: BLE001  that, too, is to be the same
             options = {"error": type(error).__name__}
@@ -423,6 +429,9 @@ class Caller:
                 "move": move,
                 "reports": reports,
                 "summaries": self.summaries,
+                "tokens": tokens,
+                "is_too_long": "SmartTruncate changed" in reports
+                and tokens >= self.setting.trigger,
                 "faults": [
                     *["refused"] * is_refused(sent, options),
                     *["without newest"] * (move in CUTS and ends_early(history, sent)),
