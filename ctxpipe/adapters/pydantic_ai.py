@@ -31,6 +31,7 @@ from ..wire.values import (
     join_texts,
     opaque_block,
     result_block,
+    result_blocks,
     result_text,
     says,
     sort_blocks,
@@ -298,7 +299,8 @@ class PydanticCodec(Codec):
             return self.unknown(item, type(item).__name__)
         is_reply = isinstance(item, ModelResponse)
         unknown = opaque_block if is_reply else client_block
-        blocks = [block for part in item.parts for block in _part_blocks(part, unknown)]
+        groups = _groups(item.parts)
+        blocks = [block for group in groups for block in _group_blocks(group, unknown)]
         if is_reply:
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
@@ -309,15 +311,13 @@ class PydanticCodec(Codec):
         waiting = [(block, block) for block in blocks]
         unknown = opaque_block if isinstance(item, ModelResponse) else client_block
         parts: list[Any] = []
-        for part in item.parts:
-            old = _part_blocks(part, unknown)
+        for group in _groups(item.parts):
+            old = _group_blocks(group, unknown)
             kept = [take_part(waiting, block)[1] for block in old]
             if kept == old:
-                parts.append(part)
+                parts += group
                 continue
-            changed = _rebuild_part(part, [block for block in kept if block is not None])
-            if changed is not None:
-                parts.append(changed)
+            parts += _rebuild_group(group, [block for block in kept if block is not None])
         if waiting:
             make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
             parts.append(make(join_texts(block for block, _ in waiting)))
@@ -349,6 +349,64 @@ REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
 
 
 # Parts --------------------------------------------------------------------------------------------
+
+BESIDE_CHARS = 2_000
+"""What a request says in words after a tool's return is that tool's, if it is at least so long.
+
+It is the content of a ``ToolReturn``, which pydantic-ai sends beside the result as if the user said
+it. A person who writes while tools run writes less.
+"""
+
+
+def _groups(parts: Sequence[Any]) -> list[list[Any]]:
+    """Return *parts* one by one, but a tool's return together with what it gives beside it."""
+    groups: list[list[Any]] = []
+    for part in parts:
+        follows_return = bool(groups) and isinstance(groups[-1][0], ToolReturnPart)
+        if follows_return and _is_beside(part):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups
+
+
+def _is_beside(part: Any) -> bool:
+    if not isinstance(part, UserPromptPart):
+        return False
+    contents = [part.content] if isinstance(part.content, str) else part.content
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) < len(contents):
+        return False
+    return sum([len(text) for text in texts]) >= BESIDE_CHARS
+
+
+def _group_blocks(group: Sequence[Any], unknown: Callable[..., JsonDict]) -> list[JsonDict]:
+    """Return the blocks of *group*: those of its part, or one result with all texts of a tool."""
+    first, *beside = group
+    blocks = _part_blocks(first, unknown)
+    if not beside:
+        return blocks
+    [block] = blocks
+    content = result_blocks(block["content"])
+    for part in beside:
+        content += _part_blocks(part, unknown)
+    return [{**block, "content": content}]
+
+
+def _rebuild_group(group: Sequence[Any], blocks: Sequence[JsonObject]) -> list[Any]:
+    """Return the parts of *group* that say *blocks*."""
+    first, *beside = group
+    if not beside or not blocks:
+        changed = _rebuild_part(first, blocks)
+        return [] if changed is None else [changed]
+    content = result_blocks(blocks[0].get("content"))
+    staying: list[Any] = []
+    for part in beside:
+        own = _part_blocks(part, client_block)
+        if all(block in content for block in own):
+            content = [block for block in content if block not in own]
+            staying.append(part)
+    return [_rebuild_return(first, content), *staying]
 
 
 def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
@@ -450,13 +508,7 @@ def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
     if not blocks:
         return None
     if isinstance(part, ToolReturnPart):
-        content = blocks[0].get("content")
-        text = result_text(content)
-        if isinstance(content, list) and content:
-            text = block_text(content[0])
-        files = list(getattr(part, "files", None) or ())
-        result: Any = [text, *files] if files else text
-        return dataclasses.replace(part, content=result)
+        return _rebuild_return(part, result_blocks(blocks[0].get("content")))
     if isinstance(part, RetryPromptPart):
         return ToolReturnPart(
             part.tool_name or "",
@@ -473,6 +525,17 @@ def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
         content = [own for own in part.content if _content_block(own) in blocks]
         return dataclasses.replace(part, content=content)
     return None
+
+
+def _rebuild_return(part: ToolReturnPart, blocks: Sequence[JsonObject]) -> ToolReturnPart:
+    """A copy of *part* that says *blocks*, with those of its files that are among them."""
+    files = [(_content_block(file), file) for file in getattr(part, "files", None) or ()]
+    content: list[Any] = []
+    for block in blocks:
+        said, file = take_part(files, block)
+        content.append(block_text(block) if said is None else file)
+    has_files = any(not isinstance(one, str) for one in content)
+    return dataclasses.replace(part, content=content if has_files else "\n".join(content))
 
 
 def _new_reply_part(block: JsonObject) -> Any:

@@ -31,6 +31,7 @@ from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
 from .atoms import Atom, atoms, message_texts, path_atom, said_text
+from .citations import without_dangling_citations
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import (
     ANSWER_CHARS,
@@ -267,10 +268,11 @@ def collapse(
         max_tokens=MAX_SHARE * leaving_tokens,
     )
     parts = _with_notes(layout, chosen, whole, folder, suffix)
+    context = without_dangling_citations(layout.messages, [*before, *parts, *after])
     # Counted here, in a worker thread: what is asked of it later is a look-up.
     tokens_before = sum(map(counter.message, layout.messages[layout.start : layout.stop]))
     return Rewritten(
-        messages=[*before, *parts, *after],
+        messages=context,
         notes=sum(isinstance(part, list) for part in layout.parts),
         lines=sum(map(len, chosen.values())),
         freed_tokens=tokens_before - sum(map(counter.message, parts)),

@@ -10,6 +10,7 @@ from .._text import short_repr
 from .._threads.threads import in_thread
 from .._values import JsonDict
 from ..edits import media
+from ..edits.citations import without_dangling_citations
 from ..edits.media import Weight
 from ..errors import SettingsError
 from ..settings import COUNT, SIZE, check_settings
@@ -114,6 +115,7 @@ class MediaOffload(Moving):
             if moved:
                 messages[place] = rewritten
                 count += moved
+        messages = without_dangling_citations(turn.messages, messages)
         chars = sum(map(len, notes))
         saved = chars - sum(map(len, notes.values()))
         written = tuple(file for _, file in pairs)

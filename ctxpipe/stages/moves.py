@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from .._threads.threads import in_thread_if
 from ..edits import offload
+from ..edits.citations import without_dangling_citations
 from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
@@ -208,6 +209,7 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written])
             given = inputs.get(item.place, item.input)
             inputs[item.place] = _substitute(given, move.text, replacement)
     messages = rewrite(rewrite(turn.messages, results), inputs, key="input")
+    messages = without_dangling_citations(turn.messages, messages)
     written = tuple(file for _, file in pairs)
     detail = Offloaded(written, chars, saved, len(results), len(inputs), failed=failed)
     return Change(messages, detail, stored=Stored(moves[0].pointers.storage, locations))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from .._values import JsonDict, JsonObject
-from ..messages import as_dict, field, kind, without_surrogates
+from ..messages import as_dict, compact_json, field, kind, without_surrogates
 from ..messages.vocabulary import tool_name
 from ..providers.response_items import (
     ANSWERED_ITEMS,
@@ -48,6 +48,7 @@ from .values import (
 ROLES = SYSTEM_ROLES | {"assistant", "user"}
 APPROVAL = "mcp_approval_response"
 SEARCH_OUTPUT = "tool_search_output"
+SCREENSHOT = "computer_call_output"
 OUTPUT = "_output"
 """How the type of an item ends that answers a call."""
 ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
@@ -123,8 +124,8 @@ class ResponsesCodec(Codec):
         """
         plain = as_dict(item)
         name = _type_of(item)
-        if name == "computer_call_output":
-            return item  # it may hold a picture, and nothing else
+        if name == SCREENSHOT:
+            return _screenshot_in_words(blocks[0])
         if self._is_whole(item, name):
             return item
         if plain.get("call_id") is not None or name == "message":
@@ -191,6 +192,7 @@ class ResponsesCodec(Codec):
 
         An item whose reasoning has left loses its id.
         """
+        pairs = _with_actions(pairs, given)
         return self._with_reasoning(super().repair(pairs, given, halves), given)
 
     def _with_reasoning(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
@@ -270,11 +272,8 @@ def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_blo
         part = {"type": "input_text", "text": part}
     name = kind(part)
     block: JsonDict | None = None
-    if name == "input_image":
+    if name in ("input_image", "computer_screenshot"):
         block = image_block(field(part, "image_url")) or image_by_id(field(part, "file_id"))
-    elif name == "computer_screenshot":
-        # As one at an address, which stays: a computer's output can be nothing else.
-        block = {"type": "image", "source": {"type": "url", "url": field(part, "image_url")}}
     elif name == "input_file":
         block = document_block(part)
     text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
@@ -330,6 +329,42 @@ def _rebuild_output(old: object, content: object) -> object:
     if isinstance(content, str):
         return content
     return text_or_parts(list(map(_new_part, blocks)), "input_text")
+
+
+def _screenshot_in_words(result: JsonObject) -> JsonDict:
+    """Return a message of the user's that says *result*, which no computer's output can be.
+
+    The API takes a picture there and nothing else. So once the picture has left, the output leaves
+    as words, and `_with_actions` has the call go with it.
+    """
+    parts = [_new_part(block) for block in result_blocks(result.get("content"))]
+    return {"type": "message", "role": "user", "content": parts}
+
+
+def _with_actions(pairs: Sequence[Sourced], given: Sequence[Item]) -> Sequence[Sourced]:
+    """*pairs*, in which a screenshot in words begins with its call, which is no item any more."""
+    made = list(pairs)
+    calls: dict[object, int] = {}  # by id: the place of the last call
+    dropped: set[int] = set()
+    for place, (source, item) in enumerate(pairs):
+        name = kind(item)
+        if name == "computer_call":
+            calls[_call_id(item)] = place
+        elif name == "message" and source is not None and kind(given[source]) == SCREENSHOT:
+            call = calls.pop(_call_id(given[source]), None)
+            if call is not None:
+                dropped.add(call)
+                made[place] = (source, _after_action(pairs[call][1], item))
+    if not dropped:
+        return pairs
+    return [pair for place, pair in enumerate(made) if place not in dropped]
+
+
+def _after_action(call: Item, message: JsonDict) -> JsonDict:
+    """A copy of *message* that begins with what *call* did."""
+    action = compact_json(field(call, _action_key(call)))
+    said = {"type": "input_text", "text": f"[{kind(call)} {action}]"}
+    return {**message, "content": [said, *message["content"]]}
 
 
 def _shell_text(output: object) -> str:

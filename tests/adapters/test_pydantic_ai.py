@@ -13,7 +13,7 @@ from adapter_contract import AdapterContract, Done
 from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
 from readme import run_row
 
-from ctxpipe import ContextPipeline, LocalStorage, offload_tools
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer, tool_use
 
@@ -29,10 +29,12 @@ from pydantic_ai.messages import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    ToolReturn,
     ToolReturnPart,
     UserPromptPart,
 )
 from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -249,6 +251,87 @@ def test_a_call_that_left_is_gone_alone():
     changed = PydanticCodec().rebuild(given, [blocks[0], blocks[2]])
 
     assert changed.parts == [given.parts[0], given.parts[2]]
+
+
+def with_content(*contents: Any) -> ModelRequest:
+    """What two tools have returned, and what they have given beside it."""
+    returns = [ToolReturnPart("look", "done", "c1"), ToolReturnPart("look", "ok", "c2")]
+    return ModelRequest(parts=[*returns, *map(UserPromptPart, contents)])
+
+
+def test_a_long_text_beside_a_return_is_part_of_the_result():
+    page = "a line of a page\n" * 200
+    given = with_content(page)
+
+    reading = PydanticCodec().read(given)
+
+    assert reading.side == "result"
+    assert [block["content"] for block in reading.blocks] == [
+        "done",
+        [{"type": "text", "text": "ok"}, {"type": "text", "text": page}],
+    ]
+    changed = PydanticCodec().rebuild(
+        given, [reading.blocks[0], {**reading.blocks[1], "content": "[offloaded]"}]
+    )
+    assert [part.content for part in changed.parts] == ["done", "[offloaded]"]
+    untouched = PydanticCodec().rebuild(
+        given, [{**reading.blocks[0], "content": "[offloaded]"}, reading.blocks[1]]
+    )
+    assert [part.content for part in untouched.parts] == ["[offloaded]", "ok", page]
+    assert untouched.parts[2] is given.parts[2]
+
+
+@pytest.mark.parametrize(
+    "content", ["and this", ["see", BinaryContent(b"x" * 9_000, media_type="image/png")]]
+)
+def test_what_a_user_says_beside_results_stays_the_users(content):
+    blocks = PydanticCodec().read(with_content(content)).blocks
+
+    assert [block["type"] for block in blocks][:3] == ["tool_result", "tool_result", "text"]
+
+
+def test_a_picture_that_has_left_a_return_is_sent_no_more():
+    picture = BinaryContent(b"x" * 9_000, media_type="image/png")
+    given = ModelRequest(parts=[ToolReturnPart("look", ["seen", picture], "c1")])
+    [block] = PydanticCodec().read(given).blocks
+    assert [part["type"] for part in block["content"]] == ["text", "image"]
+    note = {"type": "text", "text": "[Image (image/png) offloaded to file: a.md]"}
+
+    changed = PydanticCodec().rebuild(given, [{**block, "content": [block["content"][0], note]}])
+
+    assert changed.parts[0].content == f"seen\n{note['text']}"
+
+
+@pytest.mark.parametrize(
+    ("own_id", "signature"), [("reasoning_content", "unsigned"), ("rs_1", "rs_1")]
+)
+def test_thinking_of_chat_completions_is_unsigned(own_id: str, signature: str):
+    reply = ModelResponse(parts=[ThinkingPart("hm", id=own_id), TextPart("So.")])
+
+    assert PydanticCodec().read(reply).blocks[0]["signature"] == signature
+
+
+async def test_long_contents_of_tool_returns_leave_for_files(tmp_path):
+    def look(number: int) -> ToolReturn:
+        page = "".join(f"page {number}, line {line}\n" for line in range(900))
+        return ToolReturn("seen", content=page)
+
+    sizes: list[int] = []
+
+    def model(history: list[Any], info: Any) -> ModelResponse:
+        parts = [part for message in history for part in message.parts]
+        sizes.append(sum(len(str(getattr(part, "content", ""))) for part in parts))
+        number = len(sizes)
+        if number > 6:
+            return ModelResponse(parts=[TextPart("So.")])
+        return ModelResponse(parts=[ToolCallPart("look", {"number": number}, f"c{number}")])
+
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+    agent = Agent(FunctionModel(model), tools=[look], capabilities=[Ctxpipe(pipeline)])
+
+    await agent.run("Look.")
+
+    assert sizes[-1] < 3_000
 
 
 # The row of the README --------------------------------------------------------------------------

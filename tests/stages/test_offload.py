@@ -335,6 +335,19 @@ async def test_search_results_and_text_documents_leave_as_text_with_their_source
     assert await read({"path": f"{root}/s/a.md"}) == stored
 
 
+async def test_a_citation_goes_with_the_search_result_that_it_points_to(storage):
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [text(LOG)]}
+    cited = {"type": "search_result_location", "search_result_index": 0, "cited_text": "job"}
+    reply = assistant({**text("So it says."), "citations": [cited]})
+    history = conversation(new([found]), reply, user("more"), assistant("ok"), user("and now?"))
+
+    result = await run(BatchOffload(storage), history)
+
+    assert "[Sources: t (s)]" in str(contents(result.messages))
+    assert result.messages[3] == assistant(text("So it says."))
+    assert history[3] == reply
+
+
 @pytest.mark.parametrize("awkward", ["a\0b", "a\r\nb", "\ufeff", "🙂漢", "half \ud83d"])
 async def test_awkward_text_goes_to_disk_and_the_context_can_be_sent(storage, root, awkward):
     result = await run(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 from typing import Any
 
 import pytest
 
+from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe.stages.media import MediaOffload
+from ctxpipe.testing.responses_rules import responses_problems
+from ctxpipe.tools import offload_tools
 from ctxpipe.wire import ResponsesCodec
+from ctxpipe.wire.translation import Translation
 
 CODEC = ResponsesCodec()
 CALL = {
@@ -103,12 +111,96 @@ def test_what_a_shell_said_stays_in_its_form():
     assert rebuilt["output"] == [{"stdout": "[offloaded]", "stderr": "", "outcome": outcome}]
 
 
-def test_a_picture_of_a_screen_is_never_replaced_by_words():
-    screen = {"type": "computer_screenshot", "image_url": "data:image/png;base64,QUJD"}
-    output = {"type": "computer_call_output", "call_id": "c1", "output": screen}
+SCREEN = {
+    "type": "computer_call_output",
+    "call_id": "c1",
+    "output": {"type": "computer_screenshot", "image_url": "data:image/png;base64,QUJD"},
+}
+CLICK = {
+    "type": "computer_call",
+    "id": "cu_1",
+    "call_id": "c1",
+    "action": {"type": "click", "x": 3, "y": 5},
+    "pending_safety_checks": [],
+}
+NOTE = "[Image (image/png) offloaded to file: a.md]"
+IN_WORDS = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": NOTE}],
+}
 
-    assert CODEC.read(output).blocks[0]["content"][0]["type"] == "image"
-    assert CODEC.rebuild(output, [result("[offloaded]")]) is output
+
+def test_a_screenshot_is_an_image_that_may_leave():
+    [block] = CODEC.read(SCREEN).blocks
+
+    source = {"type": "base64", "media_type": "image/png", "data": "QUJD"}
+    assert block == result([{"type": "image", "source": source}])
+    shown = {"type": "computer_screenshot", "file_id": "file_1"}
+    named = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
+    assert CODEC.read({**SCREEN, "output": shown}).blocks == [result([named])]
+
+
+def test_a_screenshot_that_has_left_is_a_message_of_the_users():
+    assert CODEC.rebuild(SCREEN, [result([{"type": "text", "text": NOTE}])]) == IN_WORDS
+
+
+def test_the_call_of_a_screenshot_that_has_left_goes_with_it_and_is_told():
+    asked = {"role": "user", "content": "go"}
+    later = [{**CLICK, "call_id": "c2"}, {**SCREEN, "call_id": "c2"}]
+    given = [asked, THOUGHT, CLICK, SCREEN, *later]
+
+    [first, words, *others] = repaired(
+        [asked, THOUGHT, CLICK, IN_WORDS, *later], [0, 1, 2, 3, 4, 5], given
+    )
+
+    assert first == asked
+    assert [part["text"] for part in words["content"]] == [
+        '[computer_call {"type":"click","x":3,"y":5}]',
+        NOTE,
+    ]
+    assert others == later
+
+
+def test_screenshots_of_calls_with_one_id_leave_each_with_its_own_call():
+    wait = {**CLICK, "action": {"type": "wait"}}
+    given = [CLICK, SCREEN, wait, SCREEN]
+
+    items = repaired([CLICK, IN_WORDS, wait, IN_WORDS], [0, 1, 2, 3], given)
+
+    assert [item["content"][0]["text"] for item in items] == [
+        '[computer_call {"type":"click","x":3,"y":5}]',
+        '[computer_call {"type":"wait"}]',
+    ]
+
+
+async def test_old_screenshots_go_to_files_and_can_be_read_back(tmp_path):
+    storage = LocalStorage(tmp_path)
+    stages = [MediaOffload(storage, max_bytes=30_000, keep_bytes=10_000)]
+    session = ContextPipeline(stages).session("job", journal=storage)
+    translation = Translation(CODEC)
+    items: list[dict[str, Any]] = [{"role": "user", "content": "Book it."}]
+    for number in range(8):
+        image = base64.b64encode(bytes([number]) * 4_500).decode()
+        screen = {"type": "computer_screenshot", "image_url": f"data:image/png;base64,{image}"}
+        items += [
+            {**THOUGHT, "id": f"rs_{number}"},
+            {**CLICK, "id": f"cu_{number}", "call_id": f"c{number}"},
+            {**SCREEN, "call_id": f"c{number}", "output": screen},
+        ]
+        units = translation.read(items)
+        sent = translation.items(units, (await session.run(units.messages)).messages)
+        assert responses_problems({"model": "m", "input": sent}) == []
+
+    assert len(json.dumps(sent)) < 50_000
+    assert sent[-1] is items[-1]
+    texts = [part["text"] for item in sent[1:] for part in item.get("content", ())]
+    path = next(re.finditer(r"offloaded to file: (.+)\]", "\n".join(texts)))[1]
+    [read, *_] = offload_tools(storage, session_id="job")
+    answer = await read({"path": path})
+    assert not isinstance(answer, str)
+    [block] = answer
+    assert block["source"]["data"] == base64.b64encode(bytes(4_500)).decode()
 
 
 def test_reasoning_leaves_with_what_it_led_to():
