@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -317,11 +318,14 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
     Only the first run may begin with the user's.
     """
     exchange: list[Message] = []
+    has_reply = False
     for message in body:
-        # An assistant message of which nothing is left begins nothing.
-        if message["role"] == "assistant" and message["content"] and _replies(exchange):
+        if message["role"] != "assistant":
+            has_reply = True
+        elif message["content"] and has_reply:  # with nothing left in it, it begins nothing
             yield exchange
             exchange = []
+            has_reply = False
         exchange.append(message)
     if exchange:
         yield exchange
@@ -372,44 +376,59 @@ def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> li
         renamed = dict(zip(places, names, strict=True))
         repaired += rewrite([turn], renamed, key="id") if names != calls else [turn]
         if calls and turn is not waiting:
-            answers: list[Any] = [
-                _answer(names[place], results.get(call, []), is_last=call not in calls[place + 1 :])
-                for place, call in enumerate(calls)
-            ]
+            last_places = {call: place for place, call in enumerate(calls)}
+            answers: list[Any] = []
+            for place, call in enumerate(calls):
+                is_last = last_places[call] == place
+                answers.append(_answer(names[place], results.get(call), is_last=is_last))
             repaired.append({"role": "user", "content": answers})
     return repaired
 
 
 def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
     """Neighbours of one role as one message, but never where one of the two carries thinking."""
-    joined: list[Message] = []
+    runs: list[list[Message]] = []
+    previous_has_thinking = False
     for message in messages:
-        is_same = joined and joined[-1]["role"] == message["role"]
-        if is_same and not any(map(has_thinking, (joined[-1], message))):
-            joined[-1] = with_content(joined[-1], [*as_blocks(joined[-1]), *as_blocks(message)])
+        message_has_thinking = has_thinking(message)
+        is_same = runs and runs[-1][0]["role"] == message["role"]
+        if is_same and not (previous_has_thinking or message_has_thinking):
+            runs[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            runs.append([message])
+        previous_has_thinking = message_has_thinking
+    return [_join(run) for run in runs]
 
 
-def _results(messages: Iterable[Message]) -> dict[str, list[Block]]:
+def _join(run: Sequence[Message]) -> Message:
+    """The messages of *run* as one; the same object where it is one only."""
+    if len(run) == 1:
+        return run[0]
+    return with_content(run[0], [block for message in run for block in as_blocks(message)])
+
+
+def _results(messages: Iterable[Message]) -> dict[str, deque[Block]]:
     """The results in *messages*, by the id of their call, in order."""
-    found: dict[str, list[Block]] = {}
+    found: dict[str, deque[Block]] = {}
     for block in chain.from_iterable(map(blocks, messages)):
         if kind(block) == "tool_result":
-            found.setdefault(str(field(block, "tool_use_id", "")), []).append(block)
+            found.setdefault(str(field(block, "tool_use_id", "")), deque()).append(block)
     return found
 
 
-def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
-    """One of *results* for the call *name*.
+def _answer(name: str, results: deque[Block] | None, *, is_last: bool) -> Any:
+    """One of *results* for the call *name*, which is taken out of them.
 
     Of several, the last call of that id gets one that failed.
     """
     if not results:
         return interrupted_result(name)
-    failed = [place for place, result in enumerate(results) if field(result, "is_error")]
-    result = results.pop(failed[0] if is_last and failed else 0)
+    place = 0
+    if is_last:
+        failed = (index for index, result in enumerate(results) if field(result, "is_error"))
+        place = next(failed, 0)
+    result = results[place]
+    del results[place]
     if str(field(result, "tool_use_id", "")) == name:
         return result
     return {**as_dict(result), "tool_use_id": name}
@@ -423,15 +442,16 @@ def interrupted_result(name: str) -> dict[str, object]:
 def _unique_ids(ids: Sequence[str]) -> list[str]:
     """*ids* with a number added to each that came before, since the API wants them unique."""
     names: list[str] = []
-    for given in ids:
-        if given not in names:
-            names.append(given)
-            continue
-        used = {*ids, *names}
-        number = 2
-        while f"{given}-{number}" in used:
-            number += 1
-        names.append(f"{given}-{number}")
+    given = set(ids)
+    used: set[str] = set()
+    numbers: dict[str, int] = {}  # the last number that an id was given
+    for name in ids:
+        unique = name
+        while unique in used or (unique != name and unique in given):
+            numbers[name] = numbers.get(name, 1) + 1
+            unique = f"{name}-{numbers[name]}"
+        used.add(unique)
+        names.append(unique)
     return names
 
 
@@ -485,16 +505,24 @@ def change_marked(
     change: Callable[[Block], dict[str, Any]],
 ) -> list[Message]:
     """*messages* with *change* made to each block that has one of these *marks*."""
-    changed = list(messages)
+    contents: dict[int, list[Any]] = {}
+    inner_contents: dict[tuple[int, int], list[Any]] = {}
     for index, (place, inner) in marks:
-        content: list[Any] = list(blocks(changed[index]))
+        if index not in contents:
+            contents[index] = list(blocks(messages[index]))
+        content = contents[index]
         if inner is None:
             content[place] = change(content[place])
-        else:
+            continue
+        if (index, place) not in inner_contents:
             block = as_dict(content[place])
             parts = list(block["content"])
-            parts[inner] = change(parts[inner])
             content[place] = {**block, "content": parts}
+            inner_contents[index, place] = parts
+        parts = inner_contents[index, place]
+        parts[inner] = change(parts[inner])
+    changed = list(messages)
+    for index, content in contents.items():
         changed[index] = with_content(changed[index], content)
     return changed
 

@@ -200,6 +200,7 @@ def check(
     before = NO_FACTS
     if start and facts and (facts[0].results or messages[start - 1]["role"] == "system"):
         before = read_facts(messages[start - 1])
+    walk = _Walk(messages, head)
     for index, own in enumerate(facts, start):
         for fault in own.faults:
             # The head stays as it is, as long as it can be sent at all.
@@ -207,34 +208,74 @@ def check(
                 problems += [Problem(index, fault.text, fault.block, fault.rule)]
         if index >= head:
             after = facts[index - start + 1] if index + 1 < len(messages) else None
-            problems += _problems_of_place(messages, index, head, before, own, after)
+            problems += _problems_of_place(walk, index, before, own, after)
         before = own
     return problems + mark_problems(messages, columns, beside)
 
 
 def _problems_of_place(
-    messages: Sequence[Message],
-    index: int,
-    head: int,
-    before: Facts,
-    own: Facts,
-    after: Facts | None,
+    walk: _Walk, index: int, before: Facts, own: Facts, after: Facts | None
 ) -> list[Problem]:
-    """What is wrong with message *index* among its neighbors, after *head* system messages."""
+    """The rules that message *index* breaks among its neighbors; *walk* has come that far."""
+    messages = walk.messages
     problems: list[Problem] = []
     if own.calls or own.results:
         problems += pair_problems(messages, index, before, own, after)
     if own.role == "user" and len(own.results) < len(own.kinds):  # it says more than results
-        problems += _calls_without_result(messages, index, head)
-        problems += _waiting_program_calls(messages, index)
+        problems += _calls_without_result(walk, index)
+        problems += _waiting_program_calls(walk, index)
     elif own.has_server_tools and own.role != "user":
-        found = _server_calls(messages, index + 1, head).problems
-        problems += [problem for problem in found if problem.index == index]
+        problems += walk.server_calls(index + 1).problems_of(index)
     if "system" in (own.role, before.role):
-        problems += system_problems(messages, index, head)
+        problems += _system_problems(walk, index)
     if "compaction" in own.kinds:
-        problems += _compaction_problems(messages, index, head)
+        problems += _compaction_problems(messages, index, walk.head)
     return problems
+
+
+class _Walk:
+    """What a check remembers on its way through *messages*, of which the first *head* are system.
+
+    A message is judged by others that may be far before it. Each message is looked at once for
+    that, however many are judged by it: a history may have thousands of messages of one role in a
+    row.
+    """
+
+    def __init__(self, messages: Sequence[Message], head: int) -> None:
+        self.messages = messages
+        self.head = head
+        self.answered: set[int] = set()
+        """The replies after which the user was seen to say more than results."""
+        self._server_calls: _ServerCalls | None = None
+        self._last: dict[bool, tuple[int, int]] = {}
+
+    def last_reply(self, index: int) -> int:
+        """The newest assistant message before message *index*, -1 without one."""
+        return self._last_match(index, is_reply=True)
+
+    def last_speaker(self, index: int) -> int:
+        """The newest message before message *index* that is no system message, -1 without one."""
+        return self._last_match(index, is_reply=False)
+
+    def _last_match(self, index: int, *, is_reply: bool) -> int:
+        stop, found = self._last.get(is_reply, (0, -1))
+        for place in range(index - 1, stop - 1, -1):
+            role = self.messages[place]["role"]
+            if role == "assistant" or (role != "system" and not is_reply):
+                found = place
+                break
+        self._last[is_reply] = (index, found)
+        return found
+
+    def server_calls(self, stop: int) -> _ServerCalls:
+        """The server tools' calls in the turn that has come up to message *stop*."""
+        if self._server_calls is None:
+            start = stop
+            while start > self.head and not closes_turn(self.messages[start - 1]):
+                start -= 1
+            self._server_calls = _ServerCalls(start)
+        self._server_calls.read(self.messages, stop)
+        return self._server_calls
 
 
 def may_open(message: Message) -> bool:
@@ -287,12 +328,12 @@ def _id_problems(
 ) -> Iterator[Problem]:
     """A problem for each of *ids*, at the last block of that kind that has it."""
     key = _ID_KEYS[block_kind]
+    last_places: dict[str, int] = {}
+    for place, block in enumerate(blocks(message)):
+        if kind(block) == block_kind:
+            last_places[str(field(block, key, ""))] = place
     for name in ids:
-        last = None
-        for place, block in enumerate(blocks(message)):
-            if kind(block) == block_kind and str(field(block, key, "")) == name:
-                last = place
-        yield Problem(index, text.format(quote(name)), last, rule)
+        yield Problem(index, text.format(quote(name)), last_places.get(name), rule)
 
 
 # Server tools -------------------------------------------------------------------------------------
@@ -318,61 +359,68 @@ def server_result(block: Block) -> str | None:
     return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
 
 
-class _ServerCalls(NamedTuple):
-    """The calls of server tools in a part of a turn.
+class _ServerCalls:
+    """The calls of server tools in a turn, as far as it was read.
 
-    *pending* are the places of those without a result yet, by id; *problems* are the results and
-    callers that have no call before them.
+    *pending* are the places of those without a result yet, by id. What is wrong with a message is
+    a result or a caller that has no call before it in its turn.
     """
 
-    pending: dict[str, list[tuple[int, int]]]
-    problems: list[Problem]
+    def __init__(self, start: int) -> None:
+        self.pending: dict[str, list[tuple[int, int]]] = {}
+        self._next = start  # the message that is read next
+        self._problems: dict[int, list[Problem]] = {}
+
+    def problems_of(self, index: int) -> list[Problem]:
+        """The problems of message *index*, which was read."""
+        return self._problems.get(index, [])
+
+    def read(self, messages: Sequence[Message], stop: int) -> None:
+        """Read on to message *stop*."""
+        for index in range(self._next, stop):
+            if closes_turn(messages[index]):
+                self.pending = {}
+            elif messages[index]["role"] == "assistant":
+                for place, block in enumerate(blocks(messages[index])):
+                    self._read_block(index, place, block)
+        self._next = max(self._next, stop)
+
+    def _read_block(self, index: int, place: int, block: Block) -> None:
+        call, result, caller = server_call(block), server_result(block), program(block)
+        # Of a kind that is known, or with the id of a server tool's call.
+        is_sure = kind(block) in SERVER_RESULTS or is_id(result, "server_tool_use")
+        if call is not None:
+            self.pending.setdefault(call, []).append((index, place))
+        if result is not None and self.pending.get(result):
+            self.pending[result].pop()
+        elif result is not None and is_sure:
+            text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
+            self._add_problem(index, place, text)
+        if caller is not None and caller not in self.pending:
+            self._add_problem(index, place, f"the call's caller {quote(caller)} is not in its turn")
+
+    def _add_problem(self, index: int, place: int, text: str) -> None:
+        self._problems.setdefault(index, []).append(Problem(index, text, place, "server-tool"))
 
 
-def _server_calls(messages: Sequence[Message], stop: int, head: int) -> _ServerCalls:
-    """The calls of server tools before message *stop*, in the turn that it is part of or ends."""
-    start = stop
-    while start > head and not closes_turn(messages[start - 1]):
-        start -= 1
-    found = _ServerCalls({}, [])
-    for index in range(start, stop):
-        content = blocks(messages[index]) if messages[index]["role"] == "assistant" else ()
-        for place, block in enumerate(content):
-            call, result, caller = server_call(block), server_result(block), program(block)
-            # Of a kind that is known, or with the id of a server tool's call.
-            is_sure = kind(block) in SERVER_RESULTS or is_id(result, "server_tool_use")
-            if call is not None:
-                found.pending.setdefault(call, []).append((index, place))
-            if result is not None and found.pending.get(result):
-                found.pending[result].pop()
-            elif result is not None and is_sure:
-                text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
-                found.problems.append(Problem(index, text, place, "server-tool"))
-            if caller is not None and caller not in found.pending:
-                text = f"the call's caller {quote(caller)} is not in its turn"
-                found.problems.append(Problem(index, text, place, "server-tool"))
-    return found
-
-
-def _calls_without_result(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+def _calls_without_result(walk: _Walk, index: int) -> list[Problem]:
     """The server tools' calls without a result in the turn that ends before message *index*."""
     problems: list[Problem] = []
-    for call, places in _server_calls(messages, index, head).pending.items():
+    for call, places in walk.server_calls(index).pending.items():
         for at, place in places:
-            name = kind(blocks(messages[at])[place])
+            name = kind(blocks(walk.messages[at])[place])
             text = f"the {name} {quote(call)} has no result in its turn"
             problems.append(Problem(at, text, place, "server-tool"))
     return sorted(problems, key=attrgetter("index", "block"))
 
 
-def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[Problem]:
+def _waiting_program_calls(walk: _Walk, index: int) -> Iterator[Problem]:
     """The calls of programs that message *index* should answer, but which says more."""
-    before = index - 1
-    while before >= 0 and messages[before]["role"] != "assistant":
-        before -= 1
-    if before < 0:
+    before = walk.last_reply(index)
+    if before < 0 or before in walk.answered:
         return
-    for place, block in enumerate(blocks(messages[before])):
+    walk.answered.add(before)
+    for place, block in enumerate(blocks(walk.messages[before])):
         if kind(block) == "tool_use" and program(block) is not None:
             text = "the user says more than the results that the call's program waits for"
             yield Problem(before, text, place, "server-tool")
@@ -381,13 +429,16 @@ def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[
 # Places -------------------------------------------------------------------------------------------
 
 
-def system_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+def _system_problems(walk: _Walk, index: int) -> list[Problem]:
     """The system message in the wrong place that message *index* is, or shows to be one."""
+    messages = walk.messages
     if _is_system(messages[index]):
-        if not _follows_user(messages, index):
+        if not _follows_user(messages[walk.last_speaker(index)]):
             text = "a system message after the assistant's"
             return [Problem(index, text, rule="system-place")]
-    elif messages[index]["role"] == "user" and index > head and _is_system(messages[index - 1]):
+    elif (
+        messages[index]["role"] == "user" and index > walk.head and _is_system(messages[index - 1])
+    ):
         text = "a system message before the user's"
         return [Problem(index - 1, text, rule="system-place")]
     return []
@@ -419,13 +470,13 @@ def _is_system(message: Message) -> bool:
     return message["role"] == "system" and not is_directive(message)
 
 
-def _follows_user(messages: Sequence[Message], index: int) -> bool:
-    """Whether system message *index* comes after the user's, or after a server tool's result."""
-    before = index - 1
-    while messages[before]["role"] == "system":
-        before -= 1
-    last = blocks(messages[before])[-1:]
-    return messages[before]["role"] == "user" or any(map(is_server_result, map(kind, last)))
+def _follows_user(before: Message) -> bool:
+    """Return True if a system message may follow *before*.
+
+    That is a message of the user, or one that ends with the result of a server tool.
+    """
+    last = blocks(before)[-1:]
+    return before["role"] == "user" or any(is_server_result(kind(block)) for block in last)
 
 
 # Marks for the cache ------------------------------------------------------------------------------
