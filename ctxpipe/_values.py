@@ -32,8 +32,12 @@ JsonDict: TypeAlias = dict[str, Any]
 
 
 SURROGATE = "a lone surrogate"
-MAX_DEPTH = 1_000
-"""Levels of nesting above which no client can send a block: Python's own encoder gives up there."""
+MAX_DEPTH = 500
+"""Levels of nesting above which a block is refused, before it is written or sent.
+
+Python's JSON gives up at about 1,000 levels, where the levels around a block and the calls that led
+there count as well. So what was written with more could not be read again.
+"""
 
 # Characters. A longer value is encoded in steps: a single step would hold the interpreter too long.
 _IN_ONE_STEP = 1_000_000
