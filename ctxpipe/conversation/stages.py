@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import isawaitable
 from itertools import accumulate
 from time import perf_counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
 from ..edits.offload import newest
+from ..edits.repair import encodable
 from ..edits.thinking import index_after_thinking
 from ..errors import SessionDeleted, SettingsError, safe_text
 from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
@@ -154,6 +156,7 @@ async def _judge(
         return None, {**facts, "reason": "the proposal changes nothing"}
     is_long = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
+    proposal = await in_thread_if(is_long, _with_encodable_texts, turn, proposal, first)
     savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
     columns = await turn.columns()
     problem = await in_thread_if(is_long, _new_problem, turn, proposal, columns, first)
@@ -193,6 +196,24 @@ def _refusal(
     if isinstance(verdict, str):
         return verdict
     return "vetoed" if verdict else ""
+
+
+def _with_encodable_texts(turn: Turn, change: Change, first: int) -> Change:
+    """*change* with U+FFFD for each lone surrogate in what the stage has written.
+
+    A stage quotes the history as it is: a path, a command, the words of the user. Here alone is
+    that made fit to be sent, whatever the stage. The messages before the *first* stay.
+    """
+    given = {id(message) for message in turn.messages[first:]}
+    messages = list(change.messages)
+    is_changed = False
+    for index in range(first, len(messages)):
+        if id(messages[index]) in given:
+            continue
+        message = encodable(messages[index])
+        is_changed = is_changed or message is not messages[index]
+        messages[index] = message
+    return replace(change, messages=messages) if is_changed else change
 
 
 def _new_problem(turn: Turn, change: Change, columns: Columns, first: int) -> Problem | None:

@@ -24,7 +24,6 @@ from ..messages import (
     results_by_id,
     strings,
     tool_calls,
-    without_surrogates,
 )
 from ..placeholders.notes import Note, note_of, step_line
 from ..placeholders.summaries import safe_summary
@@ -297,7 +296,7 @@ def _with_notes(
             lines += [f" {quoted}" for quoted in chosen.get(step.number, ())]
         # What a tool has said stands in a message of the user's now: a tag of ours in it must not
         # pass for the user's command or the harness's reminder.
-        body = safe_summary(without_surrogates("\n".join(lines)))
+        body = safe_summary("\n".join(lines))
         note = Note(folder, first=part[0].number, last=part[-1].number, suffix=suffix)
         messages.append({"role": "user", "content": f"{note.heading}\n{body}"})
     return messages

@@ -115,7 +115,7 @@ def _repair_once(
     repaired = _limit_marks([*head, *repaired], beside)
     if not encoding:
         return repaired
-    return [_encodable(message) for message in repaired]
+    return [encodable(message) for message in repaired]
 
 
 # Single messages ----------------------------------------------------------------------------------
@@ -458,10 +458,10 @@ def _unique_ids(ids: Sequence[str]) -> list[str]:
 # The whole ----------------------------------------------------------------------------------------
 
 
-def _encodable(message: Message) -> Message:
-    """*message* with every string in it encodable, thinking excepted.
+def encodable(message: Message) -> Message:
+    """Return *message* with U+FFFD for each lone surrogate in it, thinking excepted.
 
-    The same object when it is so already.
+    The same object comes back when there is none.
     """
     content = message["content"]
     if isinstance(content, str):
