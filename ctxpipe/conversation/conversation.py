@@ -103,6 +103,7 @@ class Conversation:
         self._agent_model: AgentModel | None = None  # lent by the newest request that lends one
         self._decisions: Decisions | None = None  # shared by the conversations of a name
         self._reply: object = object()  # the content of the newest that was added by itself
+        self._reply_message: Message | None = None  # that reply, as it is kept
         self._bodies = 0  # of `async with` that have not ended
         self._flushing: asyncio.Task[None] | None = None
         self._begin()
@@ -546,6 +547,17 @@ class Conversation:
             appended = self._exchanges.before_claims(self.appended)
             return add_appended(history, appended), len(appended)
 
+    def is_answered(self, last: Message) -> bool:
+        """Return True if nothing is left to ask once *last* ends the history that it owns.
+
+        A reply that is not written yet counts as any other: the request that has waited for it may
+        have been cancelled. What the caller has appended for the assistant begins an answer.
+        """
+        if last["role"] != "assistant":
+            return False
+        is_begun = any(message is last for message in self.appended)
+        return last is self._reply_message or not is_begun
+
     async def add_reply(self, content: object) -> None:
         """Add a reply of *content* to the history that the session owns, and write it down."""
         if not content:
@@ -559,7 +571,8 @@ class Conversation:
                 del appended[index]
         # Whatever was appended since the request comes after it. It is there before anything is
         # awaited: a reply is paid for, and this may be cancelled.
-        appended.insert(0, _own(message))
+        self._reply_message = _own(message)
+        appended.insert(0, self._reply_message)
         async with self._alone():
             await self._write_appended(1)
 

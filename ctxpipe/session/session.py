@@ -364,7 +364,7 @@ class Session:
         with lock_deadline():  # the request itself may take minutes
             if messages is None:
                 own, taken = await conversation.own_history()
-                if has_waited and not taken and own and own[-1]["role"] == "assistant":
+                if has_waited and own and conversation.is_answered(own[-1]):
                     raise InvalidHistory(
                         "nothing was appended that has no reply: it was answered by the request "
                         "that this one has waited for"

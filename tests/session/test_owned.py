@@ -544,3 +544,60 @@ async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
     assert sent(server) == [json.loads(json.dumps(OPEN))] * 2
     messages = [record.message for record in caplog.records if "no result" in record.message]
     assert messages == ["a request ends with calls that have no result; it is sent as it came"]
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_request_that_has_waited_for_a_cancelled_one_never_ends_with_a_reply(
+    how: Literal["task", "scope"], streams: bool, tmp_path
+):
+    """What both have appended before is answered by the first; the second has nothing to ask."""
+
+    async def ask(session: Session, client: anthropic.AsyncAnthropic):
+        if not streams:
+            await session.create(client, **ASKED)
+            return
+        async with session.stream(client, **ASKED) as stream:
+            await stream.get_final_message()
+
+    refused = 0
+    clients: list[anthropic.AsyncAnthropic] = []
+    for at in range(1, 60, 1 if NIGHTLY else 2):
+        session = ContextPipeline().session(f"s{at}", journal=LocalStorage(tmp_path))
+        waiting: list[asyncio.Task[None]] = []
+
+        def think(_: RequestBody, session: Session = session, waiting: Any = waiting) -> Any:
+            if not waiting:
+                waiting.append(asyncio.create_task(ask(session, clients[-1])))
+            return "an answer"
+
+        async with talk(think) as (server, client):
+            clients.append(client)
+            session.append(user("first"))
+            session.append(user("second"))
+            await cancelled(ask(session, client), at, how)
+            for second in waiting:
+                try:
+                    await second
+                except InvalidHistory:
+                    refused += 1
+
+        assert [request[-1]["role"] for request in sent(server)] == ["user"] * len(sent(server))
+        if waiting:
+            history = spoken(await session.history())
+            assert [words for words in history if words != "an answer"] == ["first", "second"]
+    assert refused
+
+
+async def test_an_answer_that_the_caller_has_begun_is_sent_though_it_has_waited():
+    session = ContextPipeline().session("s")
+    async with talk(["one", "two"]) as (server, client):
+        session.append(user("first"))
+        first = asyncio.create_task(session.create(client, **ASKED))
+        await asyncio.sleep(0)
+        session.append(user("second"), assistant("So:"))
+        with suppress(anthropic.BadRequestError):  # the newest models take no begun answer
+            await session.create(client, **ASKED)
+        await first
+
+    assert spoken(sent(server)[-1])[-1] == "So:"
