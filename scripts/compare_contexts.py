@@ -17,6 +17,8 @@ A turn whose contexts differ is of one of these classes:
                away what stood between
     thinking   only the thinking differs that is taken out or that the API is asked to ignore, and
                the API, which binds it to the messages before it, accepts the new context
+    undone     a message was taken back that a summary describes. Old versions kept the summary, or
+               began again from the raw history; new ones return to the context before that summary
     adopted    a new process of an old version did not know that a context had been adopted as the
                history, and took our texts in it for the caller's words when it wrote a summary
     too long   the old version truncated once and left a context at its trigger or above, which the
@@ -71,7 +73,7 @@ from ctxpipe.testing.signatures import bare, sign, verify
 
 HERE = Path(__file__).resolve()
 MODES = ("history", "adopting", "journal")
-CLASSES = ("two gaps", "thinking", "adopted", "too long", "after", "other")
+CLASSES = ("two gaps", "thinking", "undone", "adopted", "too long", "after", "other")
 FAULTS = ("refused", "without newest")
 FIGURES = (
     "turns",
@@ -211,6 +213,8 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
             classes.append("thinking")
         elif before["gaps"] > 1 and keeps_more(before, then, now):
             classes.append("two gaps")
+        elif now["undone"] and now["move"] in CUTS:
+            classes.append("undone")
         elif was_adopted_elsewhere(moves) and "Compact changed" in then["reports"]:
             classes.append("adopted")
         elif then["is_too_long"] and now["tokens"] < then["tokens"]:
@@ -406,10 +410,12 @@ class Caller:
         """The context for *history*, noted down; *history* itself where the turn fails."""
         sent, reports, options = history, ["failed"], {}
         tokens = 0
+        notices: Sequence[str] = ()
         try:
             result: Any = await self.session.run(history)  # type: ignore[arg-type]
             sent, options = result.messages, result.request_options
             tokens = result.tokens_after
+            notices = result.notices
             reports = [f"{report.stage} {report.outcome.value}" for report in result.reports]
         except Exception as error:  # noqa: BLE001  that, too, is to be the same
             options = {"error": type(error).__name__}
@@ -427,6 +433,7 @@ class Caller:
                 "unmarked": digest(self.text([bare(message) for message in sent])),
                 "gaps": gaps(history, sent) + self.is_doubled,
                 "move": move,
+                "undone": any("is undone" in notice for notice in notices),
                 "reports": reports,
                 "summaries": self.summaries,
                 "tokens": tokens,
