@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from .._threads.threads import in_thread_if
 from ..edits.offload import newest
 from ..edits.repair import encodable
 from ..edits.thinking import index_after_thinking
-from ..errors import SessionDeleted, SettingsError, safe_text
+from ..errors import CtxpipeError, SessionDeleted, SettingsError, is_own_cancellation, safe_text
 from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
@@ -109,13 +110,7 @@ async def _ask_stage(
         answers = stage
         if is_plan:
             answers = stage.plan if isinstance(stage, PlannedStage) else _no_plan
-        asked = answers(turn)
-        if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
-            name = type(asked).__name__
-            raise SettingsError(  # noqa: TRY301  as an error of the stage's own
-                f"its answer, {name}, cannot be awaited; write the stage as `async def`"
-            )
-        answer = await asked
+        answer = await _answer_of(answers, turn)
         if isinstance(answer, Change):
             change, judged = await _judge(settings, turn, answer)
             facts |= judged
@@ -131,8 +126,7 @@ async def _ask_stage(
             facts["outcome"] = acted
     except SessionDeleted:
         raise
-    # The turn goes on without this stage; cancellation is no Exception.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001  the turn goes on without this stage
         facts |= {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
     seconds = perf_counter() - started
     if change is None:
@@ -140,6 +134,26 @@ async def _ask_stage(
             tokens = await count(turn.messages)
         facts |= {"tokens_before": tokens, "tokens_after": tokens}
     return change, StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
+
+
+async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:
+    """Return what *stage* answers.
+
+    Raises SettingsError where it is no async function, and CtxpipeError where something that it
+    has waited for was cancelled: the turn itself was not.
+    """
+    asked = stage(turn)
+    if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
+        name = type(asked).__name__
+        raise SettingsError(
+            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
+        )
+    try:
+        return await asked
+    except asyncio.CancelledError as error:
+        if is_own_cancellation():
+            raise
+        raise CtxpipeError("what the stage waited for was cancelled") from error
 
 
 async def _no_plan(_turn: Turn) -> Intent:

@@ -58,8 +58,9 @@ class PendingSummary:
         if await in_thread(digest_of, known) != self.digest:
             return None
         await self.wait()
-        was_written = self.task.done() and not self.task.cancelled()
-        return self.task.result() if was_written else None
+        if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
+            return None
+        return self.task.result()
 
     async def wait(self) -> None:
         """Wait until it has ended, unless another event loop has it.

@@ -479,12 +479,15 @@ class Compact:
         attempts = turn.recall(Attempts)
         before = attempts.archive  # of an attempt that was cancelled, or made nothing shorter
         try:
-            return await self._compact(turn)
+            answer = await self._compact(turn)
         except Exception as error:
             attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
             if attempts.archive != before and not attempts.archived:
                 attempts.archived = await _digest_of(turn)
             raise
+        if isinstance(answer, Skip):
+            turn.memory.pop(FinishedParts, None)
+        return answer
 
     # Whether --------------------------------------------------------------------------------------
 
@@ -626,13 +629,26 @@ class Compact:
         pending = turn.memory.get(PendingSummary)
         if self.background and pending and (covered := pending.place(turn)):
             summary = await pending.summary(turn)
-            if summary and await can_keep(turn, rest[covered:]):
+            if summary is None:  # it has failed, or is of a history that was edited
+                pending.cancel()
+                del turn.memory[PendingSummary]
+            elif await can_keep(turn, rest[covered:]):
                 return summary, covered
-            if summary:
+            else:
                 known = await in_thread(digest_of, rest[:covered])
                 parts = FinishedParts(writer, writer, covered, known, summary)
                 turn.memory[FinishedParts] = parts
-        return await summarize_with_retry(writer, rest, self.breaker.retry, parts), None
+        if parts is None:
+            return await summarize_with_retry(writer, rest, self.breaker.retry), None
+        digest = await in_thread(digest_of, rest)
+        if (parts.asked, parts.count, parts.digest) == (writer, len(rest), digest):
+            finished = parts.summary
+            if finished is not None:
+                return finished, None
+        summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
+        # Nothing is awaited since it came: wherever the turn is cancelled, it is not paid again.
+        turn.memory[FinishedParts] = FinishedParts(writer, writer, len(rest), digest, summary)
+        return summary, None
 
     async def _archive(
         self, turn: Turn, rest: Sequence[Message], facts: compact.Facts

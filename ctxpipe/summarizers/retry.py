@@ -1,11 +1,12 @@
 """Retries: tenacity around the summarizer, and nowhere else.
 
 Every error is worth another attempt, a blank answer too; but not a request that can never succeed,
-a refusal, or a programming error, and not cancellation, which passes at once.
+a refusal, or a programming error, and not cancellation of the task, which passes at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +22,14 @@ from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread
 from ..edits.compact import assemble
-from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
-from ..messages import Message, has_results, is_blank, without_surrogates
+from ..errors import (
+    CtxpipeError,
+    SettingsError,
+    SummaryFailed,
+    is_own_cancellation,
+    safe_text,
+)
+from ..messages import Message, deep_copy, has_results, is_blank, without_surrogates
 from ..messages.identity import digest
 from ..placeholders.summaries import safe_summary
 from ..providers.refusals import as_refusal, status_of
@@ -89,10 +96,11 @@ class AttemptTimeout(SummaryFailed, TimeoutError):
 
 @dataclass(slots=True)
 class FinishedParts:
-    """The part of a history too long for one request that is summarized already.
+    """The part of a history that is summarized already.
 
-    It is not paid for again. One summary is kept, with a digest of the leading messages that it
-    replaces and with the summarizer that was asked for it.
+    That is the beginning of one too long for one request, or all of one whose turn was cancelled
+    after the summary came. It is not paid for again. One summary is kept, with a digest of the
+    leading messages that it replaces and with the summarizer that was asked for it.
     """
 
     asked: Summarizer | None = None
@@ -259,13 +267,17 @@ async def _attempt(
 
 
 async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
-    answer: object = summarize(messages)  # whatever its type says
-    if not isawaitable(answer):
-        raise SettingsError(
-            f"the summarizer's answer, {type(answer).__name__}, cannot be awaited; "
-            "write it as `async def`"
-        )
-    summary: object = await answer
+    # Copies: the messages are the caller's, and a summarizer may shorten what it is given.
+    copies = await in_thread(deep_copy, list(messages))
+    try:
+        summary = await _answer_of(summarize, copies)
+    except Exception:
+        raise
+    except BaseException as error:
+        if _passes_through(error):
+            raise
+        # Such as a panic in an extension: it ends this attempt, and not the agent.
+        raise SummaryFailed(f"the summarizer raised {type(error).__name__}") from error
     if not isinstance(summary, Summary):
         raise SettingsError(
             f"the summarizer answered with {type(summary).__name__}; return a Summary"
@@ -274,6 +286,29 @@ async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
         raise SummaryFailed("the summary is blank")
     # With half an emoji, as programs that count UTF-16 cut texts, it would be paid and refused.
     return replace(summary, text=without_surrogates(summary.text))
+
+
+def _passes_through(error: BaseException) -> bool:
+    """Return True if *error*, which is no Exception, is meant for the whole task.
+
+    What others have cancelled, and the summarizer has waited for, is not.
+    """
+    kinds: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, GeneratorExit)
+    if is_own_cancellation():
+        kinds = (*kinds, asyncio.CancelledError)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+async def _answer_of(summarize: Summarizer, messages: Sequence[Message]) -> object:
+    answer: object = summarize(messages)  # whatever its type says
+    if not isawaitable(answer):
+        raise SettingsError(
+            f"the summarizer's answer, {type(answer).__name__}, cannot be awaited; "
+            "write it as `async def`"
+        )
+    return await answer
 
 
 def _description(error: BaseException | None) -> str:
