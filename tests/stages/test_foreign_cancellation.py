@@ -23,7 +23,7 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.stages.background import PendingSummary
 from ctxpipe.stages.breaker import FAILURES_IN_A_ROW, Breaker
-from ctxpipe.stages.protocol import Change, Turn
+from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.stages.reports import Compacted, Outcome, Result
 from ctxpipe.summarizers import Retry, Summary, summarize_with_retry
 
@@ -87,7 +87,7 @@ async def test_a_summarizer_that_ends_oddly_costs_no_turn_and_is_not_asked_for_e
     ends: Any, background: bool
 ):
     storage, summarize = MemoryStorage(), Summarizing(ends)
-    stages = [
+    stages: list[Stage] = [
         Compact(summarize, archive=storage, background=background, breaker=ONCE),
         SmartTruncate(archive=storage),
     ]

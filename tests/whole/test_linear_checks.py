@@ -97,7 +97,7 @@ SHAPES: dict[str, Callable[[int], list[Message]]] = {
         user("go"),
         assistant(
             *(tool_use(f"p-{index}") for index in range(number)), *calls(number, "p")["content"]
-        ),  # type: ignore[arg-type]
+        ),
         user("go"),
     ],
     "user messages in a row": lambda number: [user("go")] * number,
