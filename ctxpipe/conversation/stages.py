@@ -81,7 +81,10 @@ async def ask_stages(
             continue
         is_summary = isinstance(change.detail, Compacted)
         if is_summary:
-            step.summaries[len(step.edits)] = len(step.agreement.history)
+            described = change.described
+            if described is None:
+                described = len(step.agreement.history)
+            step.summaries[len(step.edits)] = described
         state.edit(step, messages, change.messages, paired=not is_summary)
         step.touched.is_stored = change.stored is not None
         if change.stored:

@@ -68,7 +68,8 @@ class Agreement:
     messages from *fresh* on follow the context that is kept. *moved* lists messages of the history
     that differ in form only, *marked* those of the context whose cache marks changed. The next
     check for edits in place begins at *cursor*. *digests* are those of the history and the context
-    after the turn. *timeline* is what the history was compared with.
+    after the turn. *timeline* is what the history was compared with. With *end_changes* the caller
+    has exchanged the end of a history before, after a summary had described it.
 
     *is_cut* says that the history has become shorter, *has_diverged* that it also differs, and
     *is_bulk* whether looking at what is new would hold up the event loop, None while nobody knows.
@@ -84,6 +85,7 @@ class Agreement:
     is_cut: bool = False
     has_diverged: bool = False
     is_bulk: bool | None = None
+    end_changes: bool = False
     timeline: Timeline | None = field(default=None, repr=False)
 
 
@@ -214,6 +216,9 @@ class Timeline:
         """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
         self.earlier: list[Earlier] = []
+        self.end_changes: bool = False
+        """Whether the caller exchanges messages that were not answered, as what is looked up for
+        one request only."""
         self._contents: list[object] = []  # of the history, as they were last seen
         self._sizes = array("I")  # blocks, or characters, of each
         self._cursor = 0
@@ -256,6 +261,7 @@ class Timeline:
         earlier = self._earlier_contexts(step)
         right = self._number_of_right(earlier, step, now)
         step.undone = len(earlier) - right
+        agreement.end_changes = self.end_changes or _is_only_end(earlier[right:], known)
         self._prepare(step)
         whole = len(ours)
         agreement.is_cut = known < whole
@@ -286,17 +292,24 @@ class Timeline:
             return self.earlier
         described, replaced, edits = self.earlier[-1]
         end = bisect_right(self.ends, described)
-        before = list(self.history[:described])
+        before = parse_from(self.history[:described])
         carried: set[int] = set()
         for index in range(len(before)):
             place = self._position(index)
             if place is not None:
-                before[index] = self.sent[place]
+                before[index] = self.context[place]
                 carried.add(index)
         others = [edit for edit in edits if edit.stop <= described]
         changed = [edit for edit in others if not (_is_single(edit) and edit.start in carried)]
-        before = parse_from(apply_edits(before, changed))
-        hunks = diff(parse_from(self.sent[:end]), before, paired=False)
+        before = apply_edits(before, changed)
+        hunks: list[Edit] = []
+        for start, stop, messages in diff(self.context[:end], before, paired=False):
+            # The first message is replaced by all, so that a history which ends inside the
+            # summary and what belongs to it has no part of them.
+            first = min(start + 1, stop)
+            if first < stop:
+                hunks.append(Edit(first, stop, []))
+            hunks.append(Edit(start, first, messages))
         if described != NEVER:
             described = end
         return [Earlier(described, bisect_right(self.ends, replaced), hunks)]
@@ -381,7 +394,9 @@ class Timeline:
             return
         self.earlier = list(self._earlier_contexts(step))
         if step.undone:
+            undone = self.earlier[-step.undone :]
             del self.earlier[-step.undone :]
+            self.end_changes = self.end_changes or _is_only_end(undone, step.known)
             return
         right = self._number_of_right(self.earlier, step, step.agreement.history)
         wrong = self.earlier[right:]
@@ -641,6 +656,14 @@ class Timeline:
             return None
         is_alone = (self.starts[place], self.ends[place]) == (index, index + 1)
         return place if is_alone else None
+
+
+def _is_only_end(undone: Sequence[Earlier], known: int) -> bool:
+    """Return True if *known* messages of the history are all that the *undone* summaries replaced.
+
+    What has gone was in the context behind the summary: the model had not answered it.
+    """
+    return bool(undone) and undone[0].replaced <= known
 
 
 def _is_single(edit: Edit) -> bool:

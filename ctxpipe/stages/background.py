@@ -39,10 +39,9 @@ class PendingSummary:
     @classmethod
     async def begin(cls, turn: Turn, writer: Summarizer, retry: Retry) -> None:
         """Have *writer* begin with what the model has answered in *turn*, if that can leave."""
-        history = turn.history or ()  # without one nothing would be known again
-        count = open_tail(history)
-        place = _place_after(turn, count)
-        if count and place:
+        history = turn.history or ()
+        count, place = answered(turn)
+        if place:
             digest = await in_thread(digest_of, history[:count])
             _, rest = split_system(turn.messages)
             task = asyncio.create_task(_write(writer, rest[:place], retry))
@@ -50,7 +49,7 @@ class PendingSummary:
 
     def place(self, turn: Turn) -> int:
         """Where what it leaves begins in *turn*, after the head; 0 where nothing could leave."""
-        return _place_after(turn, self.count)
+        return place_after(turn, self.count)
 
     async def summary(self, turn: Turn) -> Summary | None:
         """The summary, once it is written; None where it failed, or is of another history."""
@@ -76,7 +75,16 @@ class PendingSummary:
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
-def _place_after(turn: Turn, count: int) -> int:
+def answered(turn: Turn) -> tuple[int, int]:
+    """How much of the history the model has answered, and where in *turn* the rest begins.
+
+    The place is after the head; 0 where nothing before it could leave, and without a history.
+    """
+    count = open_tail(turn.history or ())
+    return count, place_after(turn, count) if count else 0
+
+
+def place_after(turn: Turn, count: int) -> int:
     """Where what follows the first *count* messages of the history begins, after the head.
 
     0 where nothing before it could leave, and where the model has not answered all of that.

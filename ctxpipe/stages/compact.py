@@ -72,7 +72,7 @@ from .archive import (
     records_by_name,
     save_raw,
 )
-from .background import BEGINS_AT, PendingSummary
+from .background import BEGINS_AT, PendingSummary, answered
 from .breaker import Attempts, Breaker
 from .layout import (
     FileFolder,
@@ -569,6 +569,11 @@ class Compact:
         summary, covered = await self._summarize(turn, writer, rest)
         if not is_first:
             path = await self._archive(turn, rest, facts)
+        described = _number_described(turn, covered) if source.is_raw else None
+        if described is not None:
+            source, later = _divide(source, turn, described)
+            facts = await in_thread(compact.gather_facts, source)
+            facts = replace(facts, requests=[*facts.requests, *later])
         restored = RestoredFiles(warnings=(_NOT_RESTORED,))
         if self.restore is not None:
             restored = await self.restore.read_again(
@@ -609,7 +614,8 @@ class Compact:
             model=summary.model,
             dollars=summary.dollars,
         )
-        return await self._judge(turn, replacement, layout, detail)
+        answer = await self._judge(turn, replacement, layout, detail)
+        return replace(answer, described=described) if isinstance(answer, Change) else answer
 
     async def _summarize(
         self, turn: Turn, writer: Summarizer, rest: Sequence[Message]
@@ -638,6 +644,10 @@ class Compact:
                 known = await in_thread(digest_of, rest[:covered])
                 parts = FinishedParts(writer, writer, covered, known, summary)
                 turn.memory[FinishedParts] = parts
+        if turn.tracked is not None and turn.tracked.end_changes:
+            _, place = answered(turn)
+            if place and await can_keep(turn, rest[place:]):
+                return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
         if parts is None:
             return await summarize_with_retry(writer, rest, self.breaker.retry), None
         digest = await in_thread(digest_of, rest)
@@ -740,6 +750,32 @@ class Compact:
         elif is_over:
             attempts.record_no_progress(until, estimate)
         return Change(layout.messages, detail)
+
+
+def _number_described(turn: Turn, covered: int | None) -> int | None:
+    """How much of the history is described; None for all of it.
+
+    Where its end changes from request to request, what comes after the *covered* messages is in
+    neither the summary nor the evidence: else a summary would be undone in each turn.
+    """
+    if covered is None or turn.tracked is None or not turn.tracked.end_changes:
+        return None
+    count, place = answered(turn)
+    if place == covered:
+        return count
+    pending = turn.memory.get(PendingSummary)
+    return pending.count if pending else None
+
+
+def _divide(source: Source, turn: Turn, described: int) -> tuple[Source, list[str]]:
+    """*source* with the first *described* messages of the history, and the requests after them.
+
+    Those are at the end of the context, from where they are taken out of the evidence.
+    """
+    head, _ = split_system(turn.history or ())
+    count = max(0, described - len(head))
+    later = source.words_in(source.messages[count:])
+    return replace(source, messages=source.messages[:count]), later
 
 
 async def _digest_of(turn: Turn) -> str:

@@ -23,7 +23,8 @@ class Tracked(NamedTuple):
     Those before *start* are unchanged since the last turn. Looking at the others would hold up the
     event loop if they are *bulky*. *columns* have sums over the facts of those that were read. With
     *can_search* the model's tools include `search_history`. *place_of* tells where the messages
-    have one of the history, by its index, or the one that replaces it.
+    have one of the history, by its index, or the one that replaces it. With *end_changes* the
+    caller exchanges messages at the end of the history, so that a summary of them is soon wrong.
     """
 
     start: int
@@ -31,6 +32,7 @@ class Tracked(NamedTuple):
     columns: Columns
     can_search: bool = False
     place_of: Callable[[int], int] = int  # as it is
+    end_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,14 @@ class Change:
 
     It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
     *stored* names the texts that are in files now: a journal in the same storage refers to them.
+    A summary in it describes the first *described* messages of the history, by default all.
     """
 
     messages: list[Message] = field(repr=False)
     detail: Detail | None = None
     may_grow: bool = False
     stored: Stored | None = field(default=None, repr=False)
+    described: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

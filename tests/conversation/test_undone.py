@@ -368,3 +368,44 @@ async def test_earlier_contexts_hold_no_message_that_the_history_has():
         messages = [message for edit in context.edits for message in edit.messages]
         assert len(messages) < context.described / 2
         assert not any(message in life.history for message in messages)
+
+
+# An end that changes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_what_is_looked_up_for_one_request_costs_no_summary_in_each_turn(
+    background: bool, resumes: bool
+):
+    """The user's newest message has texts beside it that the next request does not have."""
+    asked: list[set[str]] = []
+
+    async def count_and_quote(messages: Sequence[Message]) -> Summary:
+        asked.append(marks_in(messages))
+        return await quote_marks(messages)
+
+    storage, life = MemoryStorage(), new_life()
+    stage = Compact(count_and_quote, archive=storage, background=background)
+    stages: list[Stage] = [stage]
+    budget = Budget(window=2_500, trigger=0.9, target=0.6)
+    session = ContextPipeline(stages, budget=budget).session("s", journal=storage)
+    summaries = []
+    for turn in range(40):
+        if resumes and turn % 7 == 6:
+            session = ContextPipeline(stages, budget=budget).session("s", journal=storage)
+        looked_up = user(f"{life.history[-1]['content']} with {life.words(20)}")
+        request = [*life.history[:-1], looked_up]
+
+        result = await session.run(request)
+
+        assert marks_in(result.messages) <= marks_in(request)
+        assert result.messages[-1] == looked_up
+        summaries.append(next(filter(is_summary, result.messages), None))
+        life.history.append(assistant(life.words(40)))
+        life.ask()
+
+    distinct = {str(summary) for summary in summaries if summary is not None}
+    assert summaries[-1] is not None
+    assert len(distinct) <= 8
+    assert len(asked) <= 10

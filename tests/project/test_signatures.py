@@ -22,6 +22,7 @@ REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
 OPTIONS = "the options of a command, which reads them from here"
 EXEMPT_CLASSES = {
+    "conversation.timeline.Step": "what one turn makes, which each part of the turn adds to",
     "folding.languages.Language": ROW,
     "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
