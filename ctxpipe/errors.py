@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -59,26 +58,12 @@ def storage_errors() -> Iterator[None]:
         yield
     except (SessionDeleted, StorageError):
         raise
-    except asyncio.CancelledError as error:
-        if is_own_cancellation():
-            raise
-        raise StorageError(errno.ECANCELED, "what the storage waited for was cancelled") from error
     except Exception as error:
         cause = _first_leaf(error)
         number = getattr(cause, "errno", None)
         if not isinstance(number, int):
             number = errno.EIO
         raise StorageError(number, f"the storage raised {safe_text(cause)}") from error
-
-
-def is_own_cancellation() -> bool:
-    """Return True if a CancelledError cancels the current task.
-
-    Otherwise something that the task has waited for was cancelled, such as a request that it shares
-    with others: a failure like any other.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 class SummaryFailed(CtxpipeError):

@@ -17,11 +17,12 @@ from .._threads.threads import in_thread_if
 from ..edits.offload import newest
 from ..edits.repair import encodable
 from ..edits.thinking import index_after_thinking
-from ..errors import CtxpipeError, SessionDeleted, SettingsError, is_own_cancellation, safe_text
+from ..errors import CtxpipeError, SessionDeleted, SettingsError, safe_text
 from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
 from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
+from ..summarizers.retry import is_own_cancellation
 from .state import PipelineSettings, State
 from .timeline import Step
 

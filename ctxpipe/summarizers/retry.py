@@ -26,7 +26,6 @@ from ..errors import (
     CtxpipeError,
     SettingsError,
     SummaryFailed,
-    is_own_cancellation,
     safe_text,
 )
 from ..messages import Message, deep_copy, has_results, is_blank, without_surrogates
@@ -286,6 +285,16 @@ async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
         raise SummaryFailed("the summary is blank")
     # With half an emoji, as programs that count UTF-16 cut texts, it would be paid and refused.
     return replace(summary, text=without_surrogates(summary.text))
+
+
+def is_own_cancellation() -> bool:
+    """Return True if a CancelledError cancels the current task.
+
+    Otherwise something that the task has waited for was cancelled, such as a request that it shares
+    with others: a failure like any other.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _passes_through(error: BaseException) -> bool:

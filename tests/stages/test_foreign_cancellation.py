@@ -17,7 +17,6 @@ from ctxpipe import (
     ContextPipeline,
     CtxpipeError,
     MemoryStorage,
-    Session,
     SmartTruncate,
 )
 from ctxpipe.messages import Message
@@ -233,7 +232,7 @@ async def test_a_summary_that_shortened_nothing_is_written_anew():
     assert len(asked) == 2
 
 
-# Any stage, any storage -------------------------------------------------------------------------
+# Any stage -------------------------------------------------------------------------------------
 
 
 async def waiting(_: Turn) -> Change | None:
@@ -256,22 +255,3 @@ async def test_what_others_cancelled_is_an_error_of_the_stage_where_these_are_ra
 
     with pytest.raises(CtxpipeError, match="was cancelled"):
         await pipeline.run([user("go")], session_id="s")
-
-
-class Cancelling(MemoryStorage):
-    """A storage whose own connection is cancelled."""
-
-    async def append(self, *_: Any) -> bool:
-        await wait_for_what_others_cancel()
-        return False
-
-
-async def test_a_journal_that_waited_for_what_others_cancelled_costs_a_notice():
-    session: Session = ContextPipeline([]).session("s", journal=Cancelling())
-
-    result = await session.run([user("go")])
-
-    assert result.messages == [user("go")]
-    assert "what the storage waited for was cancelled" in str(
-        (await session.run([user("go")])).notices + result.notices
-    )
