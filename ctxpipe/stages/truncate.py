@@ -93,10 +93,10 @@ class SmartTruncate:
     reached the pipeline's trigger, or with `Turn.force`, and brings it down to *max_tokens*
     (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and
     the last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
-    Blocks that ctxpipe does not know, references to files and calls that loaded tools go last. The
-    middle is shortened again until the context fits or nothing more can go. *archive* keeps the raw
-    messages that leave or change; without *require_archive* a failed archive is no reason to let
-    the context overflow.
+    The middle is shortened again until the context is below the trigger or nothing more can go.
+    Blocks that ctxpipe does not know, references to files and calls that loaded tools go last, and
+    only where the window does not hold them. *archive* keeps the raw messages that leave or change;
+    without *require_archive* a failed archive is no reason to let the context overflow.
 
     A server tool's call and its result, with all calls of its program, stay or go together. Nothing
     up to a summary of the server's own (a compaction block) is touched: the API reads nothing
@@ -171,11 +171,19 @@ class SmartTruncate:
             strict=True,
             spares_carried=True,
         )
-        most = given.limit if turn.force else raw_limit(turn, turn.budget.trigger - 1)
-        result = await _shorten_until_it_fits(self, given, max(given.limit, most))
+        # A second run would act above the trigger, or by force; the window is for what must stay.
+        most = fitting = given.limit
+        if not turn.force:
+            most = max(most, raw_limit(turn, turn.budget.trigger - 1))
+            window = turn.budget.window - (turn.budget.reserve_output or 0)
+            fitting = max(most, raw_limit(turn, window))
+        result = await _shorten_until_it_fits(self, given, most)
+        if result.detail.tokens_after > fitting:
+            result = await _shorten_carried(self, given, result, fitting)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
-        return Change(result.messages, result.detail)
+        removed = await in_thread(count_removed, messages, result.messages)
+        return Change(result.messages, replace(result.detail, removed=removed))
 
 
 # What the function and the stage share ------------------------------------------------------------
@@ -188,7 +196,7 @@ class _Input:
     *sums* are the tokens of the first 0, 1, 2 … messages; *counter* knows those of each text.
     Nothing before message *protected* changes; with *strict* nothing outside the middle either,
     except file views that are not of the last turn. With *spares_carried* unknown blocks,
-    references and loaded tools stay.
+    references and loaded tools stay. With *aim* no more is deleted than brings it down to that.
     """
 
     messages: list[Message]
@@ -202,13 +210,19 @@ class _Input:
     protected: int = 0
     strict: bool = False
     spares_carried: bool = False
+    aim: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The raw tokens of the messages and the overhead."""
+        return self.overhead + self.sums[-1]
 
 
 async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input, most: int) -> Truncation:
     """Shorten the middle, and again while more than *most* tokens are left.
 
-    Each time another part of the messages is the middle. What must not disappear goes last. The
-    result is a fixed point: the same stage leaves it as it is.
+    Each time another part of the messages is the middle. The result is a fixed point: the same
+    stage leaves it as it is.
     """
     original = given
     messages = given.messages
@@ -225,21 +239,35 @@ async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input, most: i
         is_shorter = detail.tokens_after < detail.tokens_before
         if is_shorter:
             messages = shortened.messages
-        if detail.tokens_after <= most:
+        if detail.tokens_after <= most or not is_shorter:
             break
-        if is_shorter:
-            sums = [0, *accumulate(await given.counter.counts(messages))]
-            given = replace(given, messages=messages, sums=sums)
-        elif given.spares_carried:
-            given = replace(given, spares_carried=False)
-        else:
-            break
+        given = await _with_messages(given, messages)
+    return Truncation(messages, replace(total, tokens_before=original.tokens))
+
+
+async def _with_messages(given: _Input, messages: list[Message]) -> _Input:
+    """Return *given* with other *messages*."""
+    sums = [0, *accumulate(await given.counter.counts(messages))]
+    return replace(given, messages=messages, sums=sums)
+
+
+async def _shorten_carried(
+    settings: SmartTruncate, given: _Input, result: Truncation, most: int
+) -> Truncation:
+    """Shorten *result* further, unknown blocks and references as well, to *most* tokens."""
+    given = await _with_messages(given, result.messages)
+    given = replace(given, spares_carried=False, aim=most)
+    further = await _shorten_until_it_fits(settings, given, most)
+    first = result.detail
+    last = further.detail
     detail = replace(
-        total,
-        tokens_before=original.overhead + original.sums[-1],
-        removed=await in_thread(count_removed, original.messages, messages),
+        last,
+        tokens_before=first.tokens_before,
+        filtered=first.filtered + last.filtered,
+        folded=first.folded + last.folded,
+        deleted=first.deleted + last.deleted,
     )
-    return Truncation(messages, detail)
+    return Truncation(further.messages, detail)
 
 
 async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
@@ -250,7 +278,8 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     places = {view.place for view in views}
     left, calls = await in_thread(truncate.filter_calls, folded, ground, places)
     tokens = await given.counter.counts(part.message for part in left)
-    excess = given.overhead + sum(tokens) - given.limit
+    aim = given.limit if given.aim is None else given.aim
+    excess = given.overhead + sum(tokens) - aim
     parts = await in_thread(
         truncate.delete_centre, left, tokens, ground, excess, given.window, given.marker
     )

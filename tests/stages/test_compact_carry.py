@@ -308,8 +308,10 @@ async def test_a_history_whose_every_request_ends_in_an_unknown_block_is_compact
 # Truncation ---------------------------------------------------------------------------------------
 
 
-async def truncated(history: list[Message], target: int) -> tuple[list[Message], Truncated]:
-    budget = Budget(window=4 * target, trigger=target + 1, target=target)
+async def truncated(
+    history: list[Message], target: int, window: int = 1_200
+) -> tuple[list[Message], Truncated]:
+    budget = Budget(window=window, trigger=target + 1, target=target)
     pipeline = ContextPipeline([SmartTruncate()], budget=budget, counter=words)
     result = await pipeline.run(history, session_id="s")
     return result.messages, report_of(result, "SmartTruncate")
@@ -327,16 +329,21 @@ async def test_truncation_takes_unknown_blocks_and_references_last():
     assert carried(context) == [gadget(1), UPLOAD]
 
 
-async def test_truncation_takes_them_where_nothing_else_makes_it_fit():
+async def test_truncation_takes_them_only_where_the_window_does_not_hold_them():
     history = [user("Go.")]
     for number in range(12):
         history += [assistant("ok"), user(gadget(number, size=50))]
     history += [assistant("ok"), user("End.")]
 
-    context, detail = await truncated(history, 300)
+    history += [*talk(6), assistant("ok"), user("End.")]
 
-    assert not detail.still_over
-    assert 0 < len(carried(context)) < 12
+    whole, spared = await truncated(history, 300)
+    context, detail = await truncated(history, 300, window=400)
+
+    assert len(carried(whole)) == 12
+    assert spared.still_over
+    assert sum(words(json.dumps(block)) for block in carried(context)) < 400
+    assert 4 <= len(carried(context)) < 12
     assert detail.removed["gadget"] == 12 - len(carried(context))
 
 
