@@ -179,7 +179,7 @@ class SmartTruncate:
             fitting = max(most, raw_limit(turn, window))
         result = await _shorten_until_it_fits(self, given, most)
         if result.detail.tokens_after > fitting:
-            result = await _shorten_carried(self, given, result, fitting)
+            result = await _shorten_carried(self, given, result, most)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         removed = await in_thread(count_removed, messages, result.messages)

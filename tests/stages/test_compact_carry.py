@@ -343,7 +343,7 @@ async def test_truncation_takes_them_only_where_the_window_does_not_hold_them():
     assert len(carried(whole)) == 12
     assert spared.still_over
     assert sum(words(json.dumps(block)) for block in carried(context)) < 400
-    assert 4 <= len(carried(context)) < 12
+    assert 0 < len(carried(context)) < 12
     assert detail.removed["gadget"] == 12 - len(carried(context))
 
 
