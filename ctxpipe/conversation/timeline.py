@@ -19,6 +19,7 @@ from ..edits.thinking import Stale, mark_stale, shift_stale
 from ..messages import (
     Message,
     as_blocks,
+    cache_marks,
     common_prefix,
     ensure_messages,
     is_equal,
@@ -274,6 +275,8 @@ class Timeline:
             mark_stale(step.stale, step.context, (step.kept, 0))
         if step.undone:
             self._return_to(step, earlier[right])
+        else:
+            self._note_returned_marks(step)
         # A journal may have told of another history, whose texts are in the same files.
         has_begun_anew = not whole and bool(self.placeholders)
         if agreement.has_diverged or has_left or has_begun_anew:
@@ -648,6 +651,22 @@ class Timeline:
             message = with_marks(before, now)
             if message is not before:
                 yield place, (message, message)
+
+    def _note_returned_marks(self, step: Step) -> None:
+        """Report the cache marks that were taken from old messages and are there again.
+
+        A mark that the caller has moved is the caller's change; one that had to give way to others
+        comes back once these are fewer.
+        """
+        moved = step.agreement.moved
+        for place, (message, _) in step.agreement.marked.items():
+            is_moved = step.adopted or self.starts[place] in moved
+            before = len(list(cache_marks(self.context[place])))
+            if is_moved or len(list(cache_marks(message))) <= before:
+                continue
+            touched = step.touched
+            touched.first = min((place, 0), touched.first or (place, 0))
+            touched.tail = min(touched.tail, len(step.context) - place - 1)
 
     def _position(self, index: int) -> int | None:
         """Which message of the context replaces message *index* of the history, and no other."""
