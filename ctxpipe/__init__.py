@@ -146,7 +146,7 @@ _ELSEWHERE = {
     ".stages.compact": "Breaker Evidence",
     ".stages.gates": "RatioGate RentOrBuyGate",
     ".stages.media": "MediaOffload",
-    ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
+    ".summarizers": "AgentSummarizer AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
     ".tokens": "TokenCounter",
     ".tools": "as_beta_tools",
 }

@@ -90,8 +90,10 @@ class Format:
         where the API requires a limit.
         """
         del max_tokens
-        routing = {name: values[name] for name in self.routing if name in values}
-        return {**routing, "model": model, self.key: [{"role": "user", "content": prompt}]}
+        body = {name: values[name] for name in self.routing if name in values}
+        if model is not None:  # else it is in the path, as Azure has it
+            body["model"] = model
+        return {**body, self.key: [{"role": "user", "content": prompt}]}
 
     def question_target(self, target: str, model: str | None) -> str:
         """Return the path and query of a question to *model*, from the *target* of a request.
