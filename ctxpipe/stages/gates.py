@@ -13,7 +13,7 @@ from .._logs import logger
 from .._text import short_repr
 from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
 from ..edits.offload import Candidate, Scan, passes
-from ..messages import MEDIA, Columns, ToolResult, compact_json, kind
+from ..messages import Columns, ToolResult, compact_json, is_text_part
 from ..providers.prices import PRICES, Prices
 from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..tokens import TokenCounter
@@ -189,6 +189,6 @@ def _tokens(counter: TokenCounter, candidate: Candidate) -> int:
         content = candidate.item.content
         if isinstance(content, str):
             return counter.text(content)
-        return sum(counter.block(block) for block in content or () if kind(block) not in MEDIA)
+        return sum(counter.block(block) for block in content or () if is_text_part(block))
     text = compact_json(candidate.item.input)
     return counter.text(text) * candidate.chars // max(1, len(text))

@@ -14,6 +14,7 @@ from ..messages import (
     OPAQUE,
     as_dict,
     compact_json,
+    contents,
     field,
     is_blank,
     is_encodable,
@@ -117,11 +118,9 @@ def thinking_block(thought: str | None, proof: object = None) -> JsonDict:
 
 
 def block_text(block: object) -> str:
-    """What *block* says, in text: its text, or its JSON."""
-    text = field(block, "text")
-    if kind(block) == "text" and isinstance(text, str):
-        return text
-    return compact_json(block)
+    """Return what *block* says in an API that has no such block: its text, else its JSON."""
+    text = contents.block_text(block)
+    return compact_json(block) if text is None else text
 
 
 def join_texts(blocks: Iterable[object]) -> str:

@@ -40,7 +40,7 @@ from ctxpipe.functions import offload_tool_result, offload_tool_results
 from ctxpipe.messages import Message, blocks, check, tool_calls
 from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Offloaded, Outcome
 from ctxpipe.tokens import TokenCounter, vocabulary
 from ctxpipe.tools import offload_tools
@@ -333,6 +333,28 @@ async def test_search_results_and_text_documents_leave_as_text_with_their_source
     assert any_reference(pointer["text"]) == f"{root}/s/a.md"
     [read, *_] = offload_tools(storage, session_id="s")
     assert await read({"path": f"{root}/s/a.md"}) == stored
+
+
+@pytest.mark.parametrize("form", ["text", "search_result", "document"])
+async def test_old_texts_leave_whatever_block_holds_them(storage, form: str):
+    def held(number: int) -> dict[str, Any]:
+        said = f"{LOG}\n{number}"
+        match form:
+            case "text":
+                return text(said)
+            case "search_result":
+                return {"type": form, "source": "s", "title": "t", "content": [text(said)]}
+        source = {"type": "text", "media_type": "text/plain", "data": said}
+        return {"type": "document", "source": source}
+
+    stage = BatchOffload(storage, gate=RentOrBuyGate(min_calls=10), keep_recent=5)
+    session = ContextPipeline([stage]).session("s", journal=storage)
+    history = [user("go")]
+    for number in range(20):
+        history += step(f"t{number}", "search", {"n": number}, [held(number)])
+        result = await session.run(history)
+
+    assert len(json.dumps(result.messages)) < 0.7 * len(json.dumps(history))
 
 
 async def test_a_citation_goes_with_the_search_result_that_it_points_to(storage):
