@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from operator import is_
 
 from .._threads.threads import in_thread_if
 from ..edits.thinking import mark_stale
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
+from ..messages.identity import says_the_same
 from .memory import Memory
 from .state import State
-from .timeline import Step, parse_from
+from .timeline import Earlier, Step, has_only_grown, parse_from
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
@@ -44,8 +46,9 @@ async def align_with_last(state: State, messages: list[Message]) -> Step:
 
 def _align_with_last(state: State, messages: list[Message]) -> Step:
     ensure_messages(messages, sys.maxsize)  # only that it is a list
+    agreed = common_prefix(state.given, messages)
     # Agents add results to the last message in place.
-    same = max(0, min(common_prefix(state.given, messages), len(state.given) - 1))
+    same = max(0, min(agreed, len(state.given) - 1))
     ensure_messages(messages, same)
     plain = parse_from(messages, same)
     was_plain = all(map(is_, state.context[:same], state.given))
@@ -53,7 +56,7 @@ def _align_with_last(state: State, messages: list[Message]) -> Step:
         context = messages
     else:
         context = [*state.context[:same], *plain]
-    return Step(
+    step = Step(
         known=0,
         adopted=False,
         messages=[],
@@ -63,3 +66,33 @@ def _align_with_last(state: State, messages: list[Message]) -> Step:
         kept=same,
         same=same,
     )
+    if state.earlier is not None and agreed < state.earlier.described:
+        known = _number_known(state.context, context, agreed)
+        has_summary = bool(state.earlier.edits) and state.earlier.edits[-1].start < known
+        if has_summary and known < state.earlier.described:
+            _undo_summary(step, state.earlier, known)
+    return step
+
+
+def _number_known(before: Sequence[Message], now: Sequence[Message], agreed: int) -> int:
+    """How many messages *now* has in common with the context *before*, the first *agreed* in form.
+
+    One that only grows at its end has nothing taken back.
+    """
+    known = agreed
+    shorter = min(len(before), len(now))
+    while known < shorter and says_the_same(before[known], now[known]):
+        known += 1
+    if known < shorter and has_only_grown(before[known], now[known]):
+        known += 1
+    return known
+
+
+def _undo_summary(step: Step, earlier: Earlier, known: int) -> None:
+    """Have *step* return to the *earlier* context, of which *known* messages are left."""
+    step.kept = 0
+    step.same = 0
+    step.undone = 1
+    step.stale = {}
+    mark_stale(step.stale, step.context, (0, 0))
+    step.add([edit for edit in earlier.edits if edit.stop <= known], step.context)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .._threads.threads import in_thread_if
-from ..edits.diff import apply_edits
+from ..edits.diff import Edit, apply_edits, place_after
 from ..messages import Message, is_bulky
 from .memory import Memory
 from .state import State
-from .timeline import Step
+from .timeline import Earlier, Step, undoing_edits
 
 
 async def commit(memory: Memory, step: Step) -> bool:
@@ -34,3 +34,20 @@ def keep(state: State, step: Step, sent: list[Message]) -> None:
         state.context = apply_edits(step.context, step.edits)
     state.stale = step.stale
     state.agreed = len(sent)
+    state.earlier = _earlier_context(state, step)
+
+
+def _earlier_context(state: State, step: Step) -> Earlier | None:
+    """The context before the newest summary of the one that *step* has made."""
+    if step.summaries:
+        number = min(step.summaries)
+        before = apply_edits(step.context, step.edits[:number])
+        return Earlier(len(state.context), 0, undoing_edits(state.context, before))
+    if state.earlier is None or step.undone:
+        return None
+    described, replaced, edits = state.earlier
+    shifted: list[Edit] = []
+    for start, stop, messages in edits:
+        first = place_after(step.edits, start)
+        shifted.append(Edit(first, max(first, place_after(step.edits, stop)), messages))
+    return Earlier(place_after(step.edits, described), replaced, shifted)

@@ -15,7 +15,7 @@ from ..settings import FLAG, MAPPING, excerpt
 from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
 from ..tokens import Budget, Ledger, TokenCounter
-from .timeline import Step
+from .timeline import Earlier, Step
 
 if TYPE_CHECKING:
     from ..summarizers import AgentModel
@@ -65,11 +65,12 @@ class Overhead(NamedTuple):
 class State:
     """What is remembered about one conversation, for speed and for circuit breakers.
 
-    It never decides an outcome. The sums agree with the first *agreed* messages of what was kept
-    last. *given* and *context* are what the last run returned, as it was sent and in plain form,
-    and *stale* its thinking with stale signatures. A session knows these three better, and leaves
-    them empty. *memories* are by the stage's place, *windows* by model: the size above which it has
-    refused a request.
+    It never decides an outcome, with one exception: a caller of `ContextPipeline.run` may take back
+    what a summary describes, and *earlier* is the context before that one. The sums agree with the
+    first *agreed* messages of what was kept last. *given* and *context* are what the last run
+    returned, as it was sent and in plain form, and *stale* its thinking with stale signatures. A
+    session knows these four better, and leaves them empty. *memories* are by the stage's place,
+    *windows* by model: the size above which it has refused a request.
     """
 
     settings: PipelineSettings
@@ -79,6 +80,7 @@ class State:
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
+    earlier: Earlier | None = field(default=None, repr=False)
     columns: Columns = field(default_factory=Columns, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)

@@ -305,17 +305,10 @@ class Timeline:
         others = [edit for edit in edits if edit.stop <= described]
         changed = [edit for edit in others if not (_is_single(edit) and edit.start in carried)]
         before = apply_edits(before, changed)
-        hunks: list[Edit] = []
-        for start, stop, messages in diff(self.context[:end], before, paired=False):
-            # The first message is replaced by all, so that a history which ends inside the
-            # summary and what belongs to it has no part of them.
-            first = min(start + 1, stop)
-            if first < stop:
-                hunks.append(Edit(first, stop, []))
-            hunks.append(Edit(start, first, messages))
         if described != NEVER:
             described = end
-        return [Earlier(described, bisect_right(self.ends, replaced), hunks)]
+        undoing = undoing_edits(self.context[:end], before)
+        return [Earlier(described, bisect_right(self.ends, replaced), undoing)]
 
     def _number_of_right(
         self, earlier: Sequence[Earlier], step: Step, history: Sequence[Message]
@@ -331,18 +324,17 @@ class Timeline:
     def _has_only_grown(self, index: int, now: Message, in_context: bool) -> bool:
         """Whether *now* says what message *index* has said, and then more."""
         ours = self.sent if in_context else self.history
-        if index >= len(ours) or ours[index]["role"] != now["role"]:
+        if index >= len(ours):
             return False
-        before: object = ours[index]["content"]
+        before = ours[index]
         if not in_context:
-            before = self._contents[index]
-            if before is now["content"]:
-                return _size(before) > self._sizes[index]
-            if _size(before) != self._sizes[index]:
+            content = self._contents[index]
+            if content is now["content"]:
+                return _size(content) > self._sizes[index]
+            if _size(content) != self._sizes[index]:
                 return False  # nobody knows what it said
-        known = with_content(now, before)
-        start = list(as_blocks(now))[: len(list(as_blocks(known)))]
-        return says_the_same(known, with_content(now, start))
+            before = with_content(before, content)
+        return has_only_grown(before, now)
 
     def _return_to(self, step: Step, earlier: Earlier) -> None:
         """Add the edits to *step* that make the *earlier* context of the history that is left."""
@@ -675,6 +667,29 @@ class Timeline:
             return None
         is_alone = (self.starts[place], self.ends[place]) == (index, index + 1)
         return place if is_alone else None
+
+
+def has_only_grown(before: Message, now: Message) -> bool:
+    """Return True if *now* says what *before* says, and then more."""
+    if before["role"] != now["role"]:
+        return False
+    start = list(as_blocks(now))[: len(as_blocks(before))]
+    return says_the_same(before, with_content(now, start))
+
+
+def undoing_edits(context: Sequence[Message], before: Sequence[Message]) -> list[Edit]:
+    """The edits that make the context *before* a summary of the *context* with it, the last first.
+
+    Where they replace several messages, all that was before takes the place of the first one: a
+    history that ends inside the summary, and what belongs to it, has no part of them then.
+    """
+    undoing: list[Edit] = []
+    for start, stop, messages in diff(context, before, paired=False):
+        first = min(start + 1, stop)
+        if first < stop:
+            undoing.append(Edit(first, stop, []))
+        undoing.append(Edit(start, first, messages))
+    return undoing
 
 
 def _is_only_end(undone: Sequence[Earlier], known: int) -> bool:

@@ -77,6 +77,16 @@ def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Mess
     return changed
 
 
+def place_after(edits: Sequence[Edit], place: int) -> int:
+    """Where what was at *place* is after *edits*; at the end of what has replaced it, at most."""
+    for start, stop, messages in edits:
+        if place >= stop:
+            place += len(messages) - (stop - start)
+        elif place > start:
+            place = min(place, start + len(messages))
+    return place
+
+
 def first_changed_block(before: Sequence[Message], edit: Edit) -> int:
     """The first block that *edit* has changed in its first message.
 

@@ -143,6 +143,67 @@ def test_no_request_of_a_resumed_session_has_a_word_of_what_was_undone(actions: 
     assert asyncio.run(undone_words(actions, resumes=True, journal=True)) == []
 
 
+async def undone_words_of_contexts(
+    actions: Sequence[Action], *, is_session: bool
+) -> list[tuple[int, set[str]]]:
+    """As `undone_words`, for an agent that goes on with the context as its history.
+
+    The user takes back some of the newest messages, and goes on for a while before the next time.
+    """
+    built = pipeline(MemoryStorage())
+    session = built.session("s")
+    life = Life()
+    said: list[Message] = []
+    undone: set[str] = set()
+    wrong: list[tuple[int, set[str]]] = []
+    for number, (name, size) in enumerate(actions):
+        before = list(life.history)
+        if name in ("cut", "end") and number % 3 == 2:
+            life.act((name, size % 4))
+            gone = [message for message in before if message not in life.history]
+            undone |= marks_in([message for message in gone if message in said])
+        else:
+            life.act(("work", 3))
+        said += [message for message in life.history if message not in before]
+        if is_session:
+            result = await session.run(list(life.history))
+        else:
+            result = await built.run(list(life.history), session_id="s")
+        if surplus := undone & marks_in(result.messages):
+            wrong.append((number, surplus))
+        assert check(result.messages) == []
+        life.history = list(result.messages)
+    return wrong
+
+
+@pytest.mark.parametrize("is_session", [False, True])
+@given(st.lists(_ACTIONS, min_size=6, max_size=30))
+def test_no_context_that_is_continued_has_a_word_of_what_was_undone(
+    is_session: bool, actions: list[Action]
+):
+    assert asyncio.run(undone_words_of_contexts(actions, is_session=is_session)) == []
+
+
+async def test_a_caller_of_run_who_takes_back_the_newest_message_has_the_context_before_it():
+    built, life = pipeline(MemoryStorage()), new_life()
+    before: list[Message] = []
+    for _ in range(50):
+        life.work(1)
+        before = list(life.history)
+        life.history = (await built.run(before, session_id="s")).messages
+        if is_summary(life.history[0]):
+            break
+    assert is_summary(life.history[0])
+
+    result = await built.run([*life.history[:-1], user("something else")], session_id="s")
+
+    assert len(result.messages) == len(before)
+    assert not any(map(is_summary, result.messages))
+    assert marks_in(result.messages) <= marks_in(before[:-1])
+    again = await built.run([*result.messages, assistant("yes"), user("on")], session_id="s")
+    assert again.messages[: len(result.messages)] == result.messages
+
+
 # Where it goes back to --------------------------------------------------------------------------
 
 
