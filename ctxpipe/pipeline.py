@@ -252,6 +252,7 @@ class ContextPipeline:
         history: bool = True,
         signing_key: bytes | Sequence[bytes] | None = None,
         lease_seconds: float | None = None,
+        store_seconds: float | None = None,
     ) -> Session:
         """The conversation *session_id*, which remembers what context a history has become.
 
@@ -260,7 +261,8 @@ class ContextPipeline:
         entries hold the texts unless *history* is False, and are signed with *signing_key* (16
         bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits up
         to that long for another process to end its own, which saves a second summary where the
-        journal's storage can do that. With *verify* edits inside messages of earlier turns are
+        journal's storage can do that. *store_seconds* is how long a turn waits for all its stores
+        together, by default STORE_SECONDS. With *verify* edits inside messages of earlier turns are
         noticed too. *cache_seconds* is how long the provider's prompt cache keeps; from
         an hour on, `Session.create` has it keep for an hour what is marked.
 
@@ -284,6 +286,7 @@ class ContextPipeline:
                     history=history,
                     signing_key=signing_key,
                     lease_seconds=lease_seconds,
+                    store_seconds=store_seconds,
                 )
                 known = conversation_of(session)
             known.reopen()

@@ -34,6 +34,7 @@ __all__ = [
     "MAX_RESTORE_TOKENS_TOTAL",
     "OFFLOAD_CHAR_THRESHOLD",
     "OFFLOAD_RATIO_THRESHOLD",
+    "STORE_SECONDS",
     "SUMMARY_MAX_WORDS",
     "SUMMARY_MODEL",
     "TOMBSTONE_DAYS",
@@ -315,6 +316,8 @@ EXAMPLE_MODEL = "claude-opus-5"
 """The model that errors, help and tests name: a current one, with a price."""
 SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
 TOMBSTONE_DAYS = Setting("TOMBSTONE_DAYS", 90)
+STORE_SECONDS = Setting("STORE_SECONDS", Decimal(2))
+"""How long a turn waits for its stores, all together, while nothing arrives."""
 SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)
 MAX_RESTORE_FILES = Setting("MAX_RESTORE_FILES", 5)
 MAX_RESTORE_TOKENS_PER_FILE = Setting("MAX_RESTORE_TOKENS_PER_FILE", 5000)

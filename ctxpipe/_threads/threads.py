@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
 
@@ -55,23 +57,54 @@ def thread_limiters(purpose: str, at_once: int) -> PerLoop[CapacityLimiter]:  # 
 
 
 class PerLoop(Generic[T]):
-    """A value for each event loop, which *make* returns when it is first asked for."""
+    """A value for each event loop, which *make* returns when it is first asked for.
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        # Here: a program that has no event loop needs no anyio.
-        from anyio.lowlevel import RunVar
+    With *close*, the value of an event loop is closed when that loop ends, as `asyncio.run` ends
+    it. Without that a client of a closed loop would stay open for ever: its sockets refer to the
+    loop, so that nothing that goes by weak references can tell that it is not used any more.
+    """
 
+    def __init__(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[object]] | None = None
+    ) -> None:
         self._make = make
-        self._value: RunVar[T] = RunVar(f"ctxpipe_{id(self)}")
+        self._close = close
+        # By the loop's identity. The generator, if there is one, closes the value with its loop.
+        self._values: dict[int, tuple[weakref.ref[Any], T, AsyncGenerator[None, None] | None]] = {}
 
     def get(self) -> T:
         """The value of this event loop."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        held = self._values.get(id(loop))
+        if held is not None and held[0]() is loop:
+            return held[1]
+        self._forget_closed()
+        value = self._make()
+        guard = self._close_with_loop(value, self._close) if self._close else None
+        self._values[id(loop)] = weakref.ref(loop), value, guard
+        if guard is not None:
+            # The first step, which awaits nothing, has the loop know of the generator.
+            with suppress(StopIteration):
+                guard.asend(None).send(None)
+        return value
+
+    def _forget_closed(self) -> None:
+        for key, (reference, *_) in list(self._values.items()):
+            loop = reference()
+            if loop is None or loop.is_closed():
+                self._values.pop(key, None)
+
+    @staticmethod
+    async def _close_with_loop(
+        value: T, close: Callable[[T], Awaitable[object]]
+    ) -> AsyncGenerator[None, None]:
+        """Close *value* when the event loop closes the generators that it has seen begin."""
         try:
-            return self._value.get()
-        except LookupError:
-            value = self._make()
-            self._value.set(value)
-            return value
+            yield
+        finally:
+            await close(value)
 
 
 # The event loop itself keeps no more than a weak reference.

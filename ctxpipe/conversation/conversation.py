@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from ..messages.identity import says_the_same
 from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.prices import HOUR
 from ..providers.refusals import FAR_BELOW, Refusal, read_refusal
-from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID
+from ..settings import FLAG, FUNCTION, NUMBER, POSITIVE, SESSION_ID
 from ..stages.background import PendingSummary
 from ..stages.compact import Compact
 from ..stages.media import MediaOffload
@@ -36,7 +37,7 @@ from ..stages.reports import Outcome, Result
 from ..storage.generations import GONE
 from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..storage.sealed import KEYS, as_keys
-from ..storage.waiting import lock_deadline
+from ..storage.waiting import store_allowance
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
@@ -44,7 +45,7 @@ from .align import align
 from .commit import commit
 from .decisions import Decisions
 from .gate import Exchanges, Gate, as_stages
-from .memory import DELETED, Memory
+from .memory import DELETED, UNKNOWN, Memory
 from .open_calls import add_appended
 from .state import PipelineSettings, Request, learn_window, model_of
 
@@ -78,6 +79,7 @@ class Conversation:
         history: bool = True,
         signing_key: bytes | Sequence[bytes] | None = None,
         lease_seconds: float | None = None,
+        store_seconds: float | None = None,
     ) -> None:
         SESSION_ID.check("session_id", session_id)
         JOURNAL_STORAGE.optional.check("journal", journal)
@@ -87,6 +89,7 @@ class Conversation:
         FLAG.check("history", history)
         KEYS.optional.check("signing_key", signing_key)
         NUMBER.optional.check("lease_seconds", lease_seconds)
+        POSITIVE.optional.check("store_seconds", store_seconds)
         self.session_id = session_id
         self.turns: int = 0
         self.on_change: Callable[[str, Conversation], object] | None = None
@@ -94,6 +97,7 @@ class Conversation:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._lease_seconds = lease_seconds
+        self._store_seconds = store_seconds
         keys = as_keys(signing_key)
         self._new_memory = partial(
             Memory, session_id, journal=journal, keys=keys, texts=history, verify=verify
@@ -146,6 +150,7 @@ class Conversation:
             verify=self._memory.timeline.verify,
             cache_seconds=self._cache_seconds,
             clock=self._clock,
+            store_seconds=self._store_seconds,
         )
         fork._decisions = self._decisions
         fork._memory.timeline.apply(self._memory.timeline.snapshot())
@@ -254,12 +259,12 @@ class Conversation:
         return is_flushing or self._gate.is_busy or self._exchanges.is_busy
 
     @asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """The conversation for one piece of work.
+    async def _alone(self, *, insists: bool = False) -> AsyncIterator[None]:
+        """The conversation for one piece of work, which *insists* if it needs what stores hold.
 
         A turn does without, since it takes ten times as long.
         """
-        with lock_deadline():
+        with self.store_allowance(insists=insists):
             entered = await self._gate.enter()
             try:
                 with self._memory.generation.running():
@@ -270,6 +275,10 @@ class Conversation:
                 raise
             finally:
                 entered.leave()
+
+    def store_allowance(self, *, insists: bool = False) -> AbstractContextManager[None]:
+        """What one turn may wait for its stores; see `ctxpipe.storage.waiting`."""
+        return store_allowance(self._store_seconds, insists=insists)
 
     async def _ensure_not_deleted(self, *, begins_turn: bool = False) -> None:
         """Ask the storages of which a journal does not say it. Raises SessionDeleted.
@@ -305,7 +314,7 @@ class Conversation:
         taken: int = 0,
     ) -> Result:
         """As `Session.run`; the first *taken* of the appended messages are in *history*."""
-        with lock_deadline():
+        with self.store_allowance():
             entered = await self._gate.enter()
             try:
                 self._memory.taken = taken
@@ -361,6 +370,8 @@ class Conversation:
             with self._memory.generation.running():
                 await self._ensure_not_deleted(begins_turn=True)
                 await self._memory.catch_up(history)
+                if self._is_owner and not self._memory.is_read:
+                    raise StorageError(errno.EAGAIN, UNKNOWN)
                 has_begun = True
                 return await self._run_stages(history, asked, stages)
         except SessionDeleted:
@@ -422,6 +433,7 @@ class Conversation:
 
     def _apply(self, step: Step) -> None:
         self._memory.apply(step)
+        self._memory.flush_when_back(self)
         self._note_change()
 
     def mark(
@@ -500,14 +512,14 @@ class Conversation:
     async def history(self, *, branch: str | None = None) -> list[Message]:
         """As `Session.history`."""
         with suppress(SessionDeleted):
-            async with self._alone():
+            async with self._alone(insists=True):
                 return await self._memory.history(branch)
-        async with self._alone():  # what there is since the deletion
+        async with self._alone(insists=True):  # what there is since the deletion
             return await self._memory.history(branch)
 
     async def branches(self) -> list[str]:
         """As `Session.branches`."""
-        with lock_deadline():
+        with self.store_allowance(insists=True):
             return await self._memory.branches()
 
     def append(self, messages: Sequence[Message]) -> None:
@@ -542,8 +554,11 @@ class Conversation:
 
         And how many of the appended messages are in it.
         """
-        async with self._alone():
-            self._is_owner = True
+        self._is_owner = True
+        return await self._newest_history(insists=not self._memory.is_read)
+
+    async def _newest_history(self, *, insists: bool = False) -> tuple[list[Message], int]:
+        async with self._alone(insists=insists):
             history = await self._memory.newest_history()
             appended = self._exchanges.before_claims(self.appended)
             return add_appended(history, appended), len(appended)
@@ -578,12 +593,17 @@ class Conversation:
             await self._write_appended(1)
 
     async def _write_appended(self, count: int) -> None:
-        """Add the first *count* appended messages to the timeline and the journal, without a turn.
+        """Add the first *count* appended messages to what is known, and to the journal."""
+        await self._write(add_appended(self.known, self.appended[:count]), count)
 
-        They stay appended where others have written to the journal first.
+    async def _write(self, history: list[Message], count: int) -> None:
+        """Add *history* to the timeline and the journal, without a turn.
+
+        The first *count* appended messages are in it. They stay appended where others have written
+        to the journal first.
         """
         memory = self._memory
-        step = memory.timeline.begin(add_appended(self.known, memory.appended[:count]))
+        step = memory.timeline.begin(history)
         try:
             memory.taken = count
             if await memory.write(step):
@@ -601,12 +621,16 @@ class Conversation:
         of the next result. Raises StorageError when it cannot be read.
         """
         async with self.exchange():
-            with lock_deadline():
-                history, taken = await self.own_history()
+            with self.store_allowance():
+                was_read = self._memory.is_read
+                history, taken = await self._newest_history()
                 async with self._alone():
                     self._memory.taken = taken
                     await self._memory.catch_up(history)
-                    await self._write_appended(self._memory.taken)
+                    taken = self._memory.taken
+                    if was_read:
+                        history = add_appended(self.known, self.appended[:taken])
+                    await self._write(history, taken)
 
     @property
     def _can_flush(self) -> bool:
@@ -623,6 +647,12 @@ class Conversation:
             await self.flush()
         except CtxpipeError as error:
             self._memory.notify(f"what was appended cannot be written: {safe_text(error)}")
+
+    async def flush_missing(self) -> None:
+        """Write what could not be written before, unless a turn is about to do that."""
+        self.flush_soon()
+        if self._flushing is not None:
+            await asyncio.wait({self._flushing})
 
     @property
     def has_unsaved(self) -> bool:

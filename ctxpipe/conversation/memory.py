@@ -21,7 +21,8 @@ from ..stages.breaker import Attempts
 from ..stages.offloaded import write_lost_files
 from ..storage import JournalStorage
 from ..storage.generations import Generation
-from ..storage.sealed import DAMAGED, Entry, Journal, chain
+from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused, chain
+from ..storage.waiting import Availability, Unavailable
 from .packing import Packing, Replay
 from .state import State
 from .timeline import Step, Timeline
@@ -40,6 +41,8 @@ UNDONE = "a summary of what has gone is undone: the context is as it was before 
 REFUSED = "entry {} is refused, though nobody is seen to have written it"
 DELETED = "the conversation was deleted; what is handed in since then begins a new one"
 REPLACED = "the journal was replaced; this session goes on from what it knows"
+UNKNOWN = "the history that this session owns is in its journal, which cannot be read now"
+BACK = "the journal is back, and what was missed is written"
 NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
 
 
@@ -93,6 +96,8 @@ class Memory:
         self._packing = Packing(journal, session_id, texts=texts)
         self.is_read: bool = journal is None
         """Whether the journal has been read, if there is one."""
+        self._failing: set[str] = set()  # what fails, and a notice has said so
+        self._waits_for: Availability | None = None  # the store that what is unwritten waits for
         self._seen: int | None = None  # entries that were there when the history was asked for
         self._base = 0
         self._seal = ""  # of entry number base - 1
@@ -115,18 +120,44 @@ class Memory:
         self.notices.append(text)
 
     @contextmanager
-    def _notify_failure(self, problem: str) -> Iterator[None]:
-        """An error of a storage becomes a notice of *problem*."""
+    def _notify_failure(self, problem: str, *, of: str) -> Iterator[None]:
+        """An error of a storage, which is called *of*, becomes a notice of *problem*."""
         try:
             with storage_errors():
                 yield
         except StorageError as error:
-            self.notify(f"{problem}: {safe_text(error)}")
+            self._note_failure(problem, error, of=of)
+        else:
+            self._failing.discard(of)
+
+    def _note_failure(self, problem: str, error: StorageError, *, of: str = "journal") -> None:
+        """Add a notice of *problem*, the first time of what may fail in many turns.
+
+        The log has one warning for all sessions where the store has made a turn wait.
+        """
+        is_news = of not in self._failing
+        self._failing.add(of)
+        text = f"{problem}: {safe_text(error)}"
+        if isinstance(error, Unavailable):
+            self._waits_for = error.store
+            if is_news:
+                self.notices.append(text)
+        elif is_news:
+            self.notify(text)
+
+    def _note_success(self) -> None:
+        """Add a notice when the journal has failed and works again."""
+        if "journal" in self._failing:
+            self._failing.discard("journal")
+            self.notices.append(BACK)
 
     # Reading --------------------------------------------------------------------------------------
 
     async def catch_up(self, history: list[Message]) -> None:
-        """Take over what others have written, as far as *history* continues it."""
+        """Take over what others have written, as far as *history* continues it.
+
+        A journal that cannot be read now is read in a later turn.
+        """
         journal = self._journal
         if journal is None:
             return
@@ -134,18 +165,24 @@ class Memory:
             is_stale = self.is_behind or self._refused_at is not None
             if not self.is_read:
                 await self._resume(journal, history)
+                self.is_read = True
             elif is_stale or await self._has_news(journal):
                 await self._follow(journal, history)
-        except StorageError as error:
+        except JournalRefused as error:
             problem = "the journal cannot be read"
             if not self.is_read:
                 self._journal = self.storage = None
                 problem += "; the session begins anew, and without a journal"
+                self.is_read = True
             self.notify(f"{problem}: {safe_text(error)}")
-        self.is_read = True
+        except StorageError as error:
+            self._note_failure("the journal cannot be read", error)
+        else:
+            if not self.unwritten:
+                self._note_success()
         touch = getattr(self._packing.text_reader, "touch", None)  # where it wants to know of use
         if touch is not None:
-            with self._notify_failure("the texts cannot be marked as used"):
+            with self._notify_failure("the texts cannot be marked as used", of="texts"):
                 await touch(self._session_id)
 
     async def ensure_not_deleted(self) -> None:
@@ -175,17 +212,27 @@ class Memory:
             self._doubtful = 0
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
-        """Continue the branch that *history* has most in common with."""
+        """Continue the branch that *history* has most in common with.
+
+        Turns before this one may have found no journal to read, and could not be written. The
+        branch takes their place, since *history* has their messages; where there is no such branch,
+        they are written.
+        """
         entries, lines = await self._read_lines(journal, history)
         line = max(lines, key=lambda line: line.step.known)
-        if line.step.known or not entries:
+        has_begun = bool(self.unwritten)
+        if line.step.known or not (entries or has_begun):
             if line.replay.has_hidden:
                 self.notify(REDACTED)
+            if has_begun:
+                self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
             if entries:
                 await self._restore_files()
-        else:
+        elif entries:
             self.notify(ANOTHER_HISTORY)
+            if has_begun:  # they were packed for a journal of their own
+                self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
         has_news = self._seen is not None and len(entries) > self._seen
         if has_news and line.step.agreement.is_cut:
             self.is_behind = self._is_shared = True
@@ -300,7 +347,8 @@ class Memory:
         texts = self._packing.text_reader
         restored = lost = 0
         if texts is not None:
-            with self._notify_failure("the files that the context refers to cannot be checked"):
+            problem = "the files that the context refers to cannot be checked"
+            with self._notify_failure(problem, of="files"):
                 restored, lost = await write_lost_files(self.timeline, texts)
         outcomes = {" had gone: written again": restored, ": gone, not in the history given": lost}
         for outcome, count in outcomes.items():
@@ -316,12 +364,12 @@ class Memory:
         leased = AsyncExitStack()
         acquire = getattr(self.storage, "lease", None)
         if acquire is not None:
-            with self._notify_failure("the session cannot be leased"):
+            with self._notify_failure("the session cannot be leased", of="lease"):
                 await leased.enter_async_context(acquire(self._session_id, seconds))
         try:
             yield
         finally:
-            with self._notify_failure("the lease cannot be given back"):
+            with self._notify_failure("the lease cannot be given back", of="end of the lease"):
                 await leased.aclose()
 
     # Writing --------------------------------------------------------------------------------------
@@ -356,10 +404,12 @@ class Memory:
         except StorageError as error:
             self.unwritten = turns
             journal.unanswered = ""  # the turn counts, wherever its entry is
-            self.notify(f"the journal cannot be written: {safe_text(error)}")
+            self._note_failure("the journal cannot be written", error)
         else:
             self.unwritten = []
             self._saved = calibration
+            self.is_read = True  # it was empty, or was read before
+            self._note_success()
         self._saved_attempts = attempts
         self._refused_at = None
         return True
@@ -446,6 +496,11 @@ class Memory:
         del self.appended[: self.taken]
         self.taken = self._doubtful = 0
 
+    def flush_when_back(self, holder: object) -> None:
+        """Await ``holder.flush_missing()`` when the store of the journal is back."""
+        if self._waits_for is not None and self.unwritten:
+            self._waits_for.call_when_back(holder)
+
     # The history ----------------------------------------------------------------------------------
 
     async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
@@ -476,18 +531,25 @@ class Memory:
         raw, lost = await packing.restore(replay)
         for reason in lost:
             self.notify(reason)
+        if branch is None and not self.is_read and len(self.timeline.history) > len(raw):
+            return list(self.timeline.history)  # of turns that could not be written
         return raw
 
     async def newest_history(self) -> list[Message]:
-        """The history with what others have added to it. Raises StorageError."""
+        """The history with what others have added to it.
+
+        Raises StorageError where the journal cannot be read, and only the journal has it.
+        """
         if self._journal is None:
             return self.timeline.history
-        if not self.is_read:
-            return await self.history(None)
         try:
+            if not self.is_read:
+                return await self.history(None)
             has_news = await self._has_news(copy(self._journal))
-        except StorageError:
-            if self.unwritten:
+        except StorageError as error:
+            # Of a session that others write to, this one may not have the newest messages.
+            if self.unwritten or (self.timeline.history and not self._is_shared):
+                self._note_failure("the journal cannot be read", error)
                 return self.timeline.history
             raise
         if not has_news or (self.unwritten and not self._found):

@@ -22,7 +22,6 @@ from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
-from ..storage.waiting import lock_deadline
 from .client import lent_model, observe_stream, request_arguments
 
 if TYPE_CHECKING:
@@ -361,7 +360,7 @@ class Session:
         OPEN_CALLS.check("open_calls", open_calls)
         conversation = self._conversation
         taken = 0
-        with lock_deadline():  # the request itself may take minutes
+        with conversation.store_allowance():  # the request itself may take minutes
             if messages is None:
                 own, taken = await conversation.own_history()
                 if has_waited and own and conversation.is_answered(own[-1]):

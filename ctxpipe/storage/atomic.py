@@ -92,6 +92,23 @@ def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
     return True
 
 
+def replace_by_copy(folder: int, name: str, file: int) -> None:
+    """Put a copy of the open *file* in place of the file *name*, which is that file.
+
+    Its other names, such as that in a snapshot by hard links, keep what they have. Whoever writes
+    to *file* must be kept out by a lock.
+    """
+    with temporary_file(folder, _pieces_of(file), synced=True) as temporary:
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _pieces_of(file: int) -> Iterator[bytes]:
+    position = 0
+    while piece := os.pread(file, _BUFFERED, position):
+        yield piece
+        position += len(piece)
+
+
 def discard(folder: int, name: str) -> None:
     """Remove the file *name*, unless it is gone."""
     with suppress(FileNotFoundError):

@@ -118,12 +118,6 @@ def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
     return file
 
 
-def refuse_second_name(info: os.stat_result) -> None:
-    """Raise OSError when the file of *info* has a second name: what is appended goes there too."""
-    if info.st_nlink > 1:
-        raise OSError(errno.EMLINK, "it has a second name (a hard link) somewhere; remove that")
-
-
 def file_info(folder: int | None, name: str) -> os.stat_result:
     """What `os.stat` says about *name*, in an open *folder* or a path, or about such a link."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from .._threads.pieces import pieces
 from ..errors import StorageError
-from .atomic import exists, sync, write_all
+from .atomic import exists, replace_by_copy, sync, write_all
 from .folders import (
     file_info,
     has_name,
     ignore_absent,
     ignore_unsupported,
     open_file,
-    refuse_second_name,
     translate_errors,
     try_lock,
 )
@@ -112,19 +111,45 @@ class Journals:
             return name
         return ""
 
+    def ensure_free(self, folder: str) -> None:
+        """Raise Locked when another process has the journal in *folder*; StorageError."""
+        self._root.ensure_free(folder)
+        with (
+            ignore_absent(),
+            translate_errors(f"cannot open the journal {self._root.path_of(folder, JOURNAL)}"),
+            self._root.folder(folder) as descriptor,
+        ):
+            file = open_file(JOURNAL, os.O_RDONLY, folder=descriptor)
+            try:
+                if not try_lock(file):
+                    raise Locked(self._root.path_of(folder, JOURNAL))
+            finally:
+                os.close(file)
+
     def _last_position(self, folder: str) -> Position:
         return self._seen.get(folder, Position())
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[int]:
-        """The journal in the folder *name*, open and locked, which still has its name."""
+        """The journal in the folder *name*, open and locked, which still has its name.
+
+        One that has a second name, as in a snapshot by hard links, is replaced by a copy first:
+        what is appended must not go there too.
+        """
         with self._root.folder(name, create=True) as folder:
             while True:
                 file = _open_locked(self._root, name, JOURNAL, folder)
                 try:
                     if has_name(file, JOURNAL, folder=folder):
-                        yield file
-                        return
+                        info = os.fstat(file)
+                        if info.st_nlink == 1:
+                            yield file
+                            return
+                        replace_by_copy(folder, JOURNAL, file)
+                        seen = self._last_position(name)
+                        if seen.inode == info.st_ino:
+                            copied = seen._replace(inode=file_info(folder, JOURNAL).st_ino)
+                            remember(self._seen, name, copied)
                 finally:
                     os.close(file)
 
@@ -175,9 +200,9 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
         root.list_file(folder_name, folder, name)
     file = open_file(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
     try:
-        refuse_second_name(os.fstat(file))
-        with ignore_unsupported():
-            os.fchmod(file, 0o600)
+        if os.fstat(file).st_nlink == 1:  # else it may be somebody else's, linked here
+            with ignore_unsupported():
+                os.fchmod(file, 0o600)
         if not try_lock(file):
             raise Locked(root.path_of(folder_name, name))
     except OSError:

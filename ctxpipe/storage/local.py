@@ -58,7 +58,7 @@ from .ownership import INDEX, StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
 from .references import check_reference
-from .waiting import acquire_within, run_in_thread, run_locked
+from .waiting import Availability, acquire_within, run_in_thread
 
 _CHUNK = 1 << 16
 
@@ -96,6 +96,9 @@ class LocalStorage:
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
     _journals: Journals = field(init=False, repr=False, compare=False)
     _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _locks: dict[str, Availability] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     __repr__ = short_repr
 
@@ -125,7 +128,8 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await run_locked(self.write_blocking, texts)
+        folder = key_parts(texts[0][0])[0] if texts else ""
+        return await self._folder_lock(folder).call_locked(self.write_blocking, texts)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """What `write` does, in the calling thread: for a program that has no event loop."""
@@ -250,7 +254,9 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await run_locked(self._save, session_folder(session_id), safe_name(stem), record)
+        folder = session_folder(session_id)
+        lock = self._folder_lock(folder)
+        return await lock.call_locked(self._save, folder, safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
@@ -304,7 +310,8 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        await run_locked(self._save_index, session_folder(session_id), content)
+        folder = session_folder(session_id)
+        await self._folder_lock(folder).call_locked(self._save_index, folder, content)
 
     def _save_index(self, folder: str, content: bytes) -> None:
         with (
@@ -320,8 +327,9 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        arguments = (session_folder(session_id), owner_of(owner_id), notes, self.clock())
-        await run_locked(add_notes, self._folders, *arguments)
+        folder = session_folder(session_id)
+        arguments = (folder, owner_of(owner_id), notes, self.clock())
+        await self._folder_lock(folder).call_locked(add_notes, self._folders, *arguments)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
         """Return the notes of the name *session_id*, None where *version* is the newest.
@@ -337,8 +345,9 @@ class LocalStorage:
 
         Raises StorageError.
         """
+        folder = session_folder(session_id)
         append = partial(self._journals.append, synced=self.fsync)
-        return await run_locked(append, session_folder(session_id), number, entry)
+        return await self._journal_lock(folder).call_locked(append, folder, number, entry)
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
@@ -415,7 +424,8 @@ class LocalStorage:
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
         kept = await run_in_thread(files_named_in, chain.from_iterable(histories))
-        return await run_locked(self._cleanup, Limits(max_bytes, max_age, records, kept))
+        limits = Limits(max_bytes, max_age, records, kept)
+        return await self._folder_lock("").call_locked(self._cleanup, limits)
 
     def _cleanup(self, limits: Limits) -> Cleaned:
         now = self.clock()
@@ -433,13 +443,34 @@ class LocalStorage:
         made.
         """
         SESSION_ID.check("session_id", session_id)
-        cleaned = await run_locked(delete_session, self._folders, session_folder(session_id))
+        folder = session_folder(session_id)
+        lock = self._folder_lock(folder)
+        cleaned = await lock.call_locked(delete_session, self._folders, folder)
         for name in names_of(session_id):
-            await run_locked(self._forget_notes, session_folder(name), owner_of(session_id))
+            notes = session_folder(name)
+            lock = self._folder_lock(notes)
+            await lock.call_locked(self._forget_notes, notes, owner_of(session_id))
         return cleaned
 
     def _forget_notes(self, folder: str, owner: str) -> None:
         forget_notes(self._folders, folder, lambda note: note.owner == owner)
+
+    # Locks ----------------------------------------------------------------------------------------
+
+    def _folder_lock(self, folder: str) -> Availability:
+        """Whether the *folder* of a session is free: a deletion has it for itself."""
+        return self._lock(f"the folder {folder}", partial(self._folders.ensure_free, folder))
+
+    def _journal_lock(self, folder: str) -> Availability:
+        """Whether the journal in *folder* is free: another process may be writing to it."""
+        return self._lock(f"the journal in {folder}", partial(self._journals.ensure_free, folder))
+
+    def _lock(self, name: str, ensure_free: Callable[[], None]) -> Availability:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = Availability(name, partial(run_in_thread, ensure_free))
+            remember(self._locks, name, lock)
+        return lock
 
 
 @dataclass(frozen=True, slots=True)

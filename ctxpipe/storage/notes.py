@@ -23,14 +23,13 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ..placeholders.names import content_hash, session_folder
-from .atomic import exists, read_bytes, temporary_file, write_all
+from .atomic import exists, read_bytes, replace_by_copy, temporary_file, write_all
 from .folders import (
     file_info,
     has_name,
     ignore_absent,
     ignore_unsupported,
     open_file,
-    refuse_second_name,
     translate_errors,
     try_lock,
 )
@@ -168,13 +167,15 @@ def _exclusive(root: StorageRoot, folder: str, descriptor: int, *, create: bool)
     flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
     file = open_file(NOTES, flags, folder=descriptor)
     try:
-        refuse_second_name(os.fstat(file))
         is_locked = True
         with ignore_unsupported():
             is_locked = try_lock(file)
         # Another writer may have put a new file in its place meanwhile.
         if not is_locked or not has_name(file, NOTES, folder=descriptor):
             raise Locked(root.path_of(folder, NOTES))
+        if os.fstat(file).st_nlink > 1:  # as in a snapshot by hard links, which keeps what it has
+            replace_by_copy(descriptor, NOTES, file)
+            raise Locked(root.path_of(folder, NOTES))  # for a moment: the next try has the copy
         yield file
     finally:
         os.close(file)

@@ -24,13 +24,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from anyio import CapacityLimiter, create_task_group, fail_after
+from anyio import CapacityLimiter, create_task_group
 
 from .._text import short_repr
 from .._threads.threads import PerLoop, in_thread, in_thread_if
@@ -69,9 +69,12 @@ from .notes import LoadedNotes, Note, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
+from .waiting import PROMPT_SECONDS, Availability, Unavailable, note_progress
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+T = TypeVar("T")
 
 _ERRNO = {
     "NotFoundError": errno.ENOENT,
@@ -85,6 +88,7 @@ _ERRNO = {
 }
 _LONG = 100_000  # characters that are encoded in a worker thread
 _CHUNK = 1000  # objects that are listed or deleted at once
+_PIECE = 1 << 16  # bytes of an object that are received at once
 _STORE = Wanted(
     lambda store: callable(getattr(store, "put_async", None)),
     "one of obstore, such as MemoryStore()",
@@ -107,9 +111,9 @@ class ObjectStorage:
     `offload_tools` to read them.
 
     *redact*, *clock* and *reference* are those of `LocalStorage`. At most *connections* requests
-    are made at the same time in an event loop, each for up to *timeout* seconds, tries again of the
-    store included. Give the same object to the stages, to a journal as ``texts=``, and to
-    `offload_tools`.
+    are made at the same time in an event loop. *timeout* is how many seconds a turn waits for this
+    store, what it tries again itself included, by default STORE_SECONDS. Give the same object to
+    the stages, to a journal as ``texts=``, and to `offload_tools`.
 
     Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
     """
@@ -118,7 +122,7 @@ class ObjectStorage:
     redact: Redact | None = None
     clock: Callable[[], float] = time.time
     connections: int = 16
-    timeout: float = 30.0
+    timeout: float | None = None
     reference: str = "absolute"
 
     __repr__ = short_repr
@@ -131,9 +135,10 @@ class ObjectStorage:
             redact=FUNCTION.optional,
             clock=FUNCTION,
             connections=COUNT,
-            timeout=POSITIVE,
+            timeout=POSITIVE.optional,
         )
         check_reference(self.reference)
+        self._availability = Availability("the object store", self._trial, seconds=self.timeout)
         self._touched: dict[str, float] = {}
         self._limiter = PerLoop(partial(CapacityLimiter, self.connections))
 
@@ -417,15 +422,15 @@ class ObjectStorage:
 
     async def _delete_objects(self, paths: Sequence[str]) -> None:
         for start in range(0, len(paths), _CHUNK):
-            async with self._request():
-                await self.store.delete_async(list(paths[start : start + _CHUNK]))
+            some = list(paths[start : start + _CHUNK])
+            await self._request(partial(self.store.delete_async, some))
 
     # Requests -------------------------------------------------------------------------------------
 
     async def _put(self, path: str, content: bytes, **options: Any) -> None:
         """Write an object, also in place of another."""
-        async with self._request():
-            await self.store.put_async(path, content, **options)
+        put = partial(self.store.put_async, path, content, **options)
+        await self._request(put, size=len(content))
 
     async def _create(self, path: str, content: bytes) -> bool:
         """Write an object; False when there is one."""
@@ -439,34 +444,61 @@ class ObjectStorage:
 
     async def _get(self, path: str) -> bytes | None:
         with ignore_absent():
-            async with self._request():
-                found = await self.store.get_async(path)
-                return bytes(await found.bytes_async())
+            return await self._request(partial(self._receive, path))
         return None
+
+    async def _receive(self, path: str) -> bytes:
+        found = await self.store.get_async(path)
+        content = bytearray()
+        async for piece in found.stream(min_chunk_size=_PIECE):
+            note_progress()
+            content += piece
+        return bytes(content)
 
     async def _head(self, path: str) -> Mapping[str, Any] | None:
         with ignore_absent():
-            async with self._request():
-                return await self.store.head_async(path)
+            return await self._request(partial(self.store.head_async, path))
         return None
 
     async def _list(self, prefix: str | None) -> AsyncIterator[Mapping[str, Any]]:
         with _translate_errors():
             stream = self.store.list(prefix, chunk_size=_CHUNK)
+
+        async def next_chunk() -> Sequence[Mapping[str, Any]] | None:
+            return await anext(stream, None)
+
         while True:
-            async with self._request():
-                found: Sequence[Mapping[str, Any]] | None = await anext(stream, None)
+            found = await self._request(next_chunk)
             if found is None:
                 return
             for item in found:
                 yield item
 
-    @asynccontextmanager
-    async def _request(self) -> AsyncIterator[None]:
-        """One request at a time of a few. Raises StorageError for whatever fails."""
-        async with self._limiter.get():
-            with _translate_errors(), fail_after(self.timeout):
-                yield
+    async def _request(self, send: Callable[[], Awaitable[T]], *, size: int = 0) -> T:
+        """What *send* returns, which is one request of *size* bytes, a few of them at a time.
+
+        Raises StorageError for whatever fails.
+        """
+
+        async def send_in_turn() -> T:
+            async with self._limiter.get():
+                began = time.monotonic()
+                try:
+                    with _translate_errors():
+                        return await send()
+                except StorageError as error:
+                    # An error that comes at once costs the next turn nothing.
+                    has_waited = time.monotonic() - began > PROMPT_SECONDS
+                    if has_waited and error.errno in (errno.EIO, errno.ETIMEDOUT):
+                        raise Unavailable(*error.args) from error
+                    raise
+
+        return await self._availability.call(send_in_turn, size=size)
+
+    async def _trial(self) -> None:
+        """Ask for an object that does not exist."""
+        with ignore_absent(), _translate_errors():
+            await self.store.head_async(_tombstone_path("trial"))
 
     async def _at_once(self, work: Callable[[str], Awaitable[None]], names: Iterable[str]) -> None:
         """Do *work* on all of *names*; then raise the first error."""
@@ -492,11 +524,12 @@ def _translate_errors() -> Iterator[None]:
 
     try:
         yield
+    except StorageError:
+        raise
     except (exceptions.BaseError, OSError) as error:
         name = type(error).__name__
-        raise StorageError(
-            _ERRNO.get(name, errno.EIO), f"the object store failed: {name}"
-        ) from error
+        number = _ERRNO.get(name, errno.EIO)
+        raise StorageError(number, f"the object store failed: {name}") from error
 
 
 # Names of objects ---------------------------------------------------------------------------------

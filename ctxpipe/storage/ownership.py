@@ -24,6 +24,7 @@ from .atomic import (
     exists,
     is_temporary,
     read_bytes,
+    replace_by_copy,
     sweep,
     temporary_file,
     temporary_name,
@@ -230,6 +231,12 @@ class StorageRoot:
             if is_ours:
                 return descriptor
 
+    def ensure_free(self, name: str) -> None:
+        """Raise Locked when the session folder *name* is being deleted; StorageError."""
+        with ignore_absent(), self.folder(name) as descriptor:
+            if not _lock(descriptor, shared=True):
+                raise Locked(self.path_of(name))
+
     def touch(self, name: str, session_id: str) -> None:
         """Note that the session in the folder *name*, which has a journal, is in use.
 
@@ -327,17 +334,32 @@ class StorageRoot:
             self._add_line(name, folder, file)
 
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
-        try:
-            mark = open_file(_mark_name(name), os.O_WRONLY | os.O_APPEND, folder=folder)
-        except FileNotFoundError:
-            return
-        try:
-            # With a second name it may be somebody else's file, linked here.
-            if os.fstat(mark).st_nlink == 1:
+        """Add a line to the mark of the open *folder*. Raises Locked, and OSError.
+
+        A mark that has a second name, as in a snapshot by hard links, is replaced by a copy first.
+        Who does that keeps out those who add lines, since these would be missing in the copy.
+        """
+        file = _mark_name(name)
+        is_written = False
+        while not is_written:
+            try:
+                mark = open_file(file, os.O_RDWR | os.O_APPEND, folder=folder)
+            except FileNotFoundError:
+                return
+            try:
+                is_linked = os.fstat(mark).st_nlink > 1
+                if not _lock(mark, shared=not is_linked):
+                    raise Locked(self.path_of(name, file))
+                if not has_name(mark, file, folder=folder):
+                    continue  # it was replaced
+                if is_linked:
+                    replace_by_copy(folder, file, mark)
+                    continue
                 # The line break comes first: a line that a crash has torn must not swallow this.
                 os.write(mark, f"\n{json.dumps(value)}".encode())
-        finally:
-            os.close(mark)
+                is_written = True
+            finally:
+                os.close(mark)
 
     # Opening --------------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from .._threads.pieces import join, pieces
 from .._threads.threads import in_thread, in_thread_if
@@ -18,12 +20,19 @@ from ..messages import is_encodable, json_pieces
 from ..settings import Wanted
 from ..tokens.ledger import SavedSample
 from .protocol import JournalStorage
+from .waiting import Availability, availability_of
+
+T = TypeVar("T")
 
 FORM = 2
 """The form of an entry. A journal with a newer one is neither read nor written."""
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What an invalid entry may raise when it is read."""
 _CHECKSUM_KEY = b"ctxpipe"  # where nothing is signed
+
+
+class JournalRefused(StorageError):
+    """A journal that another version of ctxpipe, or another key, can read: it is left as it is."""
 
 
 class Entry(NamedTuple):
@@ -63,6 +72,16 @@ class Journal:
         self.unanswered: str = ""  # seal of one that the storage was given; it may have it
         self._session_id = session_id
         self._keys = keys
+        nothing = partial(storage.entries, session_id, sys.maxsize)
+        self.availability: Availability | None = availability_of(storage, nothing)
+        """That of a storage which is not one of ctxpipe's own."""
+
+    async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What *work*, a call of the storage, returns. Raises StorageError."""
+        with storage_errors():
+            if self.availability is None:
+                return await work()
+            return await self.availability.call(work)
 
     async def write(self, entry: Entry, *, is_bulk: bool) -> bool:
         """Append *entry*; False when somebody else has written an entry of that number.
@@ -71,8 +90,8 @@ class Journal:
         """
         line = await in_thread_if(is_bulk, self._seal_entry, entry)
         self.unanswered = _seal_of(line)
-        with storage_errors():
-            is_written = await self.storage.append(self._session_id, self.count, line)
+        append = partial(self.storage.append, self._session_id, self.count, line)
+        is_written = await self._ask(append)
         if is_written:
             self.count, self.seal = self.count + 1, self.unanswered
         self.unanswered = ""
@@ -83,11 +102,11 @@ class Journal:
 
         The name, "" when somebody else has set it aside already. Raises StorageError.
         """
-        with storage_errors():
-            name = await self.storage.set_aside(self._session_id)
-            if name:
-                for number, entry in enumerate(entries):
-                    await self.storage.append(self._session_id, number, entry.line)
+        name = await self._ask(partial(self.storage.set_aside, self._session_id))
+        if name:
+            for number, entry in enumerate(entries):
+                append = partial(self.storage.append, self._session_id, number, entry.line)
+                await self._ask(append)
         return name
 
     def restart(self) -> None:
@@ -97,15 +116,14 @@ class Journal:
     async def read(self) -> tuple[list[Entry], bool]:
         """All valid entries, and whether an invalid one follows.
 
-        Raises StorageError for an entry that another version or another key can read.
+        Raises JournalRefused for an entry that another version or another key can read.
         """
         self.restart()
         return await self.read_news()
 
     async def read_news(self) -> tuple[list[Entry], bool]:
         """As `read`, for the entries after the last one that is known."""
-        with storage_errors():
-            lines = await self.storage.entries(self._session_id, self.count)
+        lines = await self._ask(partial(self.storage.entries, self._session_id, self.count))
         if not lines:
             return [], False
         return await in_thread(self._verify, lines)
@@ -146,19 +164,19 @@ class Journal:
         return [hasher.hexdigest()[:32] for hasher in hashers]
 
     def _refuse(self, line: str) -> None:
-        """Raise StorageError for a journal that others can read: it is left as it is."""
+        """Raise JournalRefused for a journal that others can read."""
         try:
             values = json.loads(line[line.index("{") :])
             form, signed = values["form"], values.get("signed")
         except DAMAGED:
             return
         if isinstance(form, int) and form > FORM:
-            raise StorageError(
+            raise JournalRefused(
                 f"it was written by a newer ctxpipe, in form {form}; "
                 "update ctxpipe to go on with it"
             )
         if signed and not self._keys:
-            raise StorageError("it is signed; give the signing_key with which it was written")
+            raise JournalRefused("it is signed; give the signing_key with which it was written")
 
 
 def _seal_of(line: str) -> str:

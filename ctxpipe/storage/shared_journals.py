@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import secrets
-import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,20 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
-from anyio import sleep
+from anyio import CancelScope, sleep
 
-from .._text import short_repr
+from .._text import one_line, short_repr
+from .._threads.threads import run_to_completion
 from ..errors import StorageError
 from ..placeholders.names import session_folder
 from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, check_settings, instance_of
 from .generations import ids_below, new_tombstone, remember, running_generation
 from .protocol import TextReader
 from .records import Redact
-from .waiting import acquire_within
+from .waiting import Availability, Unavailable, acquire_within, may_try_again
 
 T = TypeVar("T")
 
-_RETRY_SECONDS = 0.2
 LEASE_SECONDS = 15.0
 """After a kill of its holder a session is free again."""
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
@@ -145,8 +144,14 @@ class SharedJournal(ABC):
         It is renewed until it is released, and ends LEASE_SECONDS after its process was killed.
         Raises StorageError.
         """
-        session, token = session_folder(session_id), secrets.token_hex(8)
-        if not await acquire_within(seconds, partial(self._lease, session, token)):
+        session = session_folder(session_id)
+        token = secrets.token_hex(8)
+        try:
+            is_held = await acquire_within(seconds, partial(self._lease, session, token))
+        except BaseException:
+            await self._give_back(session, token)  # the database may have given it
+            raise
+        if not is_held:
             yield False
             return
         renewal = asyncio.create_task(self._renew(session, token))
@@ -154,8 +159,14 @@ class SharedJournal(ABC):
             yield True
         finally:
             renewal.cancel()
-            with suppress(StorageError):  # it expires
-                await self._release(session, token)
+            await self._give_back(session, token)
+
+    async def _give_back(self, session: str, token: str) -> None:
+        """Release the lease, also for a caller who is being cancelled."""
+        # The scope keeps out the cancellation of anyio, which comes with every await; the task
+        # goes on after asyncio's own, which comes once.
+        with CancelScope(shield=True), suppress(StorageError):  # it expires
+            await run_to_completion(self._release(session, token))
 
     async def _renew(self, session: str, token: str) -> None:
         while True:
@@ -206,24 +217,39 @@ class SharedJournal(ABC):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ServerJournal(SharedJournal):
-    """A `SharedJournal` on a server, which is waited for while it is away.
+    """A `SharedJournal` on a server.
 
-    A server that cannot be reached is tried again for up to *patience* seconds; one operation may
-    take *timeout* seconds.
+    *timeout* is how many seconds a turn waits for this server, by default STORE_SECONDS. *patience*
+    is an older name for it: of both the larger one counts.
     """
 
-    patience: float = 15.0
-    timeout: float = 30.0
+    patience: float | None = None
+    timeout: float | None = None
 
     _server: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_settings(self, patience=NUMBER, timeout=POSITIVE)
+        check_settings(self, patience=NUMBER.optional, timeout=POSITIVE.optional)
         super().__post_init__()
+        given = [seconds for seconds in (self.patience, self.timeout) if seconds is not None]
+        self._availability = Availability(
+            f"the journal's {self._server}", self._trial, seconds=max(given, default=None)
+        )
 
-    async def _run(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """*work* with a connection, again where the server was away. Raises StorageError."""
-        deadline = time.monotonic() + self.patience
+    async def _trial(self) -> None:
+        """Ask the server whether it can be written to."""
+        await self._attempt(self._ask_nothing)
+
+    async def _run(self, work: Callable[[Any], Awaitable[T]], *, size: int = 0) -> T:
+        """What *work*, which sends *size* bytes, returns for a connection.
+
+        Raises StorageError.
+        """
+        return await self._availability.call(partial(self._repeat, work), size=size)
+
+    async def _repeat(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """*work*, again with a new connection where the first failed with it."""
+        is_repeated = False
         while True:
             try:
                 return await self._attempt(work)
@@ -231,15 +257,22 @@ class ServerJournal(SharedJournal):
                 is_passing = self._is_passing(error)
                 if is_passing is None:
                     raise
-                if not is_passing or time.monotonic() >= deadline:
-                    # Only the kind of the error: its text may hold the statement, and the
-                    # conversation with it, or an address with a password.
-                    kind, code = type(error).__name__, getattr(error, "sqlstate", None)
-                    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
-                    reason = f"{kind} ({code})" if code else kind
-                    failure = f"the journal's {self._server} failed: {reason}"
-                    raise StorageError(number, failure) from error
-            await sleep(_RETRY_SECONDS)
+                failure = f"the journal's {self._server} failed: {self._explain(error)}"
+                if not is_passing:
+                    raise StorageError(errno.EIO, failure) from error
+                if not is_repeated:
+                    is_repeated = True  # a connection of before it was restarted, most likely
+                    continue
+                away = Unavailable(errno.EIO, failure)
+                away.__cause__ = error
+                if not await may_try_again(away):
+                    raise away from error
+
+    def _explain(self, error: Exception) -> str:
+        """What may be said of *error*: its kind, and no text of a statement."""
+        code = getattr(error, "sqlstate", None)
+        kind = type(error).__name__
+        return f"{kind} ({code})" if code else kind
 
     # What a server does ---------------------------------------------------------------------------
 
@@ -249,4 +282,15 @@ class ServerJournal(SharedJournal):
 
     @abstractmethod
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """*work* with a connection, once, within the timeout."""
+        """*work* with a connection, once. One that fails is closed."""
+
+    @abstractmethod
+    async def _ask_nothing(self, connection: Any) -> None:
+        """Ask the server something harmless with *connection*."""
+
+
+def without_secret(text: str, secret: object) -> str:
+    """The first line of *text*, short, and without the *secret*, if that is a text."""
+    if isinstance(secret, str) and secret:
+        text = text.replace(secret, "…")
+    return one_line(text.strip().partition("\n")[0], 120)

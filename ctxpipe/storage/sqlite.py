@@ -7,13 +7,16 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeVar
 
-from ..errors import StorageError
+from .._logs import logger
+from ..errors import SettingsError, StorageError
 from ..settings import FLAG, PATH, check_settings
+from .folders import ignore_absent
 from .sql_journals import SQLJournal, Statement
-from .waiting import Locked, run_in_thread, run_locked
+from .waiting import Availability, Locked, run_in_thread
 
 T = TypeVar("T")
 
@@ -44,9 +47,10 @@ class SQLiteJournal(SQLJournal):
     *texts* is the storage that the stages write to: what is there is not repeated in the journal.
     *redact* hides secrets, by default as *texts* does. An entry is there whole or not at all, with
     *fsync* also after a power cut. The file must not be on a network's file system.
-    Several threads and event loops may use it.
+    Several threads and event loops may use it. A file that was removed or replaced meanwhile is
+    opened again, with a warning.
 
-    Raises SettingsError for invalid settings.
+    Raises SettingsError for invalid settings, also for a folder that does not exist.
     """
 
     _age = "cast(strftime('%s', 'now') as integer) - written"
@@ -59,8 +63,16 @@ class SQLiteJournal(SQLJournal):
         check_settings(self, path=PATH, fsync=FLAG)
         super().__post_init__()
         self.path = os.path.abspath(self.path)
+        if not os.path.isdir(os.path.dirname(self.path)):
+            raise SettingsError(
+                f"path is {self.path!r}, and there is no such folder: make it first, or name "
+                "another one"
+            )
+        name = f"the journal in {os.path.basename(self.path)}"
+        self._availability = Availability(name, self._trial)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._opened: list[tuple[int, int] | None] = []  # the files that it has open
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -69,6 +81,7 @@ class SQLiteJournal(SQLJournal):
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
         if self._pid == os.getpid():
+            await self._availability.stop()
             await run_in_thread(self._close)
 
     async def _delete(self, session: str, tombstone: str) -> None:
@@ -90,7 +103,11 @@ class SQLiteJournal(SQLJournal):
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What *work* returns, in a thread, again while another connection holds the lock."""
-        return await run_locked(self._use, work)
+        return await self._availability.call_locked(self._use, work)
+
+    async def _trial(self) -> None:
+        """Lock the file for a moment. Raises Locked."""
+        await run_in_thread(self._use, lambda database: self._perform(database, ()))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
@@ -121,7 +138,9 @@ class SQLiteJournal(SQLJournal):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
-            return self._connection
+            if _identity(self.path) == self._opened[0]:
+                return self._connection
+            self._leave_replaced()
         database = _connect(self.path)
         try:
             database.execute("pragma journal_mode = wal")
@@ -138,7 +157,27 @@ class SQLiteJournal(SQLJournal):
             database.close()
             raise
         self._connection = database
+        self._opened = [_identity(f"{self.path}{end}") for end in _FILES]
         return database
+
+    def _leave_replaced(self) -> None:
+        """Close a file that has another name now, or none.
+
+        What is left of its log would be taken for that of the file in its place.
+        """
+        what = "was replaced" if os.path.exists(self.path) else "was removed"
+        logger.warning(
+            "the journal %s %s: sessions in memory write what they know again",
+            os.path.basename(self.path),
+            what,
+        )
+        opened = self._opened
+        self._drop()
+        for end, identity in zip(_FILES[1:], opened[1:], strict=True):
+            name = f"{self.path}{end}"
+            if identity is not None and _identity(name) == identity:
+                with suppress(FileNotFoundError):
+                    os.unlink(name)
 
     def _close(self) -> None:
         with self._lock:
@@ -148,6 +187,18 @@ class SQLiteJournal(SQLJournal):
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+_FILES = ("", "-wal", "-shm")
+"""What the names of the files of a database end with: the file itself, and its log."""
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Device and inode of the file at *path*, None where there is none."""
+    with ignore_absent():
+        info = os.stat(path)
+        return info.st_dev, info.st_ino
+    return None
 
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:

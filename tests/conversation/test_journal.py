@@ -39,7 +39,7 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.conversation.memory import REPLACED
+from ctxpipe.conversation.memory import BACK, REPLACED
 from ctxpipe.conversation.state import State
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message, blocks, check
@@ -1096,17 +1096,25 @@ async def test_turns_that_could_not_be_written_are_in_the_next_entry(
     assert await again.history() == history
 
 
-async def test_an_entry_that_cannot_be_written_is_reported_in_every_turn(
+async def test_a_journal_that_cannot_be_written_is_reported_once_and_once_when_it_can(
     tmp_path,
     full_disk,
 ):
     full_disk.append(True)
     session, history = new_session(Unwritable(tmp_path)), chat(5)
+    notices: list[str] = []
 
     for stop in stops(history):
         result = await session.run(history[:stop])
         assert result.messages == history[:stop]
-        assert "the journal cannot be written" in result.notices[0]
+        notices += result.notices
+    full_disk.clear()
+    for _ in range(2):
+        notices += (await session.run(history)).notices
+
+    away, back = notices
+    assert "the journal cannot be written" in away
+    assert back == BACK
 
 
 async def test_a_live_session_gives_its_history_though_the_journal_cannot_be_written(

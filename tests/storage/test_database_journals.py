@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from tempfile import mkdtemp
 from typing import Any
 
+import anthropic
 import anyio
 import pytest
 from histories import assistant, step, user
@@ -27,13 +28,16 @@ from ctxpipe import (
     StorageError,
     offload_tools,
 )
+from ctxpipe.conversation.memory import BACK
+from ctxpipe.session import Session
+from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, shared_journals, sql_journals
 from ctxpipe.storage import sqlite as sqlite_module
 from ctxpipe.storage.postgres import PostgresJournal
 from ctxpipe.storage.redis import RedisJournal
 from ctxpipe.storage.sql_journals import SQLJournal
 from ctxpipe.storage.sqlite import SQLiteJournal
-from ctxpipe.testing import StorageCheck, storage_conformance
+from ctxpipe.testing import MessagesServer, StorageCheck, storage_conformance
 
 Redact = Callable[[str], str]
 FOLDER = mkdtemp(prefix="ctxpipe-journals-")
@@ -140,18 +144,22 @@ async def test_several_threads_share_one_file(tmp_path):
 
 
 def on_postgres(
-    place: str, redact: Redact | None = None, *, port: int | None = None, patience: float = 10.0
+    place: str,
+    redact: Redact | None = None,
+    *,
+    port: int | None = None,
+    timeout: float | None = None,
 ) -> PostgresJournal:
     server = SERVERS[Postgres]
     url = Postgres.url_at(port or server.port)
-    return PostgresJournal(url, redact=redact, table=f"ctxpipe_{place}", patience=patience)
+    return PostgresJournal(url, redact=redact, table=f"ctxpipe_{place}", timeout=timeout)
 
 
 @asynccontextmanager
 async def with_cut_postgres(place: str, operations: int) -> AsyncIterator[PostgresJournal]:
     async with (
         CuttingProxy(SERVERS[Postgres].port, operations) as proxy,
-        on_postgres(place, port=proxy.port, patience=0) as journal,
+        on_postgres(place, port=proxy.port, timeout=1) as journal,
     ):
         yield journal
 
@@ -246,17 +254,21 @@ async def test_a_lease_that_is_renewed_is_not_lost(tmp_path, monkeypatch):
 
 
 def on_redis(
-    place: str, redact: Redact | None = None, *, port: int | None = None, patience: float = 10.0
+    place: str,
+    redact: Redact | None = None,
+    *,
+    port: int | None = None,
+    timeout: float | None = None,
 ) -> RedisJournal:
     url = RedisServer.url_at(port or SERVERS[RedisServer].port)
-    return RedisJournal(url, redact=redact, prefix=place, patience=patience)
+    return RedisJournal(url, redact=redact, prefix=place, timeout=timeout)
 
 
 @asynccontextmanager
 async def with_cut_redis(place: str, operations: int) -> AsyncIterator[RedisJournal]:
     async with (
         CuttingProxy(SERVERS[RedisServer].port, operations) as proxy,
-        on_redis(place, port=proxy.port, patience=0) as journal,
+        on_redis(place, port=proxy.port, timeout=1) as journal,
     ):
         yield journal
 
@@ -288,53 +300,86 @@ async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redi
 # Servers that go away -----------------------------------------------------------------------------
 
 JOURNALS: dict[str, Callable[[Server], Any]] = {
-    "postgres": lambda server: PostgresJournal(server.url, table="restarts", patience=20),
-    "redis": lambda server: RedisJournal(server.url, prefix="restarts", patience=20),
+    "postgres": lambda server: PostgresJournal(server.url, table="restarts"),
+    "redis": lambda server: RedisJournal(server.url, prefix="restarts"),
 }
 
 
-@pytest.mark.parametrize("name", JOURNALS)
-async def test_a_turn_waits_for_a_server_that_restarts(name: str, request: pytest.FixtureRequest):
-    server: Server = request.getfixturevalue(name)
-    async with JOURNALS[name](server) as journal:
-        session = ContextPipeline([]).session("s", journal=journal)
-        history: list[Any] = [user("one")]
-        await session.run(history)
-        await anyio.to_thread.run_sync(server.stop)
-        history += [assistant("done"), user("two")]
-        async with anyio.create_task_group() as group:
-            group.start_soon(session.run, history)
-            await anyio.sleep(0.5)
-            await anyio.to_thread.run_sync(server.start)
-
-        resumed = ContextPipeline([]).session("s", journal=journal)
-        assert await resumed.history() == history
+async def written(*sessions: Session):
+    """Wait until the journal has what these sessions know."""
+    with anyio.fail_after(60):
+        while any(conversation_of(each).has_unsaved for each in sessions):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
 
 
 @pytest.mark.parametrize("name", JOURNALS)
-async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the_turn(
-    name: str, request: pytest.FixtureRequest
+async def test_what_a_server_misses_is_written_once_it_is_back_without_another_turn(
+    name: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ):
     server: Server = request.getfixturevalue(name)
     async with JOURNALS[name](server) as journal:
-        journal.patience = 0
-        session = ContextPipeline([]).session("away", journal=journal)
+        pipeline = ContextPipeline([])
+        sessions = [pipeline.session(f"s{number}", journal=journal) for number in range(3)]
+        new = pipeline.session("new", journal=journal)
         history: list[Any] = [user("one")]
-        await session.run(history)
+        for session in sessions:
+            await session.run(history)
         await anyio.to_thread.run_sync(server.stop)
-        history += [assistant("done"), user("two")]
+        notices: list[str] = []
         try:
-            result = await session.run(history)
+            for number in range(4):
+                history = [*history, assistant("done"), user(f"turn {number}")]
+                for session in (*sessions, new):
+                    result = await session.run(history)
+                    assert result.messages == history
+                    notices += result.notices
         finally:
             await anyio.to_thread.run_sync(server.start)
-        history += [assistant("done"), user("three")]
-        after = await session.run(history)
+        await written(*sessions, new)
 
-        assert [notice for notice in result.notices if "cannot be" in notice]
-        assert result.messages == history[:3]
-        assert not after.notices
-        resumed = ContextPipeline([]).session("away", journal=journal)
-        assert await resumed.history() == history
+        assert len([notice for notice in notices if "cannot be read" in notice]) == 4
+        for session in (*sessions, new):
+            resumed = pipeline.new_session(session.session_id, journal=journal)
+            assert await resumed.history() == history
+            assert (await session.run(history)).notices == (BACK,)
+        assert len(caplog.records) == 2
+        await journal.delete("new")
+        for session in sessions:
+            await journal.delete(session.session_id)
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+async def test_a_history_that_only_the_journal_has_is_not_answered_without_it(
+    name: str, request: pytest.FixtureRequest
+):
+    server: Server = request.getfixturevalue(name)
+    async with (
+        JOURNALS[name](server) as journal,
+        MessagesServer(lambda _: "fine") as api,
+        anthropic.AsyncAnthropic(api_key="k", base_url=api.url, max_retries=0) as client,
+    ):
+        session = ContextPipeline([]).new_session("own", journal=journal)
+        session.append(user("one"))
+        await session.create(client, model="m", max_tokens=9)
+        asked = len(api.requests)
+        await anyio.to_thread.run_sync(server.stop)
+        anew = ContextPipeline([]).new_session("own", journal=journal)
+        try:
+            for _ in range(2):
+                anew.append(user("two"))
+                with pytest.raises(StorageError):
+                    await anew.create(client, model="m", max_tokens=9)
+            with pytest.raises(StorageError):
+                await journal.delete("own")
+        finally:
+            await anyio.to_thread.run_sync(server.start)
+
+        assert len(api.requests) == asked
+        await anew.create(client, model="m", max_tokens=9)
+        sent = api.requests[-1].body["messages"]
+        assert [message["role"] for message in sent[:2]] == ["user", "assistant"]
+        assert [message["content"] for message in await anew.history()][2:4] == ["two", "two"]
+        await journal.delete("own")
 
 
 async def check_lost_answer(
@@ -343,7 +388,7 @@ async def check_lost_answer(
     """An append whose answer gets lost is not taken for another's."""
     async with (
         CuttingProxy(SERVERS[server].port, packets, once=True) as proxy,
-        make(server.url_at(proxy.port), patience=20, **place) as journal,
+        make(server.url_at(proxy.port), **place) as journal,
     ):
         assert await journal.append(f"s{packets}", 0, "entry") is True
         assert await journal.entries(f"s{packets}") == ["entry"]
@@ -449,7 +494,7 @@ except ValueError as error:
 
 async def test_a_password_is_in_no_text(postgres_url):
     url = "postgresql://ctxpipe:hunter2@127.0.0.1:1/postgres"
-    journal = PostgresJournal(url, patience=0)
+    journal = PostgresJournal(url, timeout=0.5)
     with pytest.raises(StorageError) as failed:
         await journal.entries("s")
 
@@ -464,8 +509,8 @@ async def test_a_server_that_does_not_answer_is_an_error_in_time():
         silent.listen()
         port = silent.getsockname()[1]
         journals: list[Any] = [
-            PostgresJournal(Postgres.url_at(port), patience=0, timeout=2),
-            RedisJournal(RedisServer.url_at(port), patience=0, timeout=0.5),
+            PostgresJournal(Postgres.url_at(port), timeout=2),
+            RedisJournal(RedisServer.url_at(port), timeout=0.5),
         ]
         for journal in journals:
             began = time.monotonic()

@@ -38,7 +38,7 @@ from ctxpipe import (
 from ctxpipe.conversation.memory import DELETED
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session.session import conversation_of
-from ctxpipe.storage import Generation, delete_sessions, waiting
+from ctxpipe.storage import Generation, delete_sessions
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -391,7 +391,7 @@ async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path):
 
 
 async def test_sqlite_says_when_its_log_still_holds_what_was_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.1)
+    monkeypatch.setenv("STORE_SECONDS", "0.1")
     async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
         await journal.append("s", 0, WORDS)
         reader = sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -19,9 +20,10 @@ from typing import Any
 
 import anyio
 import pytest
+from histories import assistant, user
 from processes import prepared_python, python, small_disk
 
-from ctxpipe import LocalStorage, StorageError
+from ctxpipe import ContextPipeline, LocalStorage, StorageError
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.storage import waiting
 from ctxpipe.storage.journals import Journals, SessionLock
@@ -335,7 +337,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
 
 
 def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(tmp_path, path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 0.3)
+    monkeypatch.setenv("STORE_SECONDS", "0.3")
     anyio.run(filled, LocalStorage(tmp_path), 2)
     with holder(path) as process, ExitStack() as ending:
         ending.callback(process.kill)  # also where this fails: it does not end by itself
@@ -360,7 +362,7 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path, path):
 
 
 async def test_while_one_session_is_locked_the_loop_and_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60.0)
+    monkeypatch.setenv("STORE_SECONDS", "60")
     storage = LocalStorage(tmp_path)
     await filled(storage, 1)
     process = await anyio.to_thread.run_sync(holder, tmp_path / "s" / JOURNAL)
@@ -472,11 +474,6 @@ def _link_to_a_file(path: Path):
     path.symlink_to("mine.txt")
 
 
-def _second_name(path: Path):
-    path.with_name("mine.txt").write_text("mine\n")
-    os.link(path.with_name("mine.txt"), path)
-
-
 SPECIAL: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "socket": _socket,
@@ -485,7 +482,6 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
     "link to a pipe": _link_to_a_pipe,
     "link to a file": _link_to_a_file,
     "link to nothing": lambda path: path.symlink_to("nothing"),
-    "hard link": _second_name,
 }
 special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 
@@ -505,7 +501,7 @@ async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
     assert not path.with_name("nothing").exists()
 
 
-@pytest.mark.parametrize("make", list(SPECIAL.values())[:-1], ids=list(SPECIAL)[:-1])
+@special
 async def test_nothing_is_read_from_what_is_no_file(storage, path, make: Callable[[Path], object]):
     path.parent.mkdir()
     make(path)
@@ -524,6 +520,50 @@ async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
     with anyio.fail_after(30), pytest.raises(StorageError, match="cannot lock"):
         async with storage.lease("s", 1):
             pass
+
+
+async def test_a_snapshot_by_hard_links_keeps_what_it_has_and_the_journal_goes_on(tmp_path, path):
+    first, second = LocalStorage(tmp_path), LocalStorage(tmp_path)
+    await filled(first, 2)
+    await second.entries("s")
+    snapshot = tmp_path / "snapshot.jsonl"
+    os.link(path, snapshot)
+    before = snapshot.read_text()
+
+    assert await first.append("s", 2, "of the first")
+    await second.entries("s")
+    assert await second.append("s", 3, "of the second")
+
+    assert snapshot.read_text() == before
+    expected = ["entry 0", "entry 1", "of the first", "of the second"]
+    assert await first.entries("s") == await second.entries("s") == expected
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_sessions_notice_nothing_of_a_snapshot_by_hard_links(tmp_path, path):
+    storages = [LocalStorage(tmp_path), LocalStorage(tmp_path)]
+    pipeline = ContextPipeline([])
+    sessions = [pipeline.new_session("s", journal=storage) for storage in storages]
+    history: list[Any] = [user("go")]
+    for number in range(6):
+        if number == 3:
+            os.link(path, tmp_path / "snapshot.jsonl")
+        history += [assistant("done"), user(f"and {number}")]
+        assert (await sessions[number % 2].run(history)).notices == ()
+
+    assert await pipeline.new_session("s", journal=storages[0]).history() == history
+
+
+async def test_a_lease_is_taken_on_a_file_with_a_second_name(tmp_path):
+    storage = LocalStorage(tmp_path)
+    async with storage.lease("s", 0):
+        pass
+    os.link(tmp_path / "s" / SessionLock.NAME, tmp_path / "snapshot.lock")
+
+    async with storage.lease("s", 0) as is_held:
+        assert is_held
+        async with LocalStorage(tmp_path).lease("s", 0.1) as is_held_too:
+            assert not is_held_too
 
 
 async def test_no_descriptor_is_left_open(storage, path):

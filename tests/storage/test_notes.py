@@ -104,7 +104,7 @@ async def test_what_is_no_note_is_not_read(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes")
-async def test_the_file_is_private_and_linked_nowhere(tmp_path):
+async def test_the_file_is_private_and_a_hard_link_to_it_keeps_what_it_has(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.add_notes("job", "job", ["note"])
     file = file_of(tmp_path)
@@ -113,9 +113,10 @@ async def test_the_file_is_private_and_linked_nowhere(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     os.link(file, elsewhere)
     before = elsewhere.read_bytes()
-    with pytest.raises(OSError, match="second name"):
-        await storage.add_notes("job", "job", ["more"])
+    await storage.add_notes("job", "job", ["more"])
+    assert await texts_in(storage) == ["note", "more"]
     assert elsewhere.read_bytes() == before
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 async def test_the_notes_of_conversations_without_a_name_go_with_each_of_them(tmp_path):

@@ -1,16 +1,17 @@
-"""A locked journal holds up its own session alone, once, and holds no thread."""
+"""What a turn waits for its stores, locked files among them, and what it does without them."""
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,22 +20,26 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
-from ctxpipe._threads.threads import AT_ONCE, thread_limiters
+from ctxpipe.conversation.memory import BACK
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
 from ctxpipe.storage.ownership import JOURNAL
+from ctxpipe.storage.waiting import Availability, Unavailable, note_progress, store_allowance
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 FIRST = conversation(user("x"))
 SECOND = conversation(user("x"), assistant("y"), user("z"))
-SECONDS = 0.6
+ALLOWANCE = 0.8
+SECONDS = waiting.STORE_SHARE * ALLOWANCE  # for one store
 LOCKED = "another process holds its lock"
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", SECONDS)
+    monkeypatch.setenv("STORE_SECONDS", str(ALLOWANCE))
     monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "FIRST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(waiting, "LONGEST_PAUSE_SECONDS", 0.1)
 
 
 @contextmanager
@@ -94,8 +99,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_pat
 
     assert min(taken) >= SECONDS
     assert max(taken) < SECONDS + 15  # sixty, one after the other, would take 36
-    for session in opened:
-        assert (await session.run(SECOND)).notices == ()
+    await until(lambda: not any(conversation_of(each).has_unsaved for each in opened))
     for session, name in zip(opened, names, strict=True):
         anew = ContextPipeline([]).session(name, journal=journal)
         assert await anew.history() == await session.history() == SECOND
@@ -103,7 +107,7 @@ async def test_sessions_wait_for_a_locked_database_side_by_side_and_once(tmp_pat
 
 
 async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60.0)
+    monkeypatch.setenv("STORE_SECONDS", "60")
     path = tmp_path / "j.sqlite"
     journal = SQLiteJournal(path)
     opened = await sessions(journal, [f"s{n}" for n in range(60)])
@@ -124,7 +128,7 @@ async def test_no_thread_of_the_program_is_held_while_sessions_wait(tmp_path, mo
 
 
 async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 60.0)
+    monkeypatch.setenv("STORE_SECONDS", "60")
     storage = LocalStorage(tmp_path)
     stuck = [f"stuck-{n}" for n in range(24)]
     opened = await sessions(storage, stuck)
@@ -147,7 +151,7 @@ async def test_journals_that_are_locked_hold_up_no_other(tmp_path, monkeypatch):
 async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_again(
     tmp_path, monkeypatch, kind
 ):
-    monkeypatch.setattr(waiting, "LOCK_SECONDS", 30.0)
+    monkeypatch.setenv("STORE_SECONDS", "30")
     path = tmp_path / "j.sqlite"
     journal = LocalStorage(tmp_path) if kind == "local" else SQLiteJournal(path)
     assert await journal.append("s", 0, "first")
@@ -167,162 +171,255 @@ async def test_a_wait_that_is_cancelled_ends_at_once_and_the_next_one_waits_agai
         await journal.aclose()
 
 
-class Clock:
-    """Time that passes only while all sleep: no task and no worker thread has anything to do."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._ends: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float):
-        end = self.now + seconds
-        self._ends.append(end)
-        try:
-            while self.now < end:
-                for _ in range(10):  # whoever is awake does what is to be done
-                    await asyncio.sleep(0)
-                if thread_limiters("", AT_ONCE).get().borrowed_tokens:
-                    await asyncio.sleep(0.001)  # a thread takes real time
-                else:
-                    self.now = max(self.now, min(self._ends))
-        finally:
-            self._ends.remove(end)
+# What a turn waits for ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What waiting goes by, in tests of locks that no other process holds."""
-    clock = Clock()
-    monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setattr(anyio, "sleep", clock.sleep)
-    return clock
+class Store:
+    """A store that answers, or is silent until it is let go on."""
+
+    def __init__(self, name: str = "the store"):
+        self.is_silent = True
+        self.asked = 0
+        self.trials = 0
+        self.availability = Availability(name, self.trial)
+
+    async def trial(self):
+        self.trials += 1
+        await self.answer()
+
+    async def answer(self) -> str:
+        self.asked += 1
+        while self.is_silent:  # noqa: ASYNC110  it is as silent as a server is
+            await anyio.sleep(0.005)
+        return "answer"
+
+    async def ask(self) -> str:
+        return await self.availability.call(self.answer)
 
 
-class Lock:
-    """A lock that another process holds, or does not."""
-
-    def __init__(self) -> None:
-        self.is_held = True
-        self.tries = 0
-
-    async def use(self) -> str:
-        self.tries += 1
-        if self.is_held:
-            raise waiting.Locked("a file")
-        return "done"
+async def seconds_of(work: Awaitable[object]) -> float:
+    """How long *work* takes, which may fail because a store is away."""
+    began = time.monotonic()
+    with suppress(Unavailable):
+        await work
+    return time.monotonic() - began
 
 
-async def test_calls_outside_a_session_have_a_deadline_each(clock):
-    lock = Lock()
-
-    for number in range(2):
-        lock.tries = 0
-        with pytest.raises(StorageError, match="cannot use a file: another process holds its lock"):
-            await waiting.wait_for_lock(lock.use)
-        assert lock.tries > 3
-        assert SECONDS <= clock.now - number * SECONDS < 2 * SECONDS
-    lock.is_held = False
-    assert await waiting.wait_for_lock(lock.use) == "done"
+async def until(is_so: Callable[[], object]):
+    with anyio.fail_after(20):
+        while not is_so():  # noqa: ASYNC110  nothing signals it
+            await anyio.sleep(0.01)
 
 
-@pytest.mark.parametrize("waited", ["in vain", "until it got the lock"])
-async def test_what_follows_a_long_wait_has_the_rest_of_one_deadline(waited, clock):
-    first, second = Lock(), Lock()
+async def test_a_silent_store_costs_a_turn_no_more_than_its_allowance_however_often_it_is_asked():
+    store, other = Store(), Store("another store")
+    began = time.monotonic()
 
-    with waiting.lock_deadline():
+    with store_allowance():
+        for each in (store, other, store, other):
+            with pytest.raises(Unavailable, match="store has"):
+                await each.ask()
+
+    assert time.monotonic() - began < ALLOWANCE + 0.5
+    assert store.asked - store.trials == other.asked - other.trials == 1
+
+
+async def test_calls_that_wait_side_by_side_use_the_allowance_once():
+    stores = [Store(f"store {number}") for number in range(8)]
+    began = time.monotonic()
+
+    with store_allowance():
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(release, first, 0.7 * SECONDS if waited != "in vain" else 30.0)
-            with suppress(waiting.Locked), waiting.lock_deadline():
-                await waiting.wait_for_lock(first.use)
-            tasks.cancel_scope.cancel()
-        with pytest.raises(waiting.Locked):
-            await waiting.wait_for_lock(second.use)
+            for store in stores:
+                tasks.start_soon(seconds_of, store.ask())
 
-    assert first.is_held == (waited == "in vain")
-    assert clock.now < 1.5 * SECONDS
-    assert second.tries
+    assert time.monotonic() - began < ALLOWANCE + 0.5
 
 
-async def release(lock: Lock, seconds: float):
-    await anyio.sleep(seconds)
-    lock.is_held = False
+async def test_an_answer_that_comes_at_once_uses_none_of_the_allowance():
+    store = Store()
+    store.is_silent = False
+
+    with store_allowance():
+        for _ in range(50):
+            await store.availability.call(partial(anyio.sleep, 0.03))
 
 
-async def test_a_short_wait_is_possible_after_the_deadline(clock, monkeypatch):
-    monkeypatch.setattr(waiting, "LEAST_SECONDS", SECONDS)
-    lock = Lock()
+async def test_what_delivers_may_take_longer_than_the_allowance():
+    async def read() -> str:
+        for _ in range(20):
+            await anyio.sleep(0.1)
+            note_progress()
+        return "all of it"
 
-    with waiting.lock_deadline():
-        await anyio.sleep(SECONDS)  # for a summary
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(release, lock, 0.05)
-            assert await waiting.wait_for_lock(lock.use) == "done"
+    with store_allowance():
+        assert await Store().availability.call(read) == "all of it"
 
 
-class Journal(MemoryStorage):
-    """A journal of which reading and writing wait for locks of their own."""
+async def test_who_uses_another_store_is_not_silent_while_that_delivers():
+    inner, outer = Store().availability, Store().availability
 
-    def __init__(self, reading: Lock, writing: Lock):
+    async def read():
+        for _ in range(20):
+            await anyio.sleep(0.1)
+            note_progress()
+
+    await outer.call(partial(inner.call, read))
+
+
+async def test_a_store_that_is_away_refuses_turns_at_once_and_is_tried_in_the_background(caplog):
+    store = Store()
+    with store_allowance():
+        await seconds_of(store.ask())
+    for _ in range(20):
+        with store_allowance(), pytest.raises(Unavailable, match="has been away"):
+            await store.ask()
+    assert store.asked - store.trials == 1
+    await until(lambda: store.trials)
+    store.is_silent = False
+    await until(lambda: not store.availability.is_away)
+
+    with store_allowance():
+        assert await store.ask() == "answer"
+    away, back = [record.getMessage() for record in caplog.records]
+    assert "the store is away" in away
+    assert "the store is back" in back
+
+
+async def test_pauses_grow_to_a_limit(monkeypatch):
+    monkeypatch.setattr(waiting, "TRIAL_SECONDS", 0.01)
+    store, pauses = Store(), list[float]()
+    begin_pause = store.availability._begin_pause
+
+    def noting(now: float):
+        begin_pause(now)
+        pauses.append(store.availability._pause)
+
+    store.availability._begin_pause = noting  # type: ignore[method-assign]
+    with store_allowance():
+        await seconds_of(store.ask())
+    await until(lambda: len(pauses) == 6)
+    store.is_silent = False
+
+    assert pauses[:6] == [0.02, 0.04, 0.08, 0.1, 0.1, 0.1]
+
+
+async def test_a_store_that_is_away_is_asked_by_who_cannot_go_on_without_it():
+    store = Store()
+    with store_allowance():
+        await seconds_of(store.ask())
+    store.is_silent = False
+
+    assert await store.ask() == "answer"  # outside of any turn
+    store.is_silent = True
+    with store_allowance():
+        await seconds_of(store.ask())
+        store.is_silent = False
+        with store_allowance(insists=True):
+            assert await store.ask() == "answer"
+        assert not store.availability.is_away
+
+
+async def test_a_store_that_answers_others_meanwhile_is_busy_and_not_away(caplog):
+    store, quick = Store(), Store()
+    quick.is_silent = False
+
+    async def others():
+        while True:
+            await store.availability.call(quick.answer)
+            await anyio.sleep(0.02)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        with store_allowance(), pytest.raises(Unavailable, match="has not answered"):
+            await store.ask()
+        tasks.cancel_scope.cancel()
+
+    assert not store.availability.is_away
+    assert not caplog.records
+
+
+def test_a_trial_that_ends_with_its_event_loop_is_made_by_a_later_call():
+    store = Store()
+
+    async def turn(seconds: float = 0.0):
+        await anyio.sleep(seconds)
+        with store_allowance(), suppress(Unavailable):
+            await store.ask()
+
+    anyio.run(turn)
+    asked = store.asked
+    store.is_silent = False
+    anyio.run(turn, 0.2)
+
+    assert store.asked > asked
+    assert not store.availability.is_away
+
+
+class Hanging(MemoryStorage):
+    """A journal of a user's own, of which *hanging* methods do not answer."""
+
+    def __init__(self, *hanging: str):
         super().__init__()
-        self.reading = reading
-        self.writing = writing
+        self.hanging = hanging
+        self.calls = Counter[str]()
+
+    async def _call(self, name: str):
+        self.calls[name] += 1
+        if name in self.hanging:
+            await anyio.sleep(3600)
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        await waiting.wait_for_lock(self.reading.use)
+        await self._call("entries")
         return await super().entries(session_id, start)
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        await waiting.wait_for_lock(self.writing.use)
+        await self._call("append")
         return await super().append(session_id, number, entry)
 
 
-async def appended(session: Session):
+async def flushed(session: Session):
     session.append(*FIRST)
     await conversation_of(session).flush()
 
 
+@pytest.mark.parametrize("hanging", [["entries"], ["append"], ["entries", "append"]], ids=str)
 @pytest.mark.parametrize(
     "work",
-    [lambda session: session.run(FIRST), lambda session: session.compact(FIRST), appended],
+    [lambda session: session.run(FIRST), lambda session: session.compact(FIRST), flushed],
     ids=["run", "compact", "flush"],
 )
-async def test_a_turn_that_reads_after_a_long_wait_does_not_wait_again_to_write(
-    work: Callable[[Session], Awaitable[object]], clock
+async def test_a_journal_of_a_users_own_that_hangs_is_waited_for_once_a_turn(
+    work: Callable[[Session], Awaitable[object]], hanging: list[str]
 ):
-    reading, writing = Lock(), Lock()
     compact = Compact(ExtractiveSummarizer(), require_archive=False)
-    session = ContextPipeline([compact]).session("s", journal=Journal(reading, writing))
+    journal = Hanging(*hanging)
+    session = ContextPipeline([compact]).session("s", journal=journal)
+    began = time.monotonic()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(release, reading, 0.7 * SECONDS)
+    with suppress(StorageError):
         await work(session)
 
-    assert not reading.is_held
-    assert writing.tries
-    assert clock.now < 1.5 * SECONDS
-    assert conversation_of(session)._memory.unwritten
+    assert time.monotonic() - began < ALLOWANCE + 1.0
+    assert journal.calls["append"] <= 1
 
 
-async def test_sessions_side_by_side_and_the_next_turn_have_deadlines_of_their_own(
-    clock,
-):
-    reading, writing = Lock(), Lock()
-    reading.is_held = False
-    pipeline, journal = ContextPipeline([]), Journal(reading, writing)
-    first, second = (pipeline.session(name, journal=journal) for name in ("a", "b"))
+async def test_what_a_session_could_not_write_is_written_when_the_store_is_back():
+    journal = Hanging("entries", "append")
+    first, second = (ContextPipeline([]).session(name, journal=journal) for name in ("a", "b"))
+    for session in (first, second):
+        await session.run(FIRST)
+        await session.run(SECOND)
+    assert not journal.stored
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(first.run, FIRST)
-        await anyio.sleep(0.7 * SECONDS)
-        tasks.start_soon(release, writing, 0.7 * SECONDS)
-        assert (await second.run(FIRST)).notices == ()
+    journal.hanging = ()
+    await until(lambda: len(journal._journals) == 2)
 
-    assert conversation_of(first)._memory.unwritten
-    await first.run(SECOND)
-    assert not conversation_of(first)._memory.unwritten
+    for name in ("a", "b"):
+        anew = ContextPipeline([]).session(name, journal=journal)
+        assert await anew.history() == SECOND
+    await until(lambda: not conversation_of(second).is_running)
+    assert (await first.run(SECOND)).notices == (BACK,)
 
 
 FORKED = """
