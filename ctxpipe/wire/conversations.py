@@ -35,6 +35,7 @@ from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
 from ..placeholders.names import ALL_UNNAMED, SIBLING_CHARS, UNNAMED, hashed_name, sibling_id
+from ..placeholders.placeholders import OPENING
 from ..providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS, VOLATILE_FIELDS
 from ..settings import MAX_SESSION_ID, SESSION_ID
 from .body import Body
@@ -133,13 +134,21 @@ class Beginning(NamedTuple):
 
 
 def beginning_of(messages: Iterable[Message]) -> Beginning | None:
-    """How *messages* begin; None where the user has said nothing."""
+    """How *messages* begin; None where the user has said nothing.
+
+    Where the client begins with words of the model, such as the history of another agent, only the
+    first block of these counts: the first reply may be joined to them.
+    """
     first = b""
+    is_opened = False
     for message in messages:
         if message["role"] == "user" and not first:
             first = digest(message)
+            is_opened = message["content"] == OPENING
         elif message["role"] == "assistant" and first:
             said = [block for block in as_blocks(message) if kind(block) not in THINKING]
+            if is_opened:
+                said = said[:1]
             return Beginning(first, digest(with_content(message, said)))
     return Beginning(first) if first else None
 

@@ -391,11 +391,12 @@ class _Search:
                 nearest = self._nearest(role, block, near, taken)
                 owners[place] = nearest
                 taken.add(nearest)
-        self._keep_rewritten(blocks, owners)
+        if role == "user":  # other messages join what follows them, and get other neighbours
+            self._keep_rewritten(blocks, owners)
         return owners
 
     def _keep_rewritten(self, blocks: Sequence[_Block], owners: list[Place | None]) -> None:
-        """Give each text that was rewritten between blocks that stay to the item that had it.
+        """Give each text that was rewritten between blocks which stay to the item that had it.
 
         All other blocks of the message are those of one unit, each in its place.
         """

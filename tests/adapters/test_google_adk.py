@@ -36,13 +36,13 @@ def rounds(turns: int = TURNS) -> list[Reply]:
 
 
 @asynccontextmanager
-async def connect(api: GeminiServer, folder: Path) -> AsyncIterator[Any]:
+async def connect(api: GeminiServer, folder: Path, **more: Any) -> AsyncIterator[Any]:
     """A runner of an agent with a session, whose model asks through a gateway before *api*."""
     with pytest.MonkeyPatch.context() as patch:
         async with serving(api.url, folder) as gateway:
             patch.setenv("GOOGLE_API_KEY", key())
             patch.setenv("GOOGLE_GEMINI_BASE_URL", gateway.url)
-            agent = Agent(name="looker", model="gemini-3-pro-preview", tools=[look])
+            agent = Agent(name="looker", model="gemini-3-pro-preview", tools=[look], **more)
             runner = InMemoryRunner(agent, app_name="app")
             await runner.session_service.create_session(app_name="app", user_id="u", session_id="s")
             try:
@@ -109,3 +109,28 @@ async def test_after_too_long_a_shorter_request_is_sent(tmp_path: Path):
 
     assert said == "fine"
     assert len(api.refused) == 1
+
+
+async def test_what_a_transfer_tells_the_new_agent_stays_in_files(tmp_path: Path):
+    """The framework prints the results so far into messages of the user."""
+
+    def script(request: Any) -> Reply:
+        number = len(api.requests) - 1
+        if number == 8:
+            return answer(tool_use("transfer_to_agent", {"agent_name": "helper"}))
+        return answer(tool_use("look", {"number": number})) if number < 12 else "Done."
+
+    helper = Agent(name="helper", model="gemini-3-pro-preview", tools=[look], description="helps")
+    api = GeminiServer(script)
+    async with api, connect(api, tmp_path, sub_agents=[helper]) as runner:
+        said = await run(runner, "go")
+
+    assert said == "Done."
+    before, after = api.requests[8:10]
+    assert after.tokens < 2.5 * before.tokens  # the framework's own words about each result
+    told = str(api.requests[-1].body)
+    assert LINE * 600 not in told
+    assert repr(LINE * 600)[1:-1] not in told
+    bodies: list[Any] = [request.body for request in api.requests[9:]]
+    for one, other in pairwise(bodies):
+        assert other["contents"][: len(one["contents"])] == one["contents"]
