@@ -99,7 +99,13 @@ MOUNTS = (
         "langchain",
         beside=("langchain-openai", "langchain-anthropic", "langgraph"),
     ),
-    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai",)),
+    Mount(
+        "pydantic-ai",
+        "pydantic-ai-slim",
+        "2.64.0",
+        "pydantic-ai",
+        beside=("openai", "google-genai"),
+    ),
     Mount(
         "litellm",
         "litellm",

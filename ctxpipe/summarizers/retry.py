@@ -235,10 +235,10 @@ async def _attempt(
         except TimeoutError as error:
             if not scope.cancelled_caught:  # the summarizer's own
                 raise
-            name, seconds = "attempt_seconds", retry.attempt_seconds
-            if left < seconds:
-                name, seconds = "total_seconds", retry.total_seconds
-            raise AttemptTimeout(f"no answer within {name}={seconds:g} of Retry") from error
+            limit = f"attempt_seconds={retry.attempt_seconds:g}"
+            if left < retry.attempt_seconds:
+                limit = f"total_seconds={retry.total_seconds:g}"
+            raise AttemptTimeout(f"no answer within {limit} of Retry") from error
 
     def wait(state: RetryCallState) -> float:
         return _retry_after(_failure(state)) or backoff(state)
