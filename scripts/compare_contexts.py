@@ -23,6 +23,8 @@ A turn whose contexts differ is of one of these classes:
                history, and took our texts in it for the caller's words when it wrote a summary
     too long   the old version truncated once and left a context at its trigger or above, which the
                same stage makes shorter when it runs again; now it is repeated at once
+    carried    the old compaction ended above its target, with answered words in it that take more
+               than half of the target; those are cut now, or in a file
     after      the contexts of an earlier turn of the same conversation were different
     other      anything else; it is printed, and the exit code is 1
 
@@ -73,7 +75,7 @@ from ctxpipe.testing.signatures import bare, sign, verify
 
 HERE = Path(__file__).resolve()
 MODES = ("history", "adopting", "journal")
-CLASSES = ("two gaps", "thinking", "undone", "adopted", "too long", "after", "other")
+CLASSES = ("two gaps", "thinking", "undone", "adopted", "too long", "carried", "after", "other")
 FAULTS = ("refused", "without newest")
 FIGURES = (
     "turns",
@@ -219,6 +221,8 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
             classes.append("adopted")
         elif then["is_too_long"] and now["tokens"] < then["tokens"]:
             classes.append("too long")
+        elif then["is_over_target"] and now["tokens"] < then["tokens"]:
+            classes.append("carried")
         else:
             classes.append("other")
             show(name, number, old, new)
@@ -320,6 +324,11 @@ class Setting:
     verify: bool = False
     bad_days: bool = True
 
+    @property
+    def target(self) -> int:
+        """What a compaction aims at, in tokens."""
+        return int(self.trigger * self.target_share)
+
 
 @dataclass
 class Caller:
@@ -348,7 +357,7 @@ class Caller:
         """Another process: another pipeline, and a session that knows what is in the journal."""
         storage: Any = LocalStorage(self.root, clock=self.now)
         setting = self.setting
-        trigger, target = setting.trigger, int(setting.trigger * setting.target_share)
+        trigger, target = setting.trigger, setting.target
         self.pipeline = ContextPipeline(
             self.own_stages() if setting.stages == "own" else self.library_stages(storage),
             budget=Budget(window=2 * trigger, trigger=trigger, target=target),
@@ -439,6 +448,7 @@ class Caller:
                 "tokens": tokens,
                 "is_too_long": "SmartTruncate changed" in reports
                 and tokens >= self.setting.trigger,
+                "is_over_target": "Compact changed" in reports and tokens > self.setting.target,
                 "faults": [
                     *["refused"] * is_refused(sent, options),
                     *["without newest"] * (move in CUTS and ends_early(history, sent)),
