@@ -125,7 +125,8 @@ async def choose_layout(
 
     What it carries takes at most half of the target: first the pieces of the history, in the order
     of `CarryKind`, then files, then the evidence. Where the context exceeds the target in spite of
-    that, files and evidence give way first, then the pieces, the least important first. The next
+    that, files and evidence give way first, then the pieces, the least important first. A short
+    context that is compacted by force keeps them all, even if it does not become smaller. The next
     replacement cuts the newest message: it is not used as long as the window holds the leanest
     layout of the first one. When nothing fits, it is the leanest layout of the last one.
     """
@@ -143,8 +144,11 @@ async def choose_layout(
         layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
         if await _fits(turn, layout, limits):
             return replacement, layout
-    lighter = await _carry_less(turn, replacement, layout, limits, file)
-    if await _meets_target(turn, lighter, limits):
+    lighter = layout
+    is_done = await _is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
+    if not is_done:  # else it gets no smaller, and need not: nothing is left out for that
+        lighter = await _carry_less(turn, replacement, layout, limits, file)
+    if is_done or await _meets_target(turn, lighter, limits):
         return replacement, lighter
     while not await _fits_whole(turn, layout):
         less = layout.carried.lighter(1 + layout.carried.used // _STEPS)
@@ -241,11 +245,9 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
     raw = await turn.counter.count(layout.messages) + turn.overhead
     if not turn.force:
         return window_holds(turn, raw)
-    raw_before, before = await turn.raw_tokens(), max(1, await turn.tokens())
-    is_short = max(before, conservative(raw_before)) < FAR_BELOW * turn.budget.trigger
-    if is_short and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
+    if await _is_short(turn) and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
         return True
-    return raw < raw_before and await holds_context(turn, raw)
+    return raw < await turn.raw_tokens() and await holds_context(turn, raw)
 
 
 async def holds_context(turn: Turn, raw: int) -> bool:
@@ -259,6 +261,12 @@ async def holds_context(turn: Turn, raw: int) -> bool:
     before = max(1, await turn.tokens())
     likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
     return not turn.budget.reached(likely)
+
+
+async def _is_short(turn: Turn) -> bool:
+    """Return True if the context is far too short for a model to refuse it for its length."""
+    before = max(await turn.tokens(), conservative(await turn.raw_tokens()))
+    return before < FAR_BELOW * turn.budget.trigger
 
 
 def raw_limit(turn: Turn, tokens: int) -> int:

@@ -321,21 +321,18 @@ def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: in
     if last is None:
         return ""
     calls = {block["id"] for block in last.blocks if kind(block) in CALLS}
-    if last.side == "user" or (last.side == "assistant" and not calls):
+    if last.side != "result" and not (last.side == "assistant" and calls):
         return ""
-    has_known = has_results = False
+    has_known = False
     for later in range(place, len(readings)):
         reading = readings[later]
         if reading.is_unknown:
             continue
         if reading.side == "result":
-            if not has_known or any(block.get("tool_use_id") in calls for block in reading.blocks):
-                return "results"
-            has_results = True
-        else:
-            is_same_reply = reading.side == last.side and reading.joins and last.joins
-            if has_results or not is_same_reply:
-                return ""
+            return "results"
+        is_same_reply = reading.side == last.side and reading.joins and last.joins
+        if not is_same_reply:
+            return ""
         has_known = True
     is_waiting = last.side == "assistant" and not has_known
     return "call" if is_waiting else ""

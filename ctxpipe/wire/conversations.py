@@ -162,6 +162,17 @@ def _replies(codec: ItemReader, items: Iterable[Item]) -> Iterator[int]:
             yield index
 
 
+def _end_of_asked(codec: ItemReader, items: Sequence[Item]) -> int:
+    """Return where the last thing that the model was asked ends in *items*, those of a request.
+
+    An answer behind it is one that the client has begun: the next request has it in other words.
+    """
+    end = len(items)
+    while end and codec.read(items[end - 1]).side == "assistant":
+        end -= 1
+    return end or len(items)
+
+
 def session_ids(name: str, begins: Beginning) -> Iterator[str]:
     """Where a conversation *name* that so *begins* may be kept: the first that is its own or free.
 
@@ -216,7 +227,8 @@ class Dialog:
             if one is not other and not _say_the_same(self.codec, one, other):
                 break
             same += 1
-        is_continued = same > 0 and next(_replies(self.codec, self.items[same:]), None) is None
+        answered = self.items[same : max(same, _end_of_asked(self.codec, self.items))]
+        is_continued = same > 0 and next(_replies(self.codec, answered), None) is None
         return Agreement(same, is_continued)
 
 
@@ -295,7 +307,8 @@ class Conversations:
         *body* is what they came in, where that were bytes.
         """
         # Up to the second reply: whether calls are answered is said after the first.
-        second = next(itertools.islice(_replies(codec, items), 1, None), len(items))
+        end = _end_of_asked(codec, items)
+        second = next(itertools.islice(_replies(codec, items[:end]), 1, None), end)
         begins = beginning_of(translation_of(codec).read(items[:second]).messages)
         if begins is None:
             return None

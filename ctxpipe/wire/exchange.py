@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from json import JSONDecodeError
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -22,7 +23,7 @@ from ..conversation.conversation import Conversation
 from ..conversation.gate import is_asked_by_a_stage
 from ..edits.breakpoints import MARKS
 from ..errors import SettingsError, safe_text
-from ..messages import field, pending_calls
+from ..messages import Message, as_blocks, field, kind, pending_calls
 from ..pipeline import ContextPipeline
 from ..placeholders.names import UNNAMED, content_hash
 from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
@@ -37,7 +38,7 @@ from ..summarizers import AgentModel
 from ..tokens import Budget
 from ..tokens.billed import has_usage
 from .body import Body, TooDeep, read_body
-from .codec import Codec, Item, ItemReader
+from .codec import Codec, Item, ItemReader, MessagesCodec
 from .conversations import (
     Beginning,
     Conversations,
@@ -239,15 +240,22 @@ class Exchange:
                 self._conversations.warn_once(OPEN_CALLS)
                 return
             self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
-            self.result = await dialog.session.run(
-                units.messages, **self.arguments, agent_model=agent_model
-            )
+            history = units.messages[: _start_of_begun_answer(units.messages, codec)]
+            self.begun: list[Message] = units.messages[len(history) :]
+            result = await dialog.session.run(history, **self.arguments, agent_model=agent_model)
+            self.result = self._with_begun_answer(result)
             sent = dialog.translation.items(units, self.result.messages)
             first = len(calls)
             self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
         self.reason = ""
         self.is_shaped = True
         dialog.saved += self.result.tokens_saved
+
+    def _with_begun_answer(self, result: Result) -> Result:
+        """Return *result* with the answer behind it that the request has the model go on with."""
+        if not self.begun:
+            return result
+        return replace(result, messages=[*result.messages, *self.begun])
 
     @property
     def session(self) -> Conversation:
@@ -277,10 +285,10 @@ class Exchange:
             dialog = self.dialog
             async with dialog.lock:
                 units = dialog.translation.read(self.given)
-                shorter = await dialog.session.recover(
-                    refusal, units.messages, sent, **self.arguments
-                )
+                history = units.messages[: len(units.messages) - len(self.begun)]
+                shorter = await dialog.session.recover(refusal, history, sent, **self.arguments)
                 if shorter is not None:
+                    shorter = self._with_begun_answer(shorter)
                     self.items = dialog.translation.items(units, shorter.messages)
                     self.result = shorter
                     dialog.saved += shorter.tokens_saved
@@ -544,6 +552,22 @@ async def _pass_on(
         exchange.feed(chunk)
         yield chunk
     exchange.end()
+
+
+def _start_of_begun_answer(messages: Sequence[Message], codec: ItemReader) -> int:
+    """Return where in *messages*, those of a request, the answer begins that it ends with.
+
+    The model goes on with it, so it has not been answered and stays as it is. Its length if there
+    is none. Thinking, calls and what servers have done need the session, which knows what may not
+    be rewritten before them.
+    """
+    start = len(messages)
+    while start and messages[start - 1]["role"] == "assistant":
+        is_text = all(kind(block) == "text" for block in as_blocks(messages[start - 1]))
+        if isinstance(codec, MessagesCodec) and not is_text:
+            break
+        start -= 1
+    return start or len(messages)
 
 
 def _join(system: object, head: list[JsonDict]) -> object:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from .._values import JsonDict, JsonObject
-from ..messages import as_dict, field, kind, without_surrogates
+from ..messages import OPAQUE, as_dict, field, kind, without_surrogates
 from ..placeholders.names import content_hash
 from .codec import SYSTEM_ROLES, Codec, Item, Reading, Side
 from .values import (
@@ -260,6 +260,8 @@ def rebuild_content(
     for block in blocks:
         said, part = take_part(parts, block)
         content.append({"type": text_type, "text": block_text(block)} if said is None else part)
+    if blocks and kind(blocks[-1]) == OPAQUE:
+        return content  # an unknown part stays as it is, without a mark
     return _with_marks(content, [part for _, part in parts])
 
 

@@ -19,12 +19,13 @@ from .._values import JsonDict, JsonObject, canonical_json
 from ..errors import SettingsError
 from ..messages import (
     CALLS,
-    OPAQUE,
+    MEDIA,
     Message,
     as_blocks,
     as_dict,
     common_prefix,
     is_equal,
+    is_opaque,
     kind,
     tool_calls,
 )
@@ -417,6 +418,7 @@ class _Search:
         self, role: str, block: _Block, near: set[int], taken: set[Place | None]
     ) -> Place | None:
         earlier: Place | None = None
+        other: Place | None = None
         for owner in self.places.get(_key(block), ()):
             index = owner[0]
             if owner in taken or self.units.units[index].message["role"] != role:
@@ -425,9 +427,11 @@ class _Search:
                 return owner
             if index < self.end:
                 earlier = owner
-        if near and kind(block) != OPAQUE:
-            return None
-        return earlier
+            other = owner
+        if _is_carried(block):
+            # A compaction takes it out of its message, whose other blocks may be anywhere.
+            return earlier or other
+        return None if near else earlier
 
     def _rebuild(
         self,
@@ -448,6 +452,13 @@ class _Search:
             role = "user" if reading.side == "result" else "assistant"
             return self.codec.new(role, own)[0]
         return self.codec.rebuild(item, own)
+
+
+def _is_carried(block: _Block) -> bool:
+    """Return True if *block* is unknown, or refers to a file that is stored elsewhere."""
+    if kind(block) in MEDIA:
+        return kind(block["source"]) != "base64"
+    return is_opaque(block)
 
 
 def _says(unit: Unit, index: int, blocks: Sequence[_Block]) -> bool:

@@ -13,13 +13,20 @@ from foreign_histories import ARGUMENTS, IMAGE, NAMES, SAID, TEXT, call_ids
 from histories import MARK
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from translations import PIPELINES, check_life, check_untouched, sent_items
+from translations import PIPELINES, check_life, check_untouched, compacting, sent_items
+from unknown_items import MARKER, check_unknown, with_unknown
 
 from ctxpipe import ContextPipeline
 
 pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from ctxpipe.adapters.langchain import LangChainCodec
 
@@ -174,3 +181,41 @@ def test_a_new_process_sends_the_same_bytes(items: list[Any], tmp_path_factory):
     ]
 
     assert repr(first) == repr(second)
+
+
+# Unknown classes and parts ------------------------------------------------------------------------
+
+
+def unknown_message(fields: dict[str, Any]) -> ChatMessage:
+    return ChatMessage(content="", role="moon", additional_kwargs=fields)
+
+
+def add_part(message: Any, fields: dict[str, Any]) -> Any:
+    if not isinstance(message, HumanMessage) or isinstance(message.content, str):
+        return message
+    return HumanMessage([*message.content, {"type": "star", **fields}])
+
+
+def is_known(message: Any) -> bool:
+    return not isinstance(message, ChatMessage)
+
+
+def unknown_parts(message: Any) -> Sequence[Any]:
+    """The message itself, if its class says nothing, else the unknown parts in it."""
+    if isinstance(message, ChatMessage):
+        return [message]
+    if not isinstance(message, HumanMessage):
+        return []
+    return [part for part in message.content if isinstance(part, dict) and MARKER in part]
+
+
+@given(items=with_unknown(histories(), unknown_message, add_part), data=st.data())
+def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(
+    items: list[Any], data, tmp_path_factory
+):
+    forced = data.draw(st.sets(st.integers(1, len(items))))
+    session = compacting(tmp_path_factory.mktemp("store")).session("s")
+
+    anyio.run(
+        check_unknown, LangChainCodec(), session, items, forced, unknown_parts, problems, is_known
+    )

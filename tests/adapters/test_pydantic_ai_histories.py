@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from foreign_histories import ARGUMENTS, NAMES, SAID, TEXT, call_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from translations import PIPELINES, check_life, check_untouched, sent_items
+from translations import PIPELINES, check_life, check_untouched, compacting, sent_items
+from unknown_items import check_unknown, with_unknown
 
 from ctxpipe import ContextPipeline
 
@@ -160,3 +162,44 @@ def said(messages: Sequence[Any]) -> list[str]:
     parts = [part for message in messages for part in message.parts]
     names = ("content", "args", "tool_call_id", "signature", "id")
     return [repr([type(part), *(getattr(part, name, "") for name in names)]) for part in parts]
+
+
+# Unknown classes and parts ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Moon:
+    """A message, or a part, of a class that nobody knows."""
+
+    moonstone: Mapping[str, Any]
+    part_kind: str = "moon"
+
+
+def add_part(message: Any, fields: dict[str, Any]) -> Any:
+    if not isinstance(message, ModelRequest):
+        return message
+    parts: list[Any] = [*message.parts, Moon(fields)]
+    return dataclasses.replace(message, parts=parts)
+
+
+def is_known(message: Any) -> bool:
+    return not isinstance(message, Moon)
+
+
+def unknown_parts(message: Any) -> Sequence[Any]:
+    """The message itself, if its class says nothing, else the unknown parts in it."""
+    if isinstance(message, Moon):
+        return [message]
+    return [part for part in message.parts if isinstance(part, Moon)]
+
+
+@given(items=with_unknown(histories(), Moon, add_part), data=st.data())
+def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(
+    items: list[Any], data, tmp_path_factory
+):
+    forced = data.draw(st.sets(st.integers(1, len(items))))
+    session = compacting(tmp_path_factory.mktemp("store")).session("s")
+
+    anyio.run(
+        check_unknown, PydanticCodec(), session, items, forced, unknown_parts, problems, is_known
+    )

@@ -12,6 +12,7 @@ import pytest
 from ctxpipe import (
     Budget,
     Change,
+    Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
@@ -20,6 +21,7 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.providers.refusals import Refusal
+from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, Gemini, HttpExchange, Mount
 
 GEMINI = Gemini("gemini-3-pro")
@@ -113,6 +115,27 @@ async def test_an_error_while_recovering_is_logged(caplog):
     assert not await exchange.refused(Refusal("OpenAI", 900_000, 200_000))
     assert caplog.text.count("could not be shortened") == 1
     assert "secret" not in caplog.text
+
+
+async def test_a_begun_answer_stays_the_end_of_the_request_and_is_no_part_of_the_history(tmp_path):
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(2_000))
+    mount = Mount(pipeline, "s")
+    begun = {"role": "assistant", "content": '{"names": [', "prefix": True}
+    history = [*messages(LONG * 10), {"role": "assistant", "content": "Seen."}]
+    asked = {"role": "user", "content": "Give the names."}
+
+    exchange = await begin(mount, [*history, asked, begun])
+
+    assert exchange.is_changed
+    assert exchange.items[-2:] == [asked, begun]
+    assert exchange.items[-1] is begun
+    assert exchange.result.messages[-1]["content"] == '{"names": ['
+    assert exchange.session.known[-1]["content"] == "Give the names."
+    whole = {"role": "assistant", "content": '{"names": []}'}
+    later = await begin(mount, [*history, asked, whole, asked])
+    assert later.dialog is exchange.dialog
+    assert later.result.notices == ()
 
 
 # Rebuilt histories --------------------------------------------------------------------------------
