@@ -80,7 +80,7 @@ async def ask_stages(
             raise report.error
         if change is None:
             continue
-        is_summary = isinstance(change.detail, Compacted)
+        is_summary = isinstance(change.detail, Compacted) or change.described is not None
         if is_summary:
             described = change.described
             if described is None:

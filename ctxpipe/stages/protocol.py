@@ -128,7 +128,9 @@ class Change:
 
     It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
     *stored* names the texts that are in files now: a journal in the same storage refers to them.
-    A summary in it describes the first *described* messages of the history, by default all.
+    Where it brings a summary, that describes the first *described* messages of the history: once
+    one of these is taken back, the context before the change is used again. For `Compact` None
+    means all; any other stage that writes summaries says the number.
     """
 
     messages: list[Message] = field(repr=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import pytest
-from histories import assistant, chat, step, system, user
+from histories import assistant, chat, step, system, tool_result, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ from ctxpipe.placeholders.summaries import summary_body
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact import Evidence
-from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import Summary
 
@@ -429,6 +429,33 @@ async def test_earlier_contexts_hold_no_message_that_the_history_has():
         messages = [message for edit in context.edits for message in edit.messages]
         assert len(messages) < context.described / 2
         assert not any(message in life.history for message in messages)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_a_stage_of_the_caller_says_what_its_summary_describes(resumes: bool):
+    async def summarize(turn: Turn) -> Change | None:
+        history = turn.history or ()
+        if len(turn.messages) < 12:
+            return None
+        summary = user("it was about " + " ".join(sorted(marks_in(turn.messages))))
+        messages = [summary, *turn.messages[5:7], *turn.messages[-2:]]
+        return Change(messages, may_grow=True, described=len(history))
+
+    storage, life = MemoryStorage(), new_life()
+    life.work(6)
+    session = ContextPipeline([summarize]).session("s", journal=storage)
+    whole = await session.run(life.history)
+    assert len(whole.messages) == 5
+    longer = [*life.history, *step("more")]
+    await session.run(longer)
+    if resumes:
+        session = ContextPipeline([summarize]).session("s", journal=storage)
+
+    behind = await session.run([*longer[:-1], user(tool_result("more", "other"))])
+    inside = await session.run([*life.history[:9], user("something else")])
+
+    assert behind.messages[:5] == whole.messages
+    assert inside.messages == [*life.history[:9], user("something else")]
 
 
 # An end that changes ----------------------------------------------------------------------------
