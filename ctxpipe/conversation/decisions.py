@@ -58,6 +58,7 @@ class Decisions:
         self._noted: dict[str, float] = {}  # by key: when it was noted as used
         self._renderings = RenderingIndex()
         self._version = ""
+        self._is_failing = False
         self._generation = Generation(scope_id)
 
     def __len__(self) -> int:
@@ -87,7 +88,7 @@ class Decisions:
         if storage is None:
             return
         loaded = None
-        with _log_failure():
+        with self._log_failure():
             try:
                 with self._generation.running():
                     loaded = await storage.load_notes(self.scope_id, self._version)
@@ -159,27 +160,30 @@ class Decisions:
             return
         # The form that was first is the one that is kept.
         notes = [self._by_key.get(each.key, each).encode() for each in due]
-        with _log_failure():
+        with self._log_failure():
             try:
                 with self._generation.running():
                     await storage.add_notes(self.scope_id, session_id, notes)
             except SessionDeleted:
                 self._begin_anew()
 
+    @contextmanager
+    def _log_failure(self) -> Iterator[None]:
+        """Log that the storage fails, once until it works again: nothing but tokens is lost."""
+        try:
+            with storage_errors():
+                yield
+        except StorageError as error:
+            if not self._is_failing:
+                logger.warning(UNREMEMBERED, safe_text(error))
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
     def _is_due(self, key: str, now: float) -> bool:
         """Whether the decision is new here, or was noted as used long ago."""
         noted = self._noted.get(key)
         return noted is None or now - noted > RENEWED_SECONDS
-
-
-@contextmanager
-def _log_failure() -> Iterator[None]:
-    """Log that the storage fails, and go on: nothing but tokens is lost."""
-    try:
-        with storage_errors():
-            yield
-    except StorageError as error:
-        logger.warning(UNREMEMBERED, safe_text(error))
 
 
 def _decisions_in(step: Step) -> list[Decision]:
