@@ -145,17 +145,19 @@ async def choose_layout(
         if await _fits(turn, layout, limits):
             return replacement, layout
     lighter = layout
-    is_done = await _is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
+    is_done = await is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
     if not is_done:  # else it gets no smaller, and need not: nothing is left out for that
         lighter = await _carry_less(turn, replacement, layout, limits, file)
     if is_done or await _meets_target(turn, lighter, limits):
         return replacement, lighter
-    while not await _fits_whole(turn, layout):
+    fits_whole = await _fits_whole(turn, layout)
+    while not fits_whole:
         less = layout.carried.lighter(1 + layout.carried.used // _STEPS)
         if less is None:
             break
         layout = await _lay_out(turn, replacement, replace(layout, carried=less), file)
-    else:
+        fits_whole = await _fits_whole(turn, layout)
+    if fits_whole or await _was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
         carried = await _select(turn, replacement, limits.carried)
@@ -245,7 +247,7 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
     raw = await turn.counter.count(layout.messages) + turn.overhead
     if not turn.force:
         return window_holds(turn, raw)
-    if await _is_short(turn) and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
+    if await is_short(turn) and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
         return True
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)
 
@@ -258,15 +260,25 @@ async def holds_context(turn: Turn, raw: int) -> bool:
     """
     if not turn.force:
         return window_holds(turn, raw)
-    before = max(1, await turn.tokens())
+    before = max(1, turn.ledger.estimate(turn.begun_with) or await turn.tokens())
     likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
     return not turn.budget.reached(likely)
 
 
-async def _is_short(turn: Turn) -> bool:
+async def is_short(turn: Turn) -> bool:
     """Return True if the context is far too short for a model to refuse it for its length."""
     before = max(await turn.tokens(), conservative(await turn.raw_tokens()))
     return before < FAR_BELOW * turn.budget.trigger
+
+
+async def _was_shortened(turn: Turn) -> bool:
+    """Return True if earlier stages have made a refused context short enough.
+
+    Then nothing that the model has not answered has to go.
+    """
+    if not turn.force or not turn.begun_with:
+        return False
+    return await holds_context(turn, await turn.raw_tokens())
 
 
 def raw_limit(turn: Turn, tokens: int) -> int:

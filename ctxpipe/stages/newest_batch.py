@@ -13,10 +13,8 @@ from ..edits.offload import Candidate, Selection
 from ..messages import Message, ToolResult, rewrite, split_system
 from ..placeholders.placeholders import Preview
 from ..placeholders.summaries import own_words
-from ..providers.refusals import FAR_BELOW
 from ..settings import SUMMARY_MAX_WORDS
-from ..tokens import conservative
-from .layout import holds_context, window_holds
+from .layout import holds_context, is_short, window_holds
 from .moves import Move, Place, Pointers, worthwhile_moves
 from .protocol import Turn
 
@@ -36,9 +34,8 @@ async def moves_to_make_room(
     whatever their length; *moves* leave anyway. A result that was read back from a file leaves only
     if the others are not enough. A preview stays in sight, unless there is no room for it either.
     """
-    if await _is_refused_for_another_reason(turn):
-        return []
-    if not turn.force and _fits_certainly(turn, moves):
+    fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
+    if fits:
         return []
     head, rest = split_system(turn.messages)
     tail = open_tail(rest)
@@ -65,14 +62,6 @@ async def moves_to_make_room(
         if await _is_low_enough(turn, left):
             return chosen
     return chosen
-
-
-async def _is_refused_for_another_reason(turn: Turn) -> bool:
-    """Return True in a forced turn whose context is far too short to be refused for its length."""
-    if not turn.force:
-        return False
-    tokens = max(await turn.tokens(), conservative(await turn.raw_tokens()))
-    return tokens < FAR_BELOW * turn.budget.trigger
 
 
 def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:

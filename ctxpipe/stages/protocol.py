@@ -39,7 +39,8 @@ class Tracked(NamedTuple):
 class Turn:
     """The context as it is before a stage. Read it; never write to it.
 
-    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
+    *begun_with* is the raw token count of the context before the first stage, 0 for that stage.
+    *overhead* is that of the system prompt and the tools. *memory* is a small record
     per session and stage, for things like a circuit breaker or running totals: it may decide
     whether an expensive attempt is made, never what its result is. The pipeline rewinds what has
     a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as
@@ -68,6 +69,7 @@ class Turn:
     cache_expired: bool = False
     agent_model: AgentModel | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
+    begun_with: int = 0
 
     @property
     def can_search(self) -> bool:

@@ -252,6 +252,17 @@ async def test_a_forced_turn_of_a_short_context_moves_nothing(storage: LocalStor
     assert moved(result) == []
 
 
+async def test_a_refused_batch_leaves_for_files_and_is_not_summarized(tmp_path):
+    stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=None, summarize=Writer())
+    pipeline = ContextPipeline(stages, budget=ROOM, counter=words)
+    history = batch([1_000] * 14)  # fewer than the trigger, by our own count
+
+    result = await pipeline.session("s").run(history, force=True)
+
+    assert len(list(tool_results(result.messages))) == 14
+    assert moved(result)
+
+
 async def test_a_hundred_files_read_at_once_are_all_in_sight(tmp_path):
     def code(number: int) -> str:
         lines = (
