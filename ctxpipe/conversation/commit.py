@@ -35,6 +35,7 @@ def keep(state: State, step: Step, sent: list[Message]) -> None:
     state.stale = step.stale
     state.agreed = len(sent)
     state.earlier = _earlier_context(state, step)
+    state.end_turn()
 
 
 def _earlier_context(state: State, step: Step) -> Earlier | None:

@@ -426,6 +426,7 @@ class Conversation:
                 memory.notify(sentence)
         self._apply(step)
         self._state.agreed = len(memory.timeline.context)
+        self._state.end_turn()
         notices, memory.notices = tuple(memory.notices), []
         if not notices and first == result.first_changed_index:
             return result

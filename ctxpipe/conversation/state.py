@@ -14,6 +14,7 @@ from ..providers.refusals import Refusal
 from ..settings import FLAG, MAPPING, excerpt
 from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
+from ..summarizers.retry import FinishedSummary
 from ..tokens import Budget, Ledger, TokenCounter
 from .timeline import Earlier, Step
 
@@ -97,6 +98,11 @@ class State:
                 rewind = getattr(record, "rewind", None)
                 if rewind is not None:
                     rewind(length)
+
+    def end_turn(self) -> None:
+        """Forget what only a turn that was cancelled leaves to the next one."""
+        for memory in self.memories.values():
+            memory.pop(FinishedSummary, None)
 
     def edit(
         self, step: Step, before: Sequence[Message], after: list[Message], *, paired: bool = True

@@ -60,7 +60,7 @@ from ..summarizers import (
 )
 from ..summarizers.agent import lend, missing_model
 from ..summarizers.protocol import Summary, summarizer_name
-from ..summarizers.retry import digest_of
+from ..summarizers.retry import FinishedSummary, digest_of
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
 from .archive import (
     Archived,
@@ -486,7 +486,7 @@ class Compact:
                 attempts.archived = await _digest_of(turn)
             raise
         if isinstance(answer, Skip):
-            turn.memory.pop(FinishedParts, None)
+            turn.memory.pop(FinishedSummary, None)
         return answer
 
     # Whether --------------------------------------------------------------------------------------
@@ -650,14 +650,18 @@ class Compact:
                 return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
         if parts is None:
             return await summarize_with_retry(writer, rest, self.breaker.retry), None
+        finished = turn.memory.get(FinishedSummary)
+        if finished is not None and finished.asked == writer and finished.count <= len(rest):
+            known = await in_thread(digest_of, rest[: finished.count])
+            if known == finished.digest and finished.summary is not None:
+                if finished.count == len(rest):
+                    return finished.summary, None
+                parts = finished
         digest = await in_thread(digest_of, rest)
-        if (parts.asked, parts.count, parts.digest) == (writer, len(rest), digest):
-            finished = parts.summary
-            if finished is not None:
-                return finished, None
         summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
         # Nothing is awaited since it came: wherever the turn is cancelled, it is not paid again.
-        turn.memory[FinishedParts] = FinishedParts(writer, writer, len(rest), digest, summary)
+        finished = FinishedSummary(writer, writer, len(rest), digest, summary)
+        turn.memory[FinishedSummary] = finished
         return summary, None
 
     async def _archive(

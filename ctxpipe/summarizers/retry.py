@@ -95,11 +95,10 @@ class AttemptTimeout(SummaryFailed, TimeoutError):
 
 @dataclass(slots=True)
 class FinishedParts:
-    """The part of a history that is summarized already.
+    """The part of a history too long for one request that is summarized already.
 
-    That is the beginning of one too long for one request, or all of one whose turn was cancelled
-    after the summary came. It is not paid for again. One summary is kept, with a digest of the
-    leading messages that it replaces and with the summarizer that was asked for it.
+    It is not paid for again. One summary is kept, with a digest of the leading messages that it
+    replaces and with the summarizer that was asked for it.
     """
 
     asked: Summarizer | None = None
@@ -113,6 +112,10 @@ class FinishedParts:
         if self.asked != asked or self.count >= len(messages):
             return None
         return self.summary if digest_of(messages[: self.count]) == self.digest else None
+
+
+class FinishedSummary(FinishedParts):
+    """The whole summary of a turn, until that turn has ended: it may be cancelled after it came."""
 
 
 def digest_of(messages: Sequence[Message]) -> bytes:

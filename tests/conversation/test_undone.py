@@ -177,7 +177,7 @@ async def undone_words_of_contexts(
 
 
 @pytest.mark.parametrize("is_session", [False, True])
-@given(st.lists(_ACTIONS, min_size=6, max_size=30))
+@given(st.lists(_ACTIONS, min_size=6, max_size=20))
 def test_no_context_that_is_continued_has_a_word_of_what_was_undone(
     is_session: bool, actions: list[Action]
 ):
