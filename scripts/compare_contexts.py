@@ -18,7 +18,8 @@ A turn whose contexts differ is of one of these classes:
     thinking   only the thinking differs that is taken out or that the API is asked to ignore, and
                the API, which binds it to the messages before it, accepts the new context
     undone     a message was taken back that a summary describes. Old versions kept the summary, or
-               began again from the raw history; new ones return to the context before that summary
+               began again from the raw history; new ones return to the context before that summary.
+               If it was not answered yet, later summaries do not describe the end any more
     adopted    a new process of an old version did not know that a context had been adopted as the
                history, and took our texts in it for the caller's words when it wrote a summary
     too long   the old version truncated once and left a context at its trigger or above, which the
@@ -205,6 +206,7 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
     before: Any = {"sent": [], "gaps": 0}
     moves: list[str] = []
     is_after = False
+    is_undone = False
     for number, (then, now) in enumerate(zip(old["turns"], new["turns"], strict=True)):
         moves.append(now["move"])
         if then["sent"] == now["sent"] and then["options"] == now["options"]:
@@ -215,7 +217,7 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
             classes.append("thinking")
         elif before["gaps"] > 1 and keeps_more(before, then, now):
             classes.append("two gaps")
-        elif now["undone"] and now["move"] in CUTS:
+        elif is_undone or (now["undone"] and now["move"] in CUTS):
             classes.append("undone")
         elif was_adopted_elsewhere(moves) and "Compact changed" in then["reports"]:
             classes.append("adopted")
@@ -227,6 +229,7 @@ def classify(name: str, old: Any, new: Any) -> list[str]:
             classes.append("other")
             show(name, number, old, new)
         is_after = is_after or then["sent"] != now["sent"]
+        is_undone = is_undone or now["undone"]
         before = then
     return classes
 
