@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from foreign_histories import chats, geminis, responses
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from translations import compacting
 from unknown_items import MARKER, check_unknown, with_unknown
@@ -101,6 +101,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_unknown_items_and_parts_stay_word_for_word_in_their_order(
     form: Form, data, tmp_path_factory
