@@ -45,8 +45,11 @@ async def serve(api: str, script: Any) -> AsyncIterator[tuple[Any, Any]]:
     elif api == "gemini":
         models = pytest.importorskip("pydantic_ai.models.google", reason="it is not installed")
         providers = pytest.importorskip("pydantic_ai.providers.google")
-        async with GeminiServer(script) as other:
-            provider = providers.GoogleProvider(api_key="k", base_url=other.url)
+        http: Any = pytest.importorskip("httpx2")
+        async with GeminiServer(script) as other, http.AsyncClient(timeout=1200) as sending:
+            provider = providers.GoogleProvider(
+                api_key="k", base_url=other.url, http_client=sending
+            )
             yield other, models.GoogleModel(NAMES["gemini"], provider=provider)
     else:
         async with (
