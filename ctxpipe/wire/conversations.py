@@ -227,8 +227,8 @@ class Dialog:
             if one is not other and not _say_the_same(self.codec, one, other):
                 break
             same += 1
-        answered = self.items[same : max(same, _end_of_asked(self.codec, self.items))]
-        is_continued = same > 0 and next(_replies(self.codec, answered), None) is None
+        later_items = self.items[same : max(same, _end_of_asked(self.codec, self.items))]
+        is_continued = same > 0 and next(_replies(self.codec, later_items), None) is None
         return Agreement(same, is_continued)
 
 
