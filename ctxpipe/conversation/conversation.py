@@ -623,13 +623,14 @@ class Conversation:
         """
         async with self.exchange():
             with self.store_allowance():
-                was_read = self._memory.is_read
                 history, taken = await self._newest_history()
                 async with self._alone():
                     self._memory.taken = taken
                     await self._memory.catch_up(history)
                     taken = self._memory.taken
-                    if was_read:
+                    # What could not be written may be missing in what was taken over, and others
+                    # may have written more meanwhile.
+                    if len(self.known) >= len(history):
                         history = add_appended(self.known, self.appended[:taken])
                     await self._write(history, taken)
 

@@ -391,7 +391,7 @@ class Memory:
                 return True
         turns = self.unwritten
         edited = [message for edit in step.edits for message in edit.messages]
-        is_bulk = step.agreement.is_bulk is not False or bool(turns) or is_bulky(edited)
+        is_bulk = step.agreement.is_bulk is not False or is_bulky(edited)
         journal.unanswered = ""
         try:
             if is_news or not step.is_idle:
@@ -399,7 +399,10 @@ class Memory:
                 if is_news:
                     turn["attempts"] = attempts
                 turns = [*turns, turn]
-            if not await self._append(journal, turns, is_bulk=is_bulk):
+            if self._waits_for is not None:
+                # Before all that is missing is encoded, which takes longer with each turn.
+                self._waits_for.refuse_while_away()
+            if not await self._append(journal, turns, is_bulk=is_bulk or len(turns) > 1):
                 return False
         except StorageError as error:
             self.unwritten = turns

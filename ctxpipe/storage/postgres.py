@@ -270,13 +270,17 @@ def _read_conninfo(conninfo: str) -> dict[str, Any]:
     from psycopg.conninfo import conninfo_to_dict
 
     try:
-        return dict(conninfo_to_dict(conninfo))
-    except Error:
+        parameters = dict(conninfo_to_dict(conninfo))
+        # libpq reads the port when it connects: with a slash in a password it is a part of that.
+        for port in str(parameters.get("port", "")).split(","):
+            int(port or 0)
+    except (Error, ValueError):
         # Without the reason: it may quote the password.
         raise SettingsError(
             "conninfo is no connection string of libpq; give one such as "
             "'postgresql://user@host/database', with %-escapes for / : @ and # in a password"
         ) from None
+    return parameters
 
 
 async def _rows(

@@ -267,10 +267,10 @@ class RedisJournal(ServerJournal):
                     if self._is_cluster is None:
                         self._is_cluster = await _has_cluster(client)
                 except BaseException:
-                    await client.aclose()
+                    await _close(client)
                     raise
                 if self._is_cluster and self._sentinels is None:
-                    await client.aclose()
+                    await _close(client)
                     client = self._new_cluster_client()
                 held.client = client
             return held.client
@@ -307,14 +307,22 @@ class RedisJournal(ServerJournal):
 
         if isinstance(error, StorageError):
             return None
-        away = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ClusterDownError)
+        away = (
+            exceptions.AskError,
+            exceptions.ClusterCrossSlotError,
+            exceptions.ClusterDownError,
+            exceptions.ConnectionError,
+            exceptions.ReadOnlyError,
+            exceptions.TimeoutError,
+            exceptions.TryAgainError,
+        )
         if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
             return False
         if isinstance(error, (*away, exceptions.RedisClusterException, OSError)):
             return True
         if isinstance(error, exceptions.RedisError):
-            text = str(error)
-            return any(f"{word} " in text[:400] for word in (*_NOT_NOW, "MOVED", "CROSSSLOT"))
+            text = str(error)[:400]  # an older server names what a script ran into
+            return any(f"{word} " in text for word in _NOT_NOW)
         return None
 
     def _explain(self, error: Exception) -> str:
@@ -373,7 +381,15 @@ class _Client:
         client = self.client
         self.client = None
         if client is not None:
-            await client.aclose()
+            await _close(client)
+
+
+async def _close(client: Any) -> None:
+    """Close the connections of *client*, and those to sentinels."""
+    await client.aclose()
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for sentinel in getattr(manager, "sentinels", ()):
+        await sentinel.aclose()
 
 
 class _Sentinels(NamedTuple):

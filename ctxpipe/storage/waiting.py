@@ -268,6 +268,12 @@ class Availability:
         """Await ``holder.flush_missing()`` when the store is back, unless *holder* is gone."""
         self._unwritten.add(holder)
 
+    def refuse_while_away(self) -> None:
+        """Raise Unavailable at once where a turn's call would be refused."""
+        allowance = _allowance.get()
+        if self.is_away and allowance is not None and not allowance.insists:
+            self._refuse_meanwhile()
+
     async def call(self, work: Callable[[], Awaitable[T]], *, size: int = 0) -> T:
         """What *work* returns, which asks the store and sends it *size* bytes.
 

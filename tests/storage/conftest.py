@@ -6,9 +6,17 @@ import os
 from collections.abc import Generator
 
 import pytest
-from services import postgres, redis, s3
+from services import pgbouncer, postgres, redis, redis_cluster, s3, valkey
 
-__all__ = ["postgres", "pytest_runtest_makereport", "redis", "s3"]
+__all__ = [
+    "pgbouncer",
+    "postgres",
+    "pytest_runtest_makereport",
+    "redis",
+    "redis_cluster",
+    "s3",
+    "valkey",
+]
 
 
 @pytest.hookimpl(wrapper=True)

