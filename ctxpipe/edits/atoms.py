@@ -90,7 +90,7 @@ def _line(line: str) -> str:
 # Of messages --------------------------------------------------------------------------------------
 
 
-def said_text(block: Block) -> str:
+def content_text(block: Block) -> str:
     """Return what *block* says: its text, or the texts and numbers in the input of a call.
 
     "" for thinking, which says nothing to others, and for blocks without a text.
@@ -103,7 +103,7 @@ def said_text(block: Block) -> str:
 
 def message_texts(message: Message) -> list[str]:
     """Return what each block of *message* says; bare text is one block."""
-    return [said_text(block) for block in as_blocks(message)]
+    return [content_text(block) for block in as_blocks(message)]
 
 
 class AtomIndex:

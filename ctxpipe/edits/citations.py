@@ -17,7 +17,7 @@ def without_dangling_citations(before: Sequence[Message], after: list[Message]) 
     A document that has another number now counts as gone, as the citation would point to another
     one. The cited texts stay. Without such a citation the very same list comes back.
     """
-    places = [index for index, message in enumerate(after) if _has_citations(message)]
+    places = [index for index, message in enumerate(after) if has_citations(message)]
     if not places:
         return after
     gone: dict[str, set[int]] = {}
@@ -32,18 +32,16 @@ def without_dangling_citations(before: Sequence[Message], after: list[Message]) 
     changed = list(after)
     for place in places:
         changed[place] = _without(after[place], gone)
-    return after if all(map(_is, changed, after)) else changed
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    is_same = all(new is old for new, old in zip(changed, after, strict=True))
+    return after if is_same else changed
 
 
 def _is_same(one: Block, other: Block) -> bool:
     return one is other or is_equal([one], [other])
 
 
-def _has_citations(message: Message) -> bool:
+def has_citations(message: Message) -> bool:
+    """Return True if *message* is a reply that cites a document or a search result."""
     if message["role"] != "assistant":
         return False
     return any(field(block, "citations") for block in blocks(message))

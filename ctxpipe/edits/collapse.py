@@ -29,7 +29,7 @@ from ..placeholders.notes import Note, note_of, step_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target, touched_paths
-from .atoms import Atom, atoms, message_texts, path_atom, said_text
+from .atoms import Atom, atoms, content_text, message_texts, path_atom
 from .citations import without_dangling_citations
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import (
@@ -342,7 +342,7 @@ def _passages(
         if step.call is None:
             continue
         call = blocks(layout.messages[message])[step.call.block]
-        yield Passage(said_text(call), "call", step.number, message)
+        yield Passage(content_text(call), "call", step.number, message)
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
         kind: PassageKind = "view" if path else "result"
         is_touched = path is not None and path_atom(path) in touched

@@ -154,7 +154,7 @@ def stored_text(content: _Content, *, indent: int | None) -> str:
         return content
     parts = _parts_with_text(content)
     if any(kind(part) != "text" for part in parts):
-        return _joined_text(parts)
+        return _join_texts(parts)
     return as_json(list(map(as_dict, parts)), indent=indent, ensure_ascii=False)
 
 
@@ -180,7 +180,7 @@ def text_of(content: _Content) -> str:
     """Return the text of a tool result, without that of placeholders of images and documents."""
     if isinstance(content, str):
         return content
-    return _joined_text(_parts_with_text(content))
+    return _join_texts(_parts_with_text(content))
 
 
 def sources_in(content: _Content) -> list[str]:
@@ -195,7 +195,7 @@ def _parts_with_text(content: Iterable[Block] | None) -> list[Block]:
     return [block for block in content or () if has_text(block)]
 
 
-def _joined_text(parts: Sequence[Block]) -> str:
+def _join_texts(parts: Sequence[Block]) -> str:
     """Return the texts of *parts*: text blocks continue each other, others are paragraphs."""
     separator = "" if all(kind(part) == "text" for part in parts) else "\n\n"
     return separator.join([block_text(part) or "" for part in parts])

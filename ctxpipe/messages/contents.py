@@ -31,10 +31,10 @@ def result_text(result: object) -> str:
     content = field(result, "content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join([_named_text(part) for part in content])
+    return "\n".join([_text_or_kind(part) for part in content])
 
 
-def _named_text(part: Block) -> str:
+def _text_or_kind(part: Block) -> str:
     text = _part_text(part)
     return f"[{kind(part)}]" if text is None else text
 

@@ -40,7 +40,7 @@ class PendingSummary:
     async def begin(cls, turn: Turn, writer: Summarizer, retry: Retry) -> None:
         """Have *writer* begin with what the model has answered in *turn*, if that can leave."""
         history = turn.history or ()
-        count, place = answered(turn)
+        count, place = answer_boundary(turn)
         if place:
             digest = await in_thread(digest_of, history[:count])
             _, rest = split_system(turn.messages)
@@ -75,10 +75,11 @@ class PendingSummary:
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
-def answered(turn: Turn) -> tuple[int, int]:
-    """How much of the history the model has answered, and where in *turn* the rest begins.
+def answer_boundary(turn: Turn) -> tuple[int, int]:
+    """Return how many messages of the history the model has answered, and where the rest begins.
 
-    The place is after the head; 0 where nothing before it could leave, and without a history.
+    The second value is an index into the messages of *turn* after the head. It is 0 if nothing
+    before it could be removed, and without a history.
     """
     count = open_tail(turn.history or ())
     return count, place_after(turn, count) if count else 0

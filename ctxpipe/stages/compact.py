@@ -72,7 +72,7 @@ from .archive import (
     records_by_name,
     save_raw,
 )
-from .background import BEGINS_AT, PendingSummary, answered
+from .background import BEGINS_AT, PendingSummary, answer_boundary
 from .breaker import Attempts, Breaker
 from .layout import (
     FileFolder,
@@ -645,7 +645,7 @@ class Compact:
                 parts = FinishedParts(writer, writer, covered, known, summary)
                 turn.memory[FinishedParts] = parts
         if turn.tracked is not None and turn.tracked.end_changes:
-            _, place = answered(turn)
+            _, place = answer_boundary(turn)
             if place and await can_keep(turn, rest[place:]):
                 return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
         if parts is None:
@@ -764,7 +764,7 @@ def _number_described(turn: Turn, covered: int | None) -> int | None:
     """
     if covered is None or turn.tracked is None or not turn.tracked.end_changes:
         return None
-    count, place = answered(turn)
+    count, place = answer_boundary(turn)
     if place == covered:
         return count
     pending = turn.memory.get(PendingSummary)

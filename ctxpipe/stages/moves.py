@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from .._threads.threads import in_thread_if
 from ..edits import offload
-from ..edits.citations import without_dangling_citations
+from ..edits.citations import has_citations, without_dangling_citations
 from ..edits.offload import Candidate, Selection
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
@@ -142,7 +142,7 @@ class Move:
         """Where the search results and documents in the text come from."""
         return offload.sources_in(self.item.content) if isinstance(self.item, ToolResult) else []
 
-    def predicted(self, turn: Turn) -> str:
+    def predict_placeholder(self, turn: Turn) -> str:
         """The placeholder of the text, as long as the key is free."""
         return self.pointers.replacement(turn, self, self.pointers.storage.location(self.key))
 
@@ -172,7 +172,7 @@ def _cheaper_moves(
         for name, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, name)
             move = Move(candidate.item, key, text, pointers)
-            if counter.over(text, counter.text(move.predicted(turn))):
+            if counter.over(text, counter.text(move.predict_placeholder(turn))):
                 moves.append(move)
     return moves
 
@@ -209,7 +209,8 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written])
             given = inputs.get(item.place, item.input)
             inputs[item.place] = _substitute(given, move.text, replacement)
     messages = rewrite(rewrite(turn.messages, results), inputs, key="input")
-    messages = without_dangling_citations(turn.messages, messages)
+    if any(has_citations(message) for message in messages):
+        messages = without_dangling_citations(turn.messages, messages)
     written = tuple(file for _, file in pairs)
     detail = Offloaded(written, chars, saved, len(results), len(inputs), failed=failed)
     return Change(messages, detail, stored=Stored(moves[0].pointers.storage, locations))

@@ -41,7 +41,7 @@ async def moves_to_make_room(
     tail = open_tail(rest)
     unanswered = _with_placeholders(turn, moves)[len(head) + tail :]
     fixed = turn.overhead + await turn.counter.count([*head, *unanswered])
-    fixed += await _carried_tokens(turn, rest[:tail])
+    fixed += await _compaction_tokens(turn, rest[:tail])
     if await holds_context(turn, fixed):
         return []
     start = offload.newest(turn.messages)
@@ -73,7 +73,7 @@ def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:
     moved = sum(len(move.text) for move in moves)
     room = turn.budget.window + moved
     new = weight(turn.messages[ledger.known :], room) - moved
-    return window_holds(turn, ledger.known_total + turn.overhead + max(0, new))
+    return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new))
 
 
 def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
@@ -81,12 +81,12 @@ def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
     contents: dict[Place, object] = {}
     for move in moves:
         if isinstance(move.item, ToolResult):
-            text = move.predicted(turn)
+            text = move.predict_placeholder(turn)
             contents[move.item.place] = offload.with_placeholder(move.item.content, text)
     return rewrite(turn.messages, contents)
 
 
-async def _carried_tokens(turn: Turn, messages: Sequence[Message]) -> int:
+async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
     """Return the tokens that a compaction keeps of *messages*: summary, evidence, the request."""
     request: Sequence[Message] = ()
     for message in reversed(messages):
@@ -117,7 +117,7 @@ def _candidates(
 async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
     """Return the tokens that each of *moves* saves."""
     before = await turn.counter.texts([move.text for move in moves])
-    after = await turn.counter.texts([move.predicted(turn) for move in moves])
+    after = await turn.counter.texts([move.predict_placeholder(turn) for move in moves])
     return [old - new for old, new in zip(before, after, strict=True)]
 
 

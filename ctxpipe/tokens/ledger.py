@@ -135,7 +135,7 @@ class Ledger:
         self.known = min(self.known, known)
 
     @property
-    def known_total(self) -> int:
+    def prefix_total(self) -> int:
         """The raw tokens of the leading messages that are unchanged since the last call."""
         return max(0, self._sums[self.known] - self._unbilled)
 

@@ -54,7 +54,7 @@ def _parts_of(block: Block, name: str) -> Iterable[Part]:
             made = _as_text(field(block, "id")), _as_text(field(block, "name"))
             return (*made, compact_json(field(block, "input", {})))
         case "redacted_thinking":
-            return (_encoded_tokens(_as_text(field(block, "data"))),)
+            return (_base64_tokens(_as_text(field(block, "data"))),)
         case "image":
             return (media.image_tokens(field(block, "source")),)
         case "document":
@@ -88,7 +88,7 @@ def _document_parts(content: object) -> Iterator[Part]:
             yield compact_json(block)
 
 
-def _encoded_tokens(data: str) -> int:
+def _base64_tokens(data: str) -> int:
     """Return the tokens of what *data*, cipher text or the like in base64, may hold.
 
     Base64 has three bytes in four characters, and a token has about four bytes.
@@ -104,7 +104,7 @@ def _unknown(block: Block) -> Iterator[Part]:
         if isinstance(value, str):
             if not is_encoded(value):
                 return value
-            media_parts.append(_encoded_tokens(value))
+            media_parts.append(_base64_tokens(value))
             return ""
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:

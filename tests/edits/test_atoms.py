@@ -7,7 +7,7 @@ from histories import assistant, histories, text, thinking, tool_result, tool_us
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe.edits.atoms import WEIGHTS, AtomIndex, atoms, path_atom, said_text, weight
+from ctxpipe.edits.atoms import WEIGHTS, AtomIndex, atoms, content_text, path_atom, weight
 from ctxpipe.messages import Message
 
 
@@ -74,7 +74,7 @@ def test_a_call_says_the_leaves_of_its_input_with_their_lines():
         {"path": "src/a.py", "edits": [{"old": "first line\nsecond line"}], "n": 17, "b": True},
     )
 
-    assert said_text(call) == "src/a.py\nfirst line\nsecond line\n17"
+    assert content_text(call) == "src/a.py\nfirst line\nsecond line\n17"
 
 
 def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves():
@@ -82,15 +82,17 @@ def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves():
     for _ in range(100_000):
         nested = [nested]
 
-    assert said_text(tool_use("t", "edit", {"path": nested})) == "src/main.py"
+    assert content_text(tool_use("t", "edit", {"path": nested})) == "src/main.py"
 
 
 def test_a_result_says_its_texts_and_thinking_says_nothing_to_others():
     picture = {"type": "image", "source": {"type": "base64", "data": "QUJD"}}
 
-    assert said_text(tool_result("t", [text("one"), picture, text("two")])) == "one\n[image]\ntwo"
-    assert said_text(tool_result("t", None)) == ""
-    assert said_text(thinking("read_file")) == ""
+    assert (
+        content_text(tool_result("t", [text("one"), picture, text("two")])) == "one\n[image]\ntwo"
+    )
+    assert content_text(tool_result("t", None)) == ""
+    assert content_text(thinking("read_file")) == ""
 
 
 def test_a_message_refers_by_all_its_blocks():
