@@ -27,6 +27,7 @@ EXEMPT_CLASSES = {
     "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
     "gateway.settings.Settings": OPTIONS,
+    "stages.protocol.Turn": "what a stage may know of a turn, read field by field",
     "stages.reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,
 }

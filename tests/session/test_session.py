@@ -517,9 +517,9 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
 async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_its_newest_message(
     tmp_path,
 ):
-    stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=300)
+    stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=800)
     session = ContextPipeline(
-        [stage], budget=Budget(window=2000, trigger=1000, target=300)
+        [stage], budget=Budget(window=2000, trigger=1000, target=800)
     ).session("s")
     history = [
         said for n in range(8) for said in (user(f"ask {n} " * 40), assistant(f"say {n} " * 40))
