@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .storage import (
         LocalStorage,
         MemoryStorage,
+        ObjectJournal,
         ObjectStorage,
         PostgresJournal,
         RedisJournal,
@@ -88,6 +89,7 @@ __all__ = [
     "InvalidHistory",
     "LocalStorage",
     "MemoryStorage",
+    "ObjectJournal",
     "ObjectStorage",
     "PostgresJournal",
     "RedisJournal",
@@ -126,8 +128,8 @@ _NAMES = {
     ".stages.read_backs": "TrimReadBacks",
     ".stages.reports": "Result",
     ".stages.truncate": "SmartTruncate",
-    ".storage": "LocalStorage MemoryStorage ObjectStorage PostgresJournal RedisJournal "
-    "SQLiteJournal",
+    ".storage": "LocalStorage MemoryStorage ObjectJournal ObjectStorage PostgresJournal "
+    "RedisJournal SQLiteJournal",
     ".tokens": "Budget",
     ".tools": "Tool answer offload_tools",
 }

@@ -126,8 +126,8 @@ def gateway(
         typer.Option(
             metavar="URL",
             help="Where several gateways keep their sessions in common: sqlite:///FILE, "
-            "postgres://HOST/DATABASE or redis://HOST. They may listen on one port, and need one "
-            "root.",
+            "postgres://HOST/DATABASE, redis://HOST or s3://BUCKET/PREFIX. They may listen on one "
+            "port, and need one root.",
         ),
     ] = None,
 ) -> None:

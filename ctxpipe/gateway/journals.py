@@ -19,9 +19,13 @@ KINDS = {
     "postgresql": "PostgreSQL",
     "redis": "Redis",
     "rediss": "Redis",
+    "s3": "S3",
+    "gs": "Google Cloud Storage",
+    "az": "Azure",
 }
 _OWNER = re.compile(r"[0-9a-f]{16}")
-FORMS = "sqlite:///FILE, postgres://HOST/DATABASE or redis://HOST"
+FORMS = "sqlite:///FILE, postgres://HOST/DATABASE, redis://HOST or s3://BUCKET/PREFIX"
+_BUCKETS = ("s3", "gs", "az")
 
 
 def journal_kind(url: str) -> str:
@@ -38,6 +42,8 @@ def check_journal(url: str) -> None:
     is_file = parts.scheme == "sqlite"
     if is_file and (parts.netloc or len(parts.path) < 2):
         raise SettingsError("journal names no file: sqlite:///FILE, or sqlite:////FOLDER/FILE")
+    if parts.scheme in _BUCKETS and not parts.netloc:
+        raise SettingsError(f"journal names no bucket: {parts.scheme}://BUCKET/PREFIX")
 
 
 def is_owner(name: str) -> bool:
@@ -64,7 +70,30 @@ def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJ
 
         table = f"ctxpipe_journal_{owner}" if owner else "ctxpipe_journal"
         return PostgresJournal(url, texts=texts, table=table)
+    if urlsplit(url).scheme in _BUCKETS:
+        return _open_bucket(url, texts, owner)
     from ..storage.redis import RedisJournal
 
     prefix = f"ctxpipe:{owner}" if owner else "ctxpipe"
     return RedisJournal(url, texts=texts, prefix=prefix)
+
+
+def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJournal:
+    """The journals in the bucket at *url*, with the credentials of the environment."""
+    from ..settings import check_extra
+    from ..storage.object_journals import ObjectJournal
+
+    check_extra("ObjectJournal", "obstore", "object-store")
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        store = from_url(f"{url.rstrip('/')}/{owner}" if owner else url)
+    except (BaseError, ValueError) as error:
+        # Without the reason: it may quote a key.
+        raise SettingsError(
+            f"journal: the bucket cannot be opened ({type(error).__name__}); give "
+            "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, and the account and "
+            "the region in the environment, as obstore reads them"
+        ) from None
+    return ObjectJournal(store, texts=texts)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .generations import Generation, delete_sessions
     from .local import LocalStorage
     from .memory import MemoryStorage
+    from .object_journals import ObjectJournal
     from .objects import ObjectStorage
     from .postgres import PostgresJournal
     from .protocol import Archive, JournalStorage, Page, TextReader, TextWriter
@@ -29,6 +30,7 @@ __all__ = [
     "LocalFiles",
     "LocalStorage",
     "MemoryStorage",
+    "ObjectJournal",
     "ObjectStorage",
     "Page",
     "PostgresJournal",
@@ -47,6 +49,7 @@ _NAMES = {
     ".cleanup": "Cleaned",
     ".local": "LocalStorage",
     ".memory": "MemoryStorage",
+    ".object_journals": "ObjectJournal",
     ".objects": "ObjectStorage",
     ".postgres": "PostgresJournal",
     ".protocol": "Archive JournalStorage Page TextReader TextWriter",

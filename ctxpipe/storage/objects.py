@@ -16,24 +16,17 @@ import hashlib
 import re
 import time
 from collections.abc import (
-    AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
-    Iterator,
-    Mapping,
     Sequence,
 )
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from anyio import CapacityLimiter, create_task_group
+from typing import TYPE_CHECKING
 
 from .._text import short_repr
-from .._threads.threads import PerLoop, in_thread, in_thread_if
+from .._threads.threads import in_thread, in_thread_if
 from ..errors import SessionDeleted, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
 from ..placeholders.names import (
@@ -50,12 +43,11 @@ from ..settings import (
     POSITIVE,
     SESSION_ID,
     SIZE,
-    Wanted,
     check_extra,
     check_settings,
 )
+from .buckets import STORE, Bucket, at_once
 from .cleanup import LIVE_SECONDS, Cleaned
-from .folders import ignore_absent
 from .generations import (
     TOUCH_SECONDS,
     ids_below,
@@ -69,30 +61,11 @@ from .notes import LoadedNotes, Note, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
-from .waiting import PROMPT_SECONDS, Availability, Unavailable, note_progress
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-T = TypeVar("T")
-
-_ERRNO = {
-    "NotFoundError": errno.ENOENT,
-    "FileNotFoundError": errno.ENOENT,
-    "AlreadyExistsError": errno.EEXIST,
-    "PreconditionError": errno.EEXIST,
-    "FileExistsError": errno.EEXIST,
-    "PermissionDeniedError": errno.EACCES,
-    "UnauthenticatedError": errno.EACCES,
-    "TimeoutError": errno.ETIMEDOUT,
-}
 _LONG = 100_000  # characters that are encoded in a worker thread
-_CHUNK = 1000  # objects that are listed or deleted at once
-_PIECE = 1 << 16  # bytes of an object that are received at once
-_STORE = Wanted(
-    lambda store: callable(getattr(store, "put_async", None)),
-    "one of obstore, such as MemoryStore()",
-)
 _PARTS = ("texts", "records", "notes", "used")
 _USED = "used"
 _TOMBSTONES = "=deleted"
@@ -131,16 +104,21 @@ class ObjectStorage:
         check_extra("ObjectStorage", "obstore", "object-store")
         check_settings(
             self,
-            store=_STORE,
+            store=STORE,
             redact=FUNCTION.optional,
             clock=FUNCTION,
             connections=COUNT,
             timeout=POSITIVE.optional,
         )
         check_reference(self.reference)
-        self._availability = Availability("the object store", self._trial, seconds=self.timeout)
+        self._bucket = Bucket(
+            self.store,
+            name="the object store",
+            absent=_tombstone_path("trial"),
+            connections=self.connections,
+            timeout=self.timeout,
+        )
         self._touched: dict[str, float] = {}
-        self._limiter = PerLoop(partial(CapacityLimiter, self.connections))
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -165,7 +143,7 @@ class ObjectStorage:
         for name in names:
             with suppress(StorageError):  # the new objects show that the session is in use
                 await self._touch(name)
-        await self._at_once(write, by_key)
+        await at_once(write, by_key)
         await self._undo_if_deleted(names, made)
         return locations
 
@@ -177,10 +155,10 @@ class ObjectStorage:
         content = await in_thread_if(len(text) > _LONG, self._encode, text)
         for name in candidate_keys(key, text):
             path = _text_path(name)
-            if await self._create(path, content):
+            if await self._bucket.create(path, content):
                 made.append(path)
                 break
-            if await self._get(path) == content:
+            if await self._bucket.get(path) == content:
                 break
         return name
 
@@ -199,11 +177,11 @@ class ObjectStorage:
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         for key in possible_keys(location):
-            content = await self._get(_text_path(key))
+            content = await self._bucket.get(_text_path(key))
             if content is not None:
                 text = await in_thread_if(len(content) > _LONG, _decode, location, content)
                 return Page.of(text, offset, limit)
-            record = await self._get(_record_path(key)) if key.endswith(".json") else None
+            record = await self._bucket.get(_record_path(key)) if key.endswith(".json") else None
             if record is not None:
                 return Page.of(record.decode("utf-8", "replace"), offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")
@@ -214,11 +192,11 @@ class ObjectStorage:
 
         async def ask(location: str) -> None:
             for key in possible_keys(location):
-                if await self._head(_text_path(key)):
+                if await self._bucket.head(_text_path(key)):
                     return
             gone.append(location)
 
-        await self._at_once(ask, locations)
+        await at_once(ask, locations)
         return gone
 
     # Records --------------------------------------------------------------------------------------
@@ -233,7 +211,7 @@ class ObjectStorage:
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
             path = _record_path(key)
-            if await self._create(path, content):
+            if await self._bucket.create(path, content):
                 break
         await self._undo_if_deleted([folder], [path])
         return url_of(key)
@@ -243,13 +221,13 @@ class ObjectStorage:
         return list(map(url_of, await self._record_keys(session_folder(session_id))))
 
     async def _record_keys(self, folder: str) -> list[str]:
-        listed = self._list(f"{_object_folder(folder)}/records/")
+        listed = self._bucket.list(f"{_object_folder(folder)}/records/")
         keys = [f"{folder}/{item['path'].rpartition('/')[2]}" async for item in listed]
         return sorted(keys, key=lambda key: (_record_number(key), key))
 
     async def contents(self, session_id: str, /) -> list[str]:
         """The names of the session's texts and records. Raises StorageError."""
-        listed = self._list(f"{_object_folder(session_folder(session_id))}/")
+        listed = self._bucket.list(f"{_object_folder(session_folder(session_id))}/")
         paths = [item["path"].split("/") async for item in listed]
         names = [parts[-1] for parts in paths if parts[-2] != "notes"]
         return [name for name in names if _NAME.fullmatch(name) and name != _USED]
@@ -268,9 +246,9 @@ class ObjectStorage:
         paths = [_note_path(folder, owner, note) for note in notes]
 
         async def write(path: str) -> None:
-            await self._put(path, b"", use_multipart=False)
+            await self._bucket.put(path, b"", use_multipart=False)
 
-        await self._at_once(write, paths)
+        await at_once(write, paths)
         await self._undo_if_deleted([folder], paths)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
@@ -285,7 +263,7 @@ class ObjectStorage:
         lines = [note.text for note in retained]
         texts = set(lines)
         surplus = [note for note in notes if note.text not in texts]
-        await self._delete_objects([_note_path(folder, each.owner, each.text) for each in surplus])
+        await self._bucket.delete([_note_path(folder, each.owner, each.text) for each in surplus])
         newest = content_hash("\n".join(lines), 32) if lines else ""
         return None if newest == version else (newest, lines)
 
@@ -293,7 +271,7 @@ class ObjectStorage:
         """Return the notes in *folder*, those of *owner* only if it is given, oldest first."""
         prefix = f"{_object_folder(folder)}/notes/"
         listed: list[tuple[float, Note]] = []
-        async for item in self._list(prefix):
+        async for item in self._bucket.list(prefix):
             note_owner, _, text = item["path"].removeprefix(prefix).partition(".")
             seconds = item["last_modified"].timestamp()
             if owner in ("", note_owner):
@@ -316,8 +294,8 @@ class ObjectStorage:
         if generation is not None:
             session_id = generation.session_id
         path = f"{folder}/{_USED}"
-        content = session_id.encode("utf-8", "surrogatepass") or await self._get(path) or b""
-        await self._put(path, content)
+        content = session_id.encode("utf-8", "surrogatepass") or await self._bucket.get(path) or b""
+        await self._bucket.put(path, content)
         remember(self._touched, folder, now)
 
     async def delete(self, session_id: str, /) -> Cleaned:
@@ -327,11 +305,11 @@ class ObjectStorage:
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        await self._put(_tombstone_path(folder), new_tombstone().encode())
+        await self._bucket.put(_tombstone_path(folder), new_tombstone().encode())
         owner = owner_of(session_id)
         for name in map(session_folder, names_of(session_id)):
             notes = await self._list_notes(name, owner)
-            await self._delete_objects([_note_path(name, owner, note.text) for note in notes])
+            await self._bucket.delete([_note_path(name, owner, note.text) for note in notes])
         return await self._delete(_object_folder(folder))
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
@@ -341,7 +319,7 @@ class ObjectStorage:
     async def _check(self, name: str) -> None:
         generation = running_generation(name)
         if generation is not None:
-            content = await self._get(_tombstone_path(name)) or b""
+            content = await self._bucket.get(_tombstone_path(name)) or b""
             generation.check(self, content.decode())
 
     async def _undo_if_deleted(self, names: Iterable[str], paths: Sequence[str]) -> None:
@@ -354,7 +332,7 @@ class ObjectStorage:
             for name in names:
                 await self._check(name)
         except SessionDeleted:
-            await self._delete_objects(paths)
+            await self._bucket.delete(paths)
             raise
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
@@ -363,16 +341,16 @@ class ObjectStorage:
         All objects are listed. Raises StorageError, and SettingsError for an empty prefix.
         """
         found = ids_below(prefix, ())
-        folders = {_owner(item["path"]) async for item in self._list(None)}
+        folders = {_owner(item["path"]) async for item in self._bucket.list(None)}
 
         async def read(folder: str) -> None:
-            content = await self._get(f"{folder}/{_USED}")
+            content = await self._bucket.get(f"{folder}/{_USED}")
             if content:
                 found.append(content.decode("utf-8", "surrogatepass"))
             elif session_folder(folder) == folder:  # a plain name is its own folder
                 found.append(folder)
 
-        await self._at_once(read, filter(None, folders))
+        await at_once(read, filter(None, folders))
         return ids_below(prefix, found)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
@@ -387,7 +365,7 @@ class ObjectStorage:
         used: dict[str, float] = {}
         old_tombstones: list[str] = []
         old_notes: list[str] = []
-        async for item in self._list(None):
+        async for item in self._bucket.list(None):
             folder = _owner(item["path"])
             modified = item["last_modified"].timestamp()
             is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
@@ -397,14 +375,14 @@ class ObjectStorage:
                 old_notes.append(item["path"])
             if folder is not None:
                 used[folder] = max(modified, used.get(folder, 0.0))
-        await self._delete_objects([*old_tombstones, *old_notes])
+        await self._bucket.delete([*old_tombstones, *old_notes])
         paths: list[str] = []
         size = 0
         for folder, last in used.items():
             if last >= before:
                 continue
             # Asked once more: it may have been used since it was listed.
-            head = await self._head(f"{folder}/{_USED}")
+            head = await self._bucket.head(f"{folder}/{_USED}")
             if head and head["last_modified"].timestamp() >= before:
                 continue
             cleaned = await self._delete(folder)
@@ -413,123 +391,12 @@ class ObjectStorage:
         return Cleaned(tuple(paths), size)
 
     async def _delete(self, folder: str) -> Cleaned:
-        listed = self._list(f"{folder}/")
+        listed = self._bucket.list(f"{folder}/")
         own = [item async for item in listed if _owner(item["path"]) == folder]
         paths = [item["path"] for item in own]
-        await self._delete_objects(paths)
+        await self._bucket.delete(paths)
         self._touched.pop(folder, None)
         return Cleaned(tuple(paths), sum(item["size"] for item in own))
-
-    async def _delete_objects(self, paths: Sequence[str]) -> None:
-        for start in range(0, len(paths), _CHUNK):
-            some = list(paths[start : start + _CHUNK])
-            await self._request(partial(self.store.delete_async, some))
-
-    # Requests -------------------------------------------------------------------------------------
-
-    async def _put(self, path: str, content: bytes, **options: Any) -> None:
-        """Write an object, also in place of another."""
-        put = partial(self.store.put_async, path, content, **options)
-        await self._request(put, size=len(content))
-
-    async def _create(self, path: str, content: bytes) -> bool:
-        """Write an object; False when there is one."""
-        try:
-            await self._put(path, content, mode="create", use_multipart=False)
-        except StorageError as error:
-            if error.errno != errno.EEXIST:
-                raise
-            return False
-        return True
-
-    async def _get(self, path: str) -> bytes | None:
-        with ignore_absent():
-            return await self._request(partial(self._receive, path))
-        return None
-
-    async def _receive(self, path: str) -> bytes:
-        found = await self.store.get_async(path)
-        content = bytearray()
-        async for piece in found.stream(min_chunk_size=_PIECE):
-            note_progress()
-            content += piece
-        return bytes(content)
-
-    async def _head(self, path: str) -> Mapping[str, Any] | None:
-        with ignore_absent():
-            return await self._request(partial(self.store.head_async, path))
-        return None
-
-    async def _list(self, prefix: str | None) -> AsyncIterator[Mapping[str, Any]]:
-        with _translate_errors():
-            stream = self.store.list(prefix, chunk_size=_CHUNK)
-
-        async def next_chunk() -> Sequence[Mapping[str, Any]] | None:
-            return await anext(stream, None)
-
-        while True:
-            found = await self._request(next_chunk)
-            if found is None:
-                return
-            for item in found:
-                yield item
-
-    async def _request(self, send: Callable[[], Awaitable[T]], *, size: int = 0) -> T:
-        """What *send* returns, which is one request of *size* bytes, a few of them at a time.
-
-        Raises StorageError for whatever fails.
-        """
-
-        async def send_in_turn() -> T:
-            async with self._limiter.get():
-                began = time.monotonic()
-                try:
-                    with _translate_errors():
-                        return await send()
-                except StorageError as error:
-                    # An error that comes at once costs the next turn nothing.
-                    has_waited = time.monotonic() - began > PROMPT_SECONDS
-                    if has_waited and error.errno in (errno.EIO, errno.ETIMEDOUT):
-                        raise Unavailable(*error.args) from error
-                    raise
-
-        return await self._availability.call(send_in_turn, size=size)
-
-    async def _trial(self) -> None:
-        """Ask for an object that does not exist."""
-        with ignore_absent(), _translate_errors():
-            await self.store.head_async(_tombstone_path("trial"))
-
-    async def _at_once(self, work: Callable[[str], Awaitable[None]], names: Iterable[str]) -> None:
-        """Do *work* on all of *names*; then raise the first error."""
-        errors: list[StorageError] = []
-
-        async def work_on(name: str) -> None:
-            try:
-                await work(name)
-            except StorageError as error:
-                errors.append(error)
-
-        async with create_task_group() as group:
-            for name in names:
-                group.start_soon(work_on, name)
-        if errors:
-            raise errors[0]
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Raise StorageError for what a store raises, without its text, which may name the bucket."""
-    from obstore import exceptions
-
-    try:
-        yield
-    except StorageError:
-        raise
-    except (exceptions.BaseError, OSError) as error:
-        name = type(error).__name__
-        number = _ERRNO.get(name, errno.EIO)
-        raise StorageError(number, f"the object store failed: {name}") from error
 
 
 # Names of objects ---------------------------------------------------------------------------------

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from services import postgres, redis
+from services import postgres, redis, s3
 
-__all__ = ["postgres", "redis"]
+__all__ = ["postgres", "redis", "s3"]

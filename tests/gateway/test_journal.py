@@ -29,11 +29,16 @@ from ctxpipe.testing import MessagesServer
 TURNS = 6
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
-def journal(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(params=["sqlite", "postgres", "redis", "s3"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of an empty journal, or of one whose sessions have other names."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/journal.db"
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        for setting, value in server.environment().items():
+            monkeypatch.setenv(setting, value)
+        return f"s3://{server.BUCKET}/journals"
     return str(request.getfixturevalue(request.param).url)
 
 
@@ -203,7 +208,11 @@ def test_settings_do_not_show_the_password():
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("mysql://host/database", "give sqlite:///FILE, postgres://HOST/DATABASE or redis://HOST"),
+        (
+            "mysql://host/database",
+            "postgres://HOST/DATABASE, redis://HOST or s3://BUCKET/PREFIX",
+        ),
+        ("s3://", "s3://BUCKET/PREFIX"),
         ("journal.db", "a path"),
         ("sqlite://journal.db", "sqlite:///FILE"),
         ("sqlite:///", "sqlite:///FILE"),
@@ -223,12 +232,14 @@ def test_another_journal_is_refused_by_name(url, told):
         ("postgresql://db", "PostgreSQL", "postgres"),
         ("redis://cache", "Redis", "redis"),
         ("rediss://cache", "Redis", "redis"),
+        ("s3://bucket/agents", "S3", "object-store"),
+        ("gs://bucket", "Google Cloud Storage", "object-store"),
     ],
 )
 def test_where_the_client_of_a_database_is_missing_its_extra_is_named(
     url, kind, extra, monkeypatch
 ):
-    for package in ("psycopg", "redis"):
+    for package in ("obstore", "psycopg", "redis"):
         monkeypatch.setitem(sys.modules, package, None)
     assert journal_kind(url) == kind
     with pytest.raises(SettingsError, match=rf"ctxpipe\[{extra}\]"):

@@ -121,9 +121,9 @@ def check_dropped(all_of_them: list[Holder]):
         assert WORDS not in json.dumps(answer)
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite", "object"])
+@pytest.mark.parametrize("kind", ["local", "sqlite", "object", "bucket"])
 def test_four_processes_that_hold_a_deleted_session_bring_nothing_back(tmp_path, kind):
-    if kind == "object":
+    if kind in ("object", "bucket"):
         pytest.importorskip("obstore")
     for all_of_them in hold_and_delete(kind, str(tmp_path)):
         assert files_with(WORDS, tmp_path) == []  # at once, while the others still run

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import errno
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -21,6 +19,7 @@ from histories import assistant, conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 from models import MODEL
+from object_stores import Watched, paths
 from services import S3, CuttingProxy
 from session_checks import session_checks
 
@@ -54,53 +53,8 @@ FOLDER = mkdtemp(prefix="ctxpipe-objects-")
 LONG = "a long line of a result\n" * 1000
 
 
-class Watched:
-    """A store that counts the requests of each kind, and fails after so many."""
-
-    def __init__(self, store: Any, operations: float = float("inf")):
-        self.store = store
-        self.left = operations
-        self.calls: Counter[str] = Counter()
-        self.paths: list[Any] = []
-        self.most_at_once = self.at_once = 0
-        self.seconds = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self.store, name)
-        if name == "list":
-
-            def listing(prefix: str | None = None, **options: Any) -> Any:
-                self._count(name, prefix)
-                return call(prefix, **options)
-
-            return listing
-
-        async def request(path: Any, *values: Any, **options: Any) -> Any:
-            self._count(name, path)
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-            try:
-                await asyncio.sleep(self.seconds)
-                return await call(path, *values, **options)
-            finally:
-                self.at_once -= 1
-
-        return request
-
-    def _count(self, name: str, path: Any):
-        self.calls[name] += 1
-        self.paths.append(path)
-        if self.left <= 0:
-            raise obstore.exceptions.GenericError("503 SlowDown, in a bucket called secret")
-        self.left -= 1
-
-
 def memory() -> ObjectStorage:
     return ObjectStorage(stores.MemoryStore())
-
-
-async def paths(store: Any) -> list[str]:
-    return sorted([item["path"] async for batch in store.list() for item in batch])
 
 
 # The contract -------------------------------------------------------------------------------------

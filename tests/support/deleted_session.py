@@ -19,6 +19,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    ObjectJournal,
     ObjectStorage,
     PostgresJournal,
     RedisJournal,
@@ -43,6 +44,12 @@ def storages(kind: str, place: str) -> list[Any]:
 
         texts = ObjectStorage(LocalStore(f"{place}/bucket", mkdir=True, automatic_cleanup=True))
         return [SQLiteJournal(f"{place}/journal.sqlite", texts=texts), texts]
+    if kind == "bucket":
+        from obstore.store import LocalStore
+
+        store = LocalStore(f"{place}/bucket", mkdir=True, automatic_cleanup=True)
+        texts = ObjectStorage(store)
+        return [ObjectJournal(store, texts=texts), texts]
     folder, _, url = place.partition("|")
     texts = LocalStorage(f"{folder}/texts")
     if kind == "postgres":

@@ -1,0 +1,447 @@
+"""Journals in an object store, by writing objects that must not exist yet.
+
+```text
+=journals/<digest of the session>/0000000007    an entry, or the end of a journal
+=leases/<digest of the session>/0               who has the session for a while
+```
+
+The objects of a session are numbered, and each number is written once: the store decides who was
+first. The journal of a session is the entries from some number on. An object that ends a journal
+has the number after its last entry, so the slower of two writers finds it, and names the number at
+which the next journal begins:
+
+```text
+number   0      1      2      3                4       5
+         entry  entry  entry  end, next is 4   entry   entry
+                                               the journal, of two entries
+```
+
+A deletion writes such an end, which is the tombstone, and then writes it over all objects before
+it. They are not deleted: whoever has read the session up to any of these numbers finds the end
+there, and a writer who knows less than others cannot write an entry again. `cleanup` deletes the
+tombstones.
+
+So a turn asks for one object, the next one, to know what others have written; to read a journal
+nothing is listed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._threads.threads import in_thread_if
+from ..errors import StorageError
+from ..placeholders.names import content_hash
+from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, check_extra, check_settings
+from .buckets import STORE, Bucket, at_once
+from .generations import TOUCH_SECONDS, remember, tombstone_name, tombstone_seconds
+from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+FORM = 1
+_JOURNALS = "=journals"
+_LEASES = "=leases"
+_PATH = re.compile(rf"{_JOURNALS}/([0-9a-f]{{32}})/([0-9]{{10}})")
+_LONG = 100_000  # characters that are encoded in a worker thread
+_MOST_AT_ONCE = 32  # objects that are asked for before it is known that they exist
+_NO_CONDITIONS = (
+    "the object store writes over an object that must not exist yet (If-None-Match: *): use a "
+    "store or a server that refuses this, or keep the journal in a database"
+)
+
+
+class StoredObject(NamedTuple):
+    """An object of a journal: an entry, or the end of a journal where *next_number* is not 0."""
+
+    token: str
+    entry: str = ""
+    name: str = ""
+    next_number: int = 0
+    tombstone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """How far the objects of a session have been read.
+
+    The journal begins at number *base* and is read up to number *end*. *journal* is the token of
+    its first entry, and *tombstone* that of the last deletion before it; "" for none.
+    """
+
+    base: int = 0
+    end: int = 0
+    journal: str = ""
+    tombstone: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many entries of the journal were read."""
+        return self.end - self.base
+
+    def after(self, read: StoredObject) -> JournalPosition:
+        """The position after the object at `end`."""
+        if read.next_number:
+            number = max(read.next_number, self.end + 1)
+            return JournalPosition(number, number, "", read.tombstone or self.tombstone)
+        return replace(self, end=self.end + 1, journal=self.journal or read.token)
+
+
+@dataclass(eq=False, repr=False)
+class ObjectJournal(SharedJournal):
+    """The journals of sessions in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
+
+    Each entry is an object. The store must refuse to create an object that exists; one that does
+    not is an error at the first entry. A turn asks for one object and writes one. *texts* is the
+    storage that the stages write to, which may be an `ObjectStorage` on the same store: what is
+    there is not repeated in the journal. *redact* hides secrets, by default as *texts* does.
+
+    At most *connections* requests are made at the same time in an event loop. *timeout* is how many
+    seconds a turn waits for this store, by default STORE_SECONDS. A lease is an object with the
+    time at which it ends, by *clock*.
+
+    Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
+    """
+
+    store: ObjectStore
+    _: KW_ONLY
+    connections: int = 16
+    timeout: float | None = None
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        check_extra("ObjectJournal", "obstore", "object-store")
+        check_settings(
+            self,
+            store=STORE,
+            connections=COUNT,
+            timeout=POSITIVE.optional,
+            clock=FUNCTION,
+        )
+        super().__post_init__()
+        self._bucket = Bucket(
+            self.store,
+            name="the journal's object store",
+            absent=f"{_JOURNALS}/trial",
+            connections=self.connections,
+            timeout=self.timeout,
+        )
+        self._positions: dict[str, JournalPosition] = {}
+        self._checked: dict[str, float] = {}  # when the first entry of a journal was there
+        self._has_conditions = False  # not known yet
+
+    async def aclose(self) -> None:
+        """End what runs in the background of this event loop; the journal can be used again."""
+        await self._bucket.close()
+
+    async def cleanup(self, *, max_age: float) -> int:
+        """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
+
+        All objects of journals are listed. Raises StorageError, and SettingsError for a negative
+        age.
+        """
+        NUMBER.check("max_age", max_age)
+        now = self.clock()
+        deleted = 0
+        for folder, (numbers, written) in (await self._list()).items():
+            if written > now - max_age:
+                continue
+            last = await self._get(folder, numbers[-1])
+            if last is None:
+                continue
+            if not last.next_number:
+                deleted += await self._end_journal(folder, numbers[-1])
+            elif written <= now - tombstone_seconds():
+                await self._bucket.delete([_path(folder, number) for number in numbers])
+        return deleted
+
+    async def _end_journal(self, folder: str, last_number: int) -> int:
+        """End the journal in *folder*, and write the end over its entries; how many there were.
+
+        One with an entry after *last_number* is left as it is.
+        """
+        position, _ = await self._read_on(folder, JournalPosition())
+        is_in_use = position.end != last_number + 1
+        if is_in_use or not await self._end(folder, position, position.tombstone):
+            return 0
+        await self._overwrite(folder, position.end, position.tombstone)
+        return position.count
+
+    # What a database does -------------------------------------------------------------------------
+
+    async def _append(self, new: NewEntry) -> str | None:
+        folder = _folder(new.session)
+        header = {"form": FORM, "token": new.token, "name": new.name}
+        content = await in_thread_if(len(new.entry) > _LONG, _encode, header, new.entry)
+        position = self._positions.get(folder, JournalPosition())
+        if position.count != new.number:
+            position, _ = await self._read_on(folder, position)
+        while _may_write(new, position):
+            if await self._create(folder, position.end, content):
+                return self._note_written(folder, position, new)
+            # Others were faster, or an earlier try has written it, the answer to which got lost.
+            there = await self._get(folder, position.end)
+            if there is not None and there.token == new.token:
+                return self._note_written(folder, position, new)
+            position, _ = await self._read_on(folder, position)
+        return None
+
+    def _note_written(self, folder: str, position: JournalPosition, new: NewEntry) -> str:
+        position = position.after(StoredObject(new.token))
+        remember(self._positions, folder, position)
+        return position.journal
+
+    async def _entries(self, session: str, start: int) -> Contents:
+        folder = _folder(session)
+        position = self._positions.get(folder, JournalPosition())
+        if start == 0 or await self._has_lost_first(folder, position):
+            position = JournalPosition()
+        elif start < position.count:
+            position = replace(position, end=position.base + start)
+        base = position.base
+        first = position.count
+        position, entries = await self._read_on(folder, position)
+        remember(self._positions, folder, position)
+        if position.base != base:
+            first = 0
+        return position.journal or None, entries[max(0, start - first) :], position.tombstone
+
+    async def _set_aside(self, session: str, seen: str) -> bool:
+        folder = _folder(session)
+        position, _ = await self._read_on(folder, self._positions.get(folder, JournalPosition()))
+        while position.journal == seen:
+            if await self._end(folder, position, position.tombstone):
+                return True
+            position, _ = await self._read_on(folder, position)
+        return False
+
+    async def _delete(self, session: str, tombstone: str) -> None:
+        folder = _folder(session)
+        position, _ = await self._read_on(folder, JournalPosition())
+        while not await self._end(folder, position, tombstone):
+            position, _ = await self._read_on(folder, position)
+        await self._overwrite(folder, position.end, tombstone)
+
+    async def _sessions(self) -> list[str]:
+        names: list[str] = []
+
+        async def read(folder: str) -> None:
+            last = await self._get(folder, listed[folder][0][-1], header_only=True)
+            if last is not None and last.name:
+                names.append(last.name)
+
+        listed = await self._list()
+        await at_once(read, listed)
+        return names
+
+    async def _lease(self, session: str, token: str) -> bool:
+        """Take the lease, or renew it.
+
+        One that was not given back in time stays where it is, and the next one has the next number:
+        of those that find it too old one takes the session.
+        """
+        content = f"{token} {self.clock() + LEASE_SECONDS}".encode()
+        number = 0
+        while not await self._bucket.create(_lease_path(session, number), content):
+            holder, expires = await self._holder(_lease_path(session, number))
+            if holder == token:
+                await self._bucket.put(_lease_path(session, number), content)
+                return True
+            if expires > self.clock():
+                return False
+            number += 1
+        return True
+
+    async def _release(self, session: str, token: str) -> None:
+        paths: list[str] = []
+        holder = None
+        while holder not in (token, ""):
+            paths.append(_lease_path(session, len(paths)))
+            holder, _ = await self._holder(paths[-1])
+        if holder == token:
+            await self._bucket.delete(paths)
+
+    async def _holder(self, path: str) -> tuple[str, float]:
+        """The token in the lease at *path*, "" for none, and when it ends."""
+        content = await self._bucket.get(path)
+        if not content:
+            # It was given back at this moment: who polls finds it free.
+            return "", float("inf")
+        token, _, expires = content.decode("utf-8", "replace").rpartition(" ")
+        try:
+            return token, float(expires)
+        except ValueError:
+            return token, 0.0
+
+    # Objects --------------------------------------------------------------------------------------
+
+    async def _read_on(
+        self, folder: str, position: JournalPosition
+    ) -> tuple[JournalPosition, list[str]]:
+        """Read from *position* on to the end; the entries of the journal that is there.
+
+        More and more objects are asked for side by side. The first one that is missing is the end.
+        """
+        return await self._bucket.call(partial(self._read_to_end, folder, position))
+
+    async def _read_to_end(
+        self, folder: str, position: JournalPosition
+    ) -> tuple[JournalPosition, list[str]]:
+        entries: list[str] = []
+        at_once_count = 1
+        while True:
+            numbers = range(position.end, position.end + at_once_count)
+            for number, read in zip(numbers, await self._get_all(folder, numbers), strict=True):
+                if read is None:
+                    return position, entries
+                if number != position.end:
+                    break  # the end of a journal leads elsewhere
+                position = position.after(read)
+                entries.append(read.entry)
+                if read.next_number:
+                    entries.clear()
+            at_once_count = min(2 * at_once_count, _MOST_AT_ONCE)
+
+    async def _get_all(self, folder: str, numbers: Sequence[int]) -> list[StoredObject | None]:
+        if len(numbers) == 1:
+            return [await self._get(folder, numbers[0])]
+        found: dict[str, StoredObject | None] = {}
+
+        async def get(number: str) -> None:
+            found[number] = await self._get(folder, int(number))
+
+        await at_once(get, map(str, numbers))
+        return [found[str(number)] for number in numbers]
+
+    async def _get(
+        self, folder: str, number: int, *, header_only: bool = False
+    ) -> StoredObject | None:
+        until = b"\n" if header_only else b""
+        content = await self._bucket.get(_path(folder, number), until=until)
+        if content is None:
+            return None
+        return await in_thread_if(len(content) > _LONG, _decode, content)
+
+    async def _has_lost_first(self, folder: str, position: JournalPosition) -> bool:
+        """Whether the first entry of a journal that was read is gone, as by a rule of the bucket.
+
+        The store is asked now and then.
+        """
+        now = time.monotonic()
+        checked = self._checked.get(folder)
+        if checked is not None and now - checked < TOUCH_SECONDS:
+            return False
+        remember(self._checked, folder, now)
+        if checked is None or not position.journal:
+            return False
+        return await self._bucket.head(_path(folder, position.base)) is None
+
+    async def _end(self, folder: str, position: JournalPosition, tombstone: str) -> bool:
+        """End the journal that was read up to *position*; False when others have written to it."""
+        return await self._create(folder, position.end, _encode_end(position.end + 1, tombstone))
+
+    async def _overwrite(self, folder: str, end: int, tombstone: str) -> None:
+        """Write the end of all journals before number *end* over their objects."""
+        content = _encode_end(end + 1, tombstone)
+
+        async def write(number: str) -> None:
+            await self._bucket.put(_path(folder, int(number)), content, use_multipart=False)
+
+        await at_once(write, map(str, range(end)))
+
+    async def _create(self, folder: str, number: int, content: bytes) -> bool:
+        """Write an object; False when there is one.
+
+        The first one that is written is written again, which the store must refuse.
+        """
+        path = _path(folder, number)
+        try:
+            is_created = await self._bucket.create(path, content)
+            if not is_created or self._has_conditions:
+                return is_created
+            self._has_conditions = not await self._bucket.create(path, content)
+        except StorageError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            raise StorageError(errno.ENOTSUP, _NO_CONDITIONS) from error
+        if not self._has_conditions:
+            await self._bucket.delete([path])
+            raise StorageError(errno.ENOTSUP, _NO_CONDITIONS)
+        return True
+
+    async def _list(self) -> dict[str, tuple[list[int], float]]:
+        """The numbers of each session's objects, in order, and when the last one was written."""
+        listed: dict[str, tuple[list[int], float]] = {}
+        async for item in self._bucket.list(f"{_JOURNALS}/"):
+            found = _PATH.fullmatch(item["path"])
+            if found is None:
+                continue
+            folder = found[1]
+            numbers, written = listed.get(folder, ([], 0.0))
+            numbers.append(int(found[2]))
+            listed[folder] = numbers, max(written, item["last_modified"].timestamp())
+        for numbers, _ in listed.values():
+            numbers.sort()
+        return listed
+
+
+def _may_write(new: NewEntry, position: JournalPosition) -> bool:
+    """Return True if *new* is the next entry of the journal at *position*."""
+    is_other_journal = bool(new.seen) and new.seen != position.journal
+    is_deleted = new.tombstone is not None and position.tombstone not in ("", new.tombstone)
+    return new.number == position.count and not is_other_journal and not is_deleted
+
+
+# Names and contents of objects --------------------------------------------------------------------
+
+
+def _folder(session: str) -> str:
+    return tombstone_name(session)
+
+
+def _path(folder: str, number: int) -> str:
+    return f"{_JOURNALS}/{folder}/{number:010d}"
+
+
+def _lease_path(session: str, number: int) -> str:
+    return f"{_LEASES}/{_folder(session)}/{number}"
+
+
+def _encode(header: dict[str, Any], entry: str) -> bytes:
+    return f"{json.dumps(header)}\n{entry}".encode("utf-8", "surrogatepass")
+
+
+def _encode_end(next_number: int, tombstone: str) -> bytes:
+    return _encode({"form": FORM, "next": next_number, "tombstone": tombstone}, "")
+
+
+def _decode(content: bytes) -> StoredObject:
+    """Read an object of a journal; one that cannot be read is an entry that no seal fits.
+
+    Raises StorageError for one of a newer form.
+    """
+    first_line, _, entry = content.partition(b"\n")
+    try:
+        header = json.loads(first_line)
+        form = header["form"]
+        if "next" in header:
+            read = StoredObject("", "", "", int(header["next"]), str(header["tombstone"]))
+        else:
+            text = entry.decode("utf-8", "surrogatepass")
+            read = StoredObject(str(header["token"]), text, str(header["name"]))
+    except (ValueError, TypeError, LookupError, RecursionError):
+        text = content.decode("utf-8", "replace")
+        return StoredObject(content_hash(text, 16), text)
+    if isinstance(form, int) and form > FORM:
+        raise StorageError(
+            errno.ENOTSUP, f"the journal was written by a newer ctxpipe, in form {form}; update it"
+        )
+    return read
