@@ -1,6 +1,7 @@
-"""Session files of Claude Code.
+"""Reader for session files of Claude Code.
 
-They hold one line for each block of a reply, and much beside the conversation itself.
+A session file has one JSON line for each block of a reply. It also has many lines that are not
+part of the conversation.
 """
 
 from __future__ import annotations
@@ -12,50 +13,56 @@ from typing import cast
 
 from .._values import JsonObject
 from ..messages import Message, as_blocks, blocks, kind
-from .records import Entry, Record, Recording, as_message, entry
+from .records import FileRecord, RecordedMessage, Recording, as_message, message_with_details
 
 ROLES = ("user", "assistant")
 
 
 def is_session_line(value: JsonObject) -> bool:
-    """Whether *value* is a line of a session file that holds a message."""
+    """Return True if *value* is a line of a session file that holds a message."""
     return value.get("type") in ROLES and isinstance(value.get("message"), Mapping)
 
 
-def read(records: Iterable[Record]) -> Recording:
-    """The messages of the main conversation, and what was left out of it, by kind.
+def read(records: Iterable[FileRecord]) -> Recording:
+    """Return the main conversation, and the number of omitted records of each kind.
 
-    The lines of one reply become one message, its tools' results one message after it. Left out are
-    the conversations of subagents, summaries of earlier compactions (the file has what they
-    summarize), what only the user saw, and records that are no messages.
+    The lines of one reply become one message, and the results of its tools become one message
+    after it. Omitted are the conversations of subagents, the summaries of earlier compactions (the
+    file still has the messages that they summarize), texts that only the user saw, and records that
+    are not messages.
     """
-    found: list[Entry] = []
-    dropped: Counter[str] = Counter()
-    replies: dict[str, int] = {}  # by the reply's id
-    seen: set[str] = set()
+    entries: list[RecordedMessage] = []
+    omitted_counts: Counter[str] = Counter()
+    places_of_replies: dict[str, int] = {}  # index in entries by the reply's id
+    line_ids: set[str] = set()
     for record in records:
         line = record.fields
-        reason = _reason(line, seen)
+        reason = _reason_to_omit(line, line_ids)
         if reason:
-            dropped[reason] += 1
+            omitted_counts[reason] += 1
             continue
-        seen.add(_uuid(line))
+        line_ids.add(_uuid(line))
         fields = line["message"]
-        new = entry(as_message(fields, record.place), fields, line.get("timestamp"))
-        reply = str(fields.get("id") or "")
-        at = replies.get(reply) if reply else None
-        if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
-            found[at] = _join(found[at], new)
-        elif found and new.message["role"] == found[-1].message["role"] == "user":
-            found[-1] = _join(found[-1], new)
+        entry = message_with_details(
+            as_message(fields, record.place), fields, line.get("timestamp")
+        )
+        reply_id = str(fields.get("id") or "")
+        place = places_of_replies.get(reply_id) if reply_id else None
+        if place is not None and all(_is_results(later.message) for later in entries[place + 1 :]):
+            entries[place] = _join(entries[place], entry)
+        elif entries and entry.message["role"] == entries[-1].message["role"] == "user":
+            entries[-1] = _join(entries[-1], entry)
         else:
-            replies[reply] = len(found)
-            found.append(new)
-    return Recording("Claude Code session", found, dropped=dropped)
+            places_of_replies[reply_id] = len(entries)
+            entries.append(entry)
+    return Recording("Claude Code session", entries, omitted_counts=omitted_counts)
 
 
-def _reason(line: JsonObject, seen: set[str]) -> str:
-    """The reason why *line* is no part of the conversation; "" when it is part of it."""
+def _reason_to_omit(line: JsonObject, line_ids: set[str]) -> str:
+    """Return the reason why *line* is not part of the conversation, or "" if it is.
+
+    *line_ids* are the ids of the lines before it.
+    """
     if not is_session_line(line):
         return "not a message"
     if line.get("isSidechain"):
@@ -66,15 +73,18 @@ def _reason(line: JsonObject, seen: set[str]) -> str:
     if is_synthetic or line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage"):
         return "shown to the user only"
     uuid = _uuid(line)
-    return "repeated" if uuid and uuid in seen else ""
+    return "repeated" if uuid and uuid in line_ids else ""
 
 
 def _uuid(line: JsonObject) -> str:
     return str(line.get("uuid") or "")
 
 
-def _join(first: Entry, second: Entry) -> Entry:
-    """Both as one message, tool results in front; of a reply's usages the last one is complete."""
+def _join(first: RecordedMessage, second: RecordedMessage) -> RecordedMessage:
+    """Return both as one message, tool results first.
+
+    Each line of a reply repeats its usage so far. The last one is complete, so it is used.
+    """
     content = [*as_blocks(first.message), *as_blocks(second.message)]
     content.sort(key=lambda block: kind(block) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})

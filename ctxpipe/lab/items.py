@@ -1,4 +1,4 @@
-"""The items of another API's conversation as messages, by the codec that the adapters use."""
+"""Conversion of another API's conversation into messages, by the codec that the adapters use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..wire import Codec, Translation
 from ..wire.codec import Unit
 from ..wire.usage import openai_usage
 from ..wire.values import text_block
-from .records import Entry, Format, Recording, seconds
+from .records import Format, RecordedMessage, Recording, seconds
 
 
 @dataclass(slots=True)
 class Item:
-    """An item of a conversation: its *fields*, when it is from, the reply's usage and model."""
+    """An item of a conversation: its *fields*, its time, and the usage and model of its reply."""
 
     fields: JsonObject
     seconds: float | None = None
@@ -26,64 +26,79 @@ class Item:
 
 
 class Items:
-    """The *items* of a conversation in the form of *codec*."""
+    """The *items* of a conversation, in the form that *codec* reads.
+
+    Clients of these APIs send the complete history with each request. A file of several requests
+    therefore has most items more than once: `begin` starts again for each request, and `add` takes
+    over the time, usage and model of the item at the same place of the request before.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.items: list[Item] = []
         self._codec = codec
-        self._known: list[Item] = []  # of the request before, by place
-        self._given: list[Any] = []  # what the last request with the whole history has sent
+        self._previous_items: list[Item] = []
+        self._previous_input: list[Any] = []
 
     def add(self, fields: JsonObject, time: object = None) -> None:
-        """Add the item with these *fields*, which is from *time*.
+        """Add the item with these *fields* and this *time*.
 
-        What is known of the item that had its place in the request before is known of it too.
+        Time, usage and model of the item at the same place of the previous request are kept.
         """
         item = Item(fields)
-        if len(self.items) < len(self._known):
-            item = replace(self._known[len(self.items)], fields=fields)
-        when = seconds(time)
-        item.seconds = item.seconds if when is None else when
+        place = len(self.items)
+        if place < len(self._previous_items):
+            item = replace(self._previous_items[place], fields=fields)
+        item_seconds = seconds(time)
+        if item_seconds is not None:
+            item.seconds = item_seconds
         self.items.append(item)
 
-    def begin(self, given: list[Any], place: str) -> None:
-        """Begin again, for a request that sends the whole history: *given*.
+    def begin(self, request_input: list[Any], place: str) -> None:
+        """Start again for a request that sends the complete history, *request_input*.
 
-        Raises InvalidHistory, naming the *place*, where *given* does not continue what the request
-        before has sent.
+        Raises InvalidHistory, naming the *place*, if it does not continue the input of the previous
+        request.
         """
-        if given[: len(self._given)] != self._given:
+        if request_input[: len(self._previous_input)] != self._previous_input:
             raise InvalidHistory(
                 f"{place}: this request does not begin as the one before; "
                 "give each conversation a file of its own"
             )
-        self._given = given
-        self._known, self.items = self.items, []
+        self._previous_input = request_input
+        self._previous_items = self.items
+        self.items = []
 
     def note_usage(self, item: Item, usage: object, model: object) -> None:
-        """Note the *usage* and the *model* of the reply that *item* is part of."""
+        """Record the *usage* and the *model* of the reply that *item* is part of."""
         item.usage = openai_usage(usage) or item.usage
         if isinstance(model, str):
             item.model = model or item.model
 
-    def recording(self, form: Format, request: JsonObject, dropped: Mapping[str, int]) -> Recording:
-        """All of it as messages, as an adapter would give them to a session.
+    def recording(
+        self, form: Format, request: JsonObject, omitted_counts: Mapping[str, int]
+    ) -> Recording:
+        """Return all items as messages, as an adapter would pass them to a session.
 
-        The instructions of the *request*, and what leading items say that are not shaped, are the
-        system prompt.
+        The system prompt consists of the instructions of the *request* and of the leading items
+        that are not part of the context.
         """
         units = Translation(self._codec).read([item.fields for item in self.items])
         system = request.get("instructions") or None
         if units.system:
-            own = [text_block(system)] if isinstance(system, str) else []
-            system = [*own, *units.system]
-        beside = {"model": request.get("model"), "tools": request.get("tools"), "system": system}
-        return Recording(form, list(map(self._entry, units.units)), beside, dropped)
+            instructions = [text_block(system)] if isinstance(system, str) else []
+            system = [*instructions, *units.system]
+        other_fields = {
+            "model": request.get("model"),
+            "tools": request.get("tools"),
+            "system": system,
+        }
+        entries = [self._entry(unit) for unit in units.units]
+        return Recording(form, entries, other_fields, omitted_counts)
 
-    def _entry(self, unit: Unit) -> Entry:
-        """The first time of its items, and the last usage and model."""
+    def _entry(self, unit: Unit) -> RecordedMessage:
+        """Return the message of *unit*, with the first time and the last usage of its items."""
         items = [self.items[index] for index in unit.items]
-        return Entry(
+        return RecordedMessage(
             unit.message,
             next((item.seconds for item in items if item.seconds is not None), None),
             next((item.usage for item in reversed(items) if item.usage), None),
@@ -95,6 +110,10 @@ class Items:
 
 
 def request_of(value: JsonObject, name: str = "request") -> JsonObject:
-    """The request in *value*, or what else has the *name*; or *value* itself, which may be one."""
+    """Return the object under *name* in *value*, or *value* itself if it has none.
+
+    A file may hold bare requests, or objects like ``{"request": …, "response": …}``. Returns an
+    empty object if there is something else under *name*.
+    """
     request = value.get(name, value)
     return request if isinstance(request, Mapping) else {}

@@ -1,6 +1,6 @@
-"""Conversations in the form of OpenAI's chat completions.
+"""Reader for conversations in the form of OpenAI's chat completions.
 
-A file has their messages, or requests, alone or with their responses.
+A file has their messages, or requests with or without their responses.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from ..errors import InvalidHistory
 from ..messages import kind
 from ..wire import ChatCodec
 from .items import Items, request_of
-from .records import TEXT_OR_LIST, Record, Recording, valid_object
+from .records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 ONLY_HERE = ("tool", "function", "developer")
+"""Roles that the Messages API does not have."""
 PARTS = frozenset({"image_url", "input_audio", "refusal", "file"})
+"""Types of content parts that the Messages API does not have."""
 
 
 def is_chat_record(value: JsonObject) -> bool:
-    """Whether *value* is a message, a request or a response in a form that only OpenAI has."""
+    """Return True if *value* is a message, request or response in a form that only OpenAI has."""
     messages = request_of(value).get("messages")
-    if isinstance(messages, list) and any(map(_is_chat_message, messages)):
+    if isinstance(messages, list) and any(_is_chat_message(message) for message in messages):
         return True
     return _is_chat_message(value) or isinstance(request_of(value, "response").get("choices"), list)
 
@@ -38,10 +40,10 @@ def _is_chat_message(value: object) -> bool:
     return content is None and "role" in value
 
 
-def read(records: Sequence[Record]) -> Recording:
-    """The conversation of *records*, which are its messages, or requests with or without responses.
+def read(records: Sequence[FileRecord]) -> Recording:
+    """Return the conversation in *records*: messages, or requests with or without responses.
 
-    Raises InvalidHistory, naming the record, where they are neither, or several conversations.
+    Raises InvalidHistory, naming the record, if they are neither, or hold several conversations.
     """
     items = Items(ChatCodec())
     request: JsonObject = {}
@@ -55,8 +57,8 @@ def read(records: Sequence[Record]) -> Recording:
     return items.recording("OpenAI chat", request, {})
 
 
-def _add_exchange(items: Items, record: Record) -> None:
-    """Add the messages of a request, and those of its response with its usage, if it is there."""
+def _add_exchange(items: Items, record: FileRecord) -> None:
+    """Add the messages of a request and, if there is a response, its message and usage."""
     messages = request_of(record.fields).get("messages")
     if not isinstance(messages, list):
         raise InvalidHistory(
@@ -75,12 +77,14 @@ def _add_exchange(items: Items, record: Record) -> None:
 
 
 def _add_message(items: Items, message: object, place: str, time: object = None) -> None:
-    """Add *message*. Raises InvalidHistory, naming the *place*, where it is none."""
+    """Add *message*. Raises InvalidHistory, naming the *place*, if it is not valid."""
     fields = valid_object(
         message,
         place,
         content=TEXT_OR_LIST,
-        **dict.fromkeys(("id", "name", "tool_call_id"), str),
+        id=str,
+        name=str,
+        tool_call_id=str,
         tool_calls=list,
         function_call=Mapping,
     )

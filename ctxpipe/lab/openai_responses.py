@@ -1,4 +1,7 @@
-"""Recordings of OpenAI's responses API: its items, or requests, alone or with their responses."""
+"""Reader for conversations in the form of OpenAI's responses API.
+
+A file has their items, or requests with or without their responses.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +15,34 @@ from ..providers.response_items import ANSWERED_ITEMS
 from ..wire import ResponsesCodec
 from ..wire.openai_responses import OUTPUT
 from .items import Items, request_of
-from .records import TEXT_OR_LIST, Record, Recording, valid_object
+from .records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 
 ITEMS = (
     ANSWERED_ITEMS | {name + OUTPUT for name in ANSWERED_ITEMS} | {"item_reference", "reasoning"}
 )
+"""Types of items that only this API has."""
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})
+"""Types of content parts that only this API has."""
 STORED = ("previous_response_id", "conversation")
-"""Fields by which a request continues items that the provider has stored."""
+"""Fields of a request that continues a conversation stored by the provider."""
 
 
 def is_response_record(value: JsonObject) -> bool:
-    """Whether *value* is an item, a request or a response in the form of this API."""
+    """Return True if *value* is an item, a request or a response in the form of this API."""
     if _is_item(value) or request_of(value, "response").get("object") == "response":
         return True
     request = request_of(value)
     return "input" in request and "messages" not in request
 
 
-def read(records: Sequence[Record]) -> Recording:
-    """The conversation of *records*, which are its items, or requests with or without responses.
+def read(records: Sequence[FileRecord]) -> Recording:
+    """Return the conversation in *records*: items, or requests with or without responses.
 
-    Raises InvalidHistory, naming the record, where they are neither, or several conversations.
+    Raises InvalidHistory, naming the record, if they are neither, or hold several conversations.
     """
     items = Items(ResponsesCodec())
     request: JsonObject = {}
-    dropped: Counter[str] = Counter()
+    omitted_counts: Counter[str] = Counter()
     are_items = any(_is_item(record.fields) for record in records)
     for record in records:
         fields = record.fields
@@ -46,13 +51,13 @@ def read(records: Sequence[Record]) -> Recording:
             _add_exchange(items, record)
         elif "type" in fields or "role" in fields:
             items.add(valid_item(fields, record.place), fields.get("timestamp"))
-        else:  # as in rollouts of codex from before there were kinds of lines
-            dropped["not a message"] += 1
-    return items.recording("OpenAI responses", request, dropped)
+        else:  # old rollouts of codex have lines without a type
+            omitted_counts["not a message"] += 1
+    return items.recording("OpenAI responses", request, omitted_counts)
 
 
-def _add_exchange(items: Items, record: Record) -> None:
-    """Add what is new in a request, and its response with its usage, if it is there."""
+def _add_exchange(items: Items, record: FileRecord) -> None:
+    """Add the input of a request and, if there is a response, its output and usage."""
     place = record.place
     request = request_of(record.fields)
     if "input" not in request:
@@ -60,13 +65,13 @@ def _add_exchange(items: Items, record: Record) -> None:
             f"{place}: a response without the request that it answers; record both, as "
             '{"request": {"input": …}, "response": {"output": …}}'
         )
-    new = valid_object(request, place, input=TEXT_OR_LIST)["input"]
-    if isinstance(new, str):
-        new = [{"role": "user", "content": new}]
-    new = new or []
+    request_input = valid_object(request, place, input=TEXT_OR_LIST)["input"]
+    if isinstance(request_input, str):
+        request_input = [{"role": "user", "content": request_input}]
+    request_input = request_input or []
     if not any(request.get(name) for name in STORED):
-        items.begin(new, place)
-    for item in new:
+        items.begin(request_input, place)
+    for item in request_input:
         items.add(valid_item(item, place))
     response = valid_object(request_of(record.fields, "response"), place, output=list)
     start = len(items.items)
@@ -86,9 +91,8 @@ def _is_item(value: JsonObject) -> bool:
 
 
 def valid_item(item: object, place: str) -> JsonObject:
-    """*item*, if it can be read. Raises InvalidHistory, naming the *place*, otherwise."""
-    types = dict.fromkeys(("type", "role", "id", "call_id"), str)
-    fields = valid_object(item, place, "an item", **types)
+    """Return *item* if it is valid. Raises InvalidHistory, naming the *place*, otherwise."""
+    fields = valid_object(item, place, "an item", type=str, role=str, id=str, call_id=str)
     if "type" not in fields and "role" not in fields:
         raise InvalidHistory(f"{place}: an item has neither a type nor a role")
     if kind(fields) == "reasoning":

@@ -1,4 +1,7 @@
-"""Exports of opencode (``opencode export SESSION``): one object with a session's messages."""
+"""Reader for exports of opencode.
+
+``opencode export SESSION`` writes one JSON object with the messages of a session.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +20,59 @@ from ..wire.values import (
     thinking_block,
     use_block,
 )
-from .records import Entry, Record, Recording, second_conversation, seconds, valid_object
+from .records import (
+    FileRecord,
+    RecordedMessage,
+    Recording,
+    second_conversation,
+    seconds,
+    valid_object,
+)
 
 WAITING = ("pending", "running")
-"""States of a call that has no result yet."""
+"""Statuses of a call that has no result yet."""
 
 
 def is_export(value: JsonObject) -> bool:
-    """Whether *value* is an exported session."""
+    """Return True if *value* is an exported session."""
     messages = value.get("messages")
     if not isinstance(messages, list) or not isinstance(value.get("info"), Mapping):
         return False
     return all(isinstance(message, Mapping) and "parts" in message for message in messages)
 
 
-def read(records: Sequence[Record]) -> Recording:
-    """The session in the only one of *records*, and what was left out of it, by kind.
+def read(records: Sequence[FileRecord]) -> Recording:
+    """Return the session in *records*, and the number of omitted messages and parts of each kind.
 
-    Each step of a reply becomes a message, the results of its tools the next one. Left out are
-    summaries of compactions (the file has what they summarize), and parts that are never sent.
-    Raises InvalidHistory, naming the message, for one of another form.
+    An export is one record. Each step of a reply becomes a message, and the results of its tools
+    become the next message. Omitted are summaries of compactions (the file still has the messages
+    that they summarize) and parts that are never sent to a model. Raises InvalidHistory, naming the
+    place, for a second record or a message that is not valid.
     """
     if len(records) > 1:
         raise second_conversation(records[1])
-    found: list[Entry] = []
-    dropped: Counter[str] = Counter()
-    for index, message in enumerate(records[0].fields["messages"]):
+    entries: list[RecordedMessage] = []
+    omitted_counts: Counter[str] = Counter()
+    for index, value in enumerate(records[0].fields["messages"]):
         place = f"message {index}"
-        info = valid_object(message.get("info"), place, "info")
-        parts = valid_object(message, place, parts=list)["parts"] or ()
+        info = valid_object(value.get("info"), place, "info")
+        parts = valid_object(value, place, parts=list)["parts"] or ()
         parts = [valid_object(part, place, "a part") for part in parts]
         if info.get("summary") is True:
-            dropped["summary of a compaction"] += 1
+            omitted_counts["summary of a compaction"] += 1
         elif info.get("role") == "assistant":
             for step in _steps(parts):
-                found += _reply(info, step, dropped)
+                entries += _reply(info, step, omitted_counts)
         else:
-            blocks = [block for part in parts for block in _blocks(part, dropped)]
+            blocks = [block for part in parts for block in _blocks(part, omitted_counts)]
             if blocks:
-                found.append(Entry(_message("user", blocks), _time(info, "created")))
-    return Recording("opencode export", found, dropped=dropped)
+                message = _message("user", blocks)
+                entries.append(RecordedMessage(message, _time(info, "created")))
+    return Recording("opencode export", entries, omitted_counts=omitted_counts)
 
 
 def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:
-    """The parts of each call of the model."""
+    """Yield the parts of each call of the model. A step begins with a "step-start" part."""
     step: list[JsonObject] = []
     for part in parts:
         if part.get("type") == "step-start":
@@ -71,28 +83,31 @@ def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:
     yield step
 
 
-def _reply(info: JsonObject, parts: list[JsonObject], dropped: Counter[str]) -> Iterator[Entry]:
-    """The reply in *parts*, and the results of the tools that it called."""
+def _reply(
+    info: JsonObject, parts: list[JsonObject], omitted_counts: Counter[str]
+) -> Iterator[RecordedMessage]:
+    """Yield the reply in *parts*, then the results of the tools that it called."""
     blocks: list[JsonDict] = []
     results: list[JsonDict] = []
     usage = None
-    ended = None
+    end_seconds = None
     for part in parts:
         match part.get("type"):
             case "tool":
                 call, result = _call(part)
                 blocks.append(call)
                 results += result
-                ended = _time(part.get("state"), "end")
+                end_seconds = _time(part.get("state"), "end")
             case "step-finish":
                 usage = _usage(part.get("tokens"))
             case _:
-                blocks += _blocks(part, dropped)
+                blocks += _blocks(part, omitted_counts)
     if blocks:
         model = str(info.get("modelID") or "")
-        yield Entry(_message("assistant", blocks), _time(info, "created"), usage, model)
+        message = _message("assistant", blocks)
+        yield RecordedMessage(message, _time(info, "created"), usage, model)
     if results:
-        yield Entry(_message("user", results), ended)
+        yield RecordedMessage(_message("user", results), end_seconds)
 
 
 def _message(role: str, blocks: list[JsonDict]) -> Message:
@@ -100,22 +115,23 @@ def _message(role: str, blocks: list[JsonDict]) -> Message:
 
 
 def _call(part: JsonObject) -> tuple[JsonDict, list[JsonDict]]:
-    """A call, and its result, where it has one."""
+    """Return the call in *part*, and a list of its result, empty if it has none yet."""
     state = part.get("state")
-    given = field(state, "input")
-    call = str(part.get("callID") or "")
-    arguments = dict(given) if isinstance(given, Mapping) else {}
-    use = use_block(call, part.get("tool") or "unknown", arguments)
+    call_id = str(part.get("callID") or "")
+    arguments = field(state, "input")
+    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
+    use = use_block(call_id, part.get("tool") or "unknown", arguments)
     status = field(state, "status")
     if status in WAITING:
         return use, []
-    is_error = status == "error"
-    result = result_block(call, str(field(state, "error" if is_error else "output") or ""))
-    return use, [result | {"is_error": True} if is_error else result]
+    if status == "error":
+        result = result_block(call_id, str(field(state, "error") or ""))
+        return use, [result | {"is_error": True}]
+    return use, [result_block(call_id, str(field(state, "output") or ""))]
 
 
-def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[JsonDict]:
-    """The block of a *part* that is no call."""
+def _blocks(part: JsonObject, omitted_counts: Counter[str]) -> Iterator[JsonDict]:
+    """Yield the block of a *part* that is not a call, or count the part as omitted."""
     text = part.get("text")
     match part.get("type"):
         case "text" if says(text) and not part.get("ignored"):
@@ -125,11 +141,11 @@ def _blocks(part: JsonObject, dropped: Counter[str]) -> Iterator[JsonDict]:
         case "file":
             yield image_block(part.get("url")) or opaque_block(part)
         case _:
-            dropped["not a message"] += 1
+            omitted_counts["not a message"] += 1
 
 
 def _usage(tokens: object) -> JsonObject | None:
-    """The usage of opencode under the names of the Messages API, which counts the same things."""
+    """Return opencode's usage under the names of the Messages API, which counts the same."""
     if not isinstance(tokens, Mapping):
         return None
     cache = tokens.get("cache")
@@ -142,5 +158,5 @@ def _usage(tokens: object) -> JsonObject | None:
 
 
 def _time(holder: object, name: str) -> float | None:
-    """When it was *name*, "created" or "end"; None where that is unknown."""
+    """Return the time *name* of *holder*, "created" or "end", or None if it has none."""
     return seconds(field(field(holder, "time"), name))

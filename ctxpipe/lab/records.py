@@ -1,4 +1,4 @@
-"""The form between the lines of a file and the messages of a transcript."""
+"""Values between the JSON of a file and the messages of a transcript."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..messages import Message, ensure_messages
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Amounts of one kind: two of one class add up field by field."""
+    """Base of dataclasses whose fields are amounts: adding two of a class adds each field."""
 
     def __add__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
@@ -40,39 +40,43 @@ KINDS: Mapping[Any, str] = {
     Mapping: "an object",
     TEXT_OR_LIST: "text or a list",
 }
+"""The name of each JSON type in error messages."""
 
 
 def valid_object(value: object, place: str, what: str = "", /, **types: Any) -> JsonObject:
-    """*value*, which is an object; it has nothing under the names of *types*, or what these say.
+    """Return *value* if it is an object whose fields have the given *types*.
 
-    Raises InvalidHistory, naming the *place* and *what* it is there, otherwise.
+    A field may be absent or None. Raises InvalidHistory otherwise; the error names the *place* in
+    the file and *what* the value is, such as "a tool call".
     """
     if not isinstance(value, Mapping):
         beginning = f"{what} is " if what else ""
         raise InvalidHistory(f"{place}: {beginning}{type(value).__name__}, not an object")
-    for name, wanted in types.items():
-        found = value.get(name)
-        if found is not None and not isinstance(found, wanted):
-            raise InvalidHistory(f"{place}: {type(found).__name__} as {name}, not {KINDS[wanted]}")
+    for name, valid_type in types.items():
+        content = value.get(name)
+        if content is not None and not isinstance(content, valid_type):
+            raise InvalidHistory(
+                f"{place}: {type(content).__name__} as {name}, not {KINDS[valid_type]}"
+            )
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One JSON value of a file, and its *place* there: "line 3"."""
+class FileRecord:
+    """A JSON value of a file, and its *place* in the file, such as "line 3"."""
 
     place: str
     value: object
 
     @property
     def fields(self) -> JsonObject:
-        """The record's fields. Raises InvalidHistory, naming the place, when it is no object."""
+        """The record's fields. Raises InvalidHistory, naming the place, if it is not an object."""
         return valid_object(self.value, self.place)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A message, and what the file says about it: its time, the reply's usage and model."""
+class RecordedMessage:
+    """A message and its details in the file: its time, and a reply's usage and model."""
 
     message: Message
     seconds: float | None = None
@@ -84,27 +88,31 @@ class Entry:
 class Recording:
     """The conversation in a file of one *format*.
 
-    *request* has what the requests of the *entries* have beside them, in the form of the Messages
-    API: model, system and tools. *dropped* counts the records that were left out, by their kind.
+    *request* has the other fields of the requests in the form of the Messages API: model, system
+    and tools. *omitted_counts* is the number of omitted records by kind.
     """
 
     format: Format
-    entries: Sequence[Entry]
+    entries: Sequence[RecordedMessage]
     request: JsonObject = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    omitted_counts: Mapping[str, int] = field(default_factory=dict)
 
 
-def entry(message: Message, fields: JsonObject, time: object) -> Entry:
-    """*message* with its *time*, and with what *fields*, those of the reply, say about it."""
+def message_with_details(message: Message, fields: JsonObject, time: object) -> RecordedMessage:
+    """Return *message* with its *time*, and the usage and model in *fields*, those of a reply."""
     usage = fields.get("usage")
-    billed = usage if isinstance(usage, Mapping) else None
-    return Entry(message, seconds(time), billed, str(fields.get("model") or ""))
+    return RecordedMessage(
+        message,
+        seconds(time),
+        usage if isinstance(usage, Mapping) else None,
+        str(fields.get("model") or ""),
+    )
 
 
 def as_message(fields: JsonObject, place: str) -> Message:
-    """Role and content of *fields* as a message.
+    """Return the role and the content of *fields* as a message.
 
-    Raises InvalidHistory, naming the place, when it is none.
+    Raises InvalidHistory, naming the place, if they are not valid as a message.
     """
     try:
         ensure_messages([fields])
@@ -114,13 +122,16 @@ def as_message(fields: JsonObject, place: str) -> Message:
     return cast("Message", {"role": fields["role"], "content": fields["content"]})
 
 
-def second_conversation(record: Record) -> InvalidHistory:
-    """The error for *record*, with which another conversation begins."""
+def second_conversation(record: FileRecord) -> InvalidHistory:
+    """Return the error for *record*, which begins another conversation in the same file."""
     return InvalidHistory(f"{record.place}: a second conversation; give each a file of its own")
 
 
 def seconds(time: object) -> float | None:
-    """A time stamp, in ISO form or as a number, in seconds since 1970; None for anything else."""
+    """Return a time stamp as seconds since 1970, or None if it is not valid.
+
+    It may be in ISO form, or a number of seconds or milliseconds.
+    """
     try:
         if isinstance(time, str):
             return datetime.fromisoformat(time).timestamp()
@@ -128,5 +139,5 @@ def seconds(time: object) -> float | None:
             return None
         # JavaScript counts in milliseconds.
         return time / 1000 if time > 1e11 else float(time)
-    except (ValueError, OverflowError):  # no date, or none that fits a number of seconds
+    except (ValueError, OverflowError):  # not a date, or too large for a number of seconds
         return None

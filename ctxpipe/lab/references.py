@@ -1,6 +1,7 @@
-"""References of a reply to the conversation before it, and where each is now.
+"""Measurement of how much of the past conversation that a reply uses is still available.
 
-In the context, in a file, or nowhere.
+The past is divided into atoms, such as paths, identifiers and lines. A reply that repeats an atom
+of the past uses it. The atom may be in the context, in a file that the context names, or lost.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .records import Sums
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceBlock:
     """A block of the recorded conversation.
 
-    Where it is, what it says, and the call that it is part of, if any. *view* is the path atom of
-    the file that it shows, where it is a file view.
+    *message* is the index of its message, *text* its text and *call_id* the id of its call, if it
+    is part of one. *view* is the path atom of the file that it shows if it is a file view.
     """
 
     message: int
@@ -40,11 +41,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Use(Sums):
-    """Weights of what was used, by where it was.
+    """Total weights of the used atoms, by the place where each was available.
 
-    *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
-    be repeated, since its path is visible (*reread*); or *lost*. *doubtful* is the part of
-    *visible* that a stricter yardstick does not count.
+    *visible*: in the context. *pointer*: in a file whose path is visible. *reread*: in a file view
+    that can be repeated, because the path of the file is visible. *lost*: nowhere. *doubtful* is
+    the part of *visible* that strict recall does not count (see `Context.is_doubtful`).
     """
 
     visible: float = 0.0
@@ -55,12 +56,12 @@ class Use(Sums):
 
     @property
     def total(self) -> float:
-        """The weight of everything used."""
+        """The weight of all used atoms."""
         return self.visible + self.pointer + self.reread + self.lost
 
     @property
     def recall(self) -> float:
-        """The share that was in the context; 1 when nothing was used."""
+        """The share that was in the context; 1 if nothing was used."""
         return self._share(self.visible)
 
     @property
@@ -70,9 +71,9 @@ class Use(Sums):
 
     @property
     def with_reread(self) -> float:
-        """The share in the context, one reading call away, or in a second look at the same file.
+        """The share in the context, or one reading call away.
 
-        If the file is still the same.
+        This assumes that a file which is viewed again has not changed.
         """
         return self._share(self.total - self.lost)
 
@@ -81,17 +82,17 @@ class Use(Sums):
 
 
 class Past:
-    """The recorded conversation so far: which block holds which atom."""
+    """Index of the recorded conversation so far: the blocks that hold each atom."""
 
     def __init__(self, index: AtomIndex) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[SourceBlock] = []
         self.index = index
-        self._holders: dict[Atom, list[int]] = {}  # oldest first
+        self._holders: dict[Atom, list[int]] = {}  # indices of sources, oldest first
         self._views: dict[str, Atom | None] = {}  # by the id of the call
         self._length = 0
 
     def learn(self, messages: Iterable[Message]) -> None:
-        """Take in the next *messages*."""
+        """Add the next *messages* of the conversation."""
         for message in messages:
             for call in tool_calls([message]):
                 path = viewed_path(call, COMMON_READING_TOOLS, True)
@@ -102,20 +103,23 @@ class Past:
                 view = self._views.get(call_id) if kind(block) == "tool_result" else None
                 for atom in self.index.text(text):
                     self._holders.setdefault(atom, []).append(len(self.sources))
-                self.sources.append(Source(self._length, message["role"], text, call_id, view))
+                self.sources.append(SourceBlock(self._length, message["role"], text, call_id, view))
             self._length += 1
 
     def uses_of(self, reply: Message) -> list[Atom]:
-        """The atoms of *reply* that were said before, in a fixed order."""
+        """Return the atoms of *reply* that occur in the conversation before it, sorted."""
         return sorted(atom for atom in self.index.message(reply) if atom in self._holders)
 
-    def holders(self, atom: Atom) -> list[Source]:
-        """The blocks that hold *atom*, oldest first."""
+    def holders(self, atom: Atom) -> list[SourceBlock]:
+        """Return the blocks that hold *atom*, oldest first."""
         return [self.sources[index] for index in self._holders.get(atom, ())]
 
 
 class Context:
-    """The atoms and the stored files' keys in the context, updated from turn to turn."""
+    """The atoms in the context and the keys of the stored files that it names.
+
+    `update` reads only the messages that changed since the previous turn.
+    """
 
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
@@ -123,82 +127,91 @@ class Context:
         self._key = re.compile(re.escape(self._folder) + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
-        self._doubted: Counter[Atom] = Counter()  # notes that say it
+        self._note_counts: Counter[Atom] = Counter()  # of the notes that hold an atom
         self._keys: Counter[str] = Counter()
 
     @property
     def keys(self) -> AbstractSet[str]:
-        """Keys of stored files whose path is in the context."""
+        """The keys of the stored files whose path is in the context."""
         return {key for key, count in self._keys.items() if count > 0}
 
     def __contains__(self, atom: Atom) -> bool:
         return self._counts.get(atom, 0) > 0
 
     def is_doubtful(self, atom: Atom) -> bool:
-        """Whether *atom* is in the context only where a stage has chosen lines to keep.
+        """Return True if *atom* is in the context only in notes, whose lines a stage selected.
 
-        Such lines are chosen by their atoms. So atoms alone would say that they are enough.
+        The stage selects lines by their atoms. So the atoms are there, even if the selected lines
+        are not enough to work with.
         """
-        return 0 < self._counts.get(atom, 0) <= self._doubted.get(atom, 0)
+        return 0 < self._counts.get(atom, 0) <= self._note_counts.get(atom, 0)
 
     def update(self, messages: list[Message]) -> None:
-        """The context is *messages* now; only what differs from before is read."""
+        """Replace the context by *messages*, reading only messages that were added or removed."""
         same = common_prefix(self._messages, messages)
-        before, now = self._messages[same:], messages[same:]
-        kept = set(map(id, before)).intersection(map(id, now))
-        for sign, changed in ((-1, before), (1, now)):
-            for message in changed:
-                if id(message) not in kept:
-                    self._count(message, sign)
+        old_messages = self._messages[same:]
+        new_messages = messages[same:]
+        old_ids = {id(message) for message in old_messages}
+        new_ids = {id(message) for message in new_messages}
+        for message in old_messages:
+            if id(message) not in new_ids:
+                self._count(message, -1)
+        for message in new_messages:
+            if id(message) not in old_ids:
+                self._count(message, 1)
         self._messages = messages
 
     def _count(self, message: Message, sign: int) -> None:
-        """Add the atoms and keys of *message*, or with a *sign* of -1 take them away."""
+        """Add the atoms and keys of *message*, or remove them if *sign* is -1."""
         atoms = self._index.message(message)
         keys: set[str] = set()
         for text in message_texts(message):
             keys.update(self._key.findall(text))
         note = note_of(message)
-        if note is not None:  # a stage has chosen its lines
+        if note is not None:  # a stage selected its lines
             for number in range(note.first, note.last + 1):
                 keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
-            self._doubted.update(dict.fromkeys(atoms, sign))
+            self._note_counts.update(dict.fromkeys(atoms, sign))
         self._counts.update(dict.fromkeys(atoms, sign))
         self._keys.update(dict.fromkeys(keys, sign))
 
 
 class Store:
-    """The atoms of the files that the pipeline has written: of *texts*, by key.
+    """The atoms of the files that the pipeline wrote, whose *texts* are given by key.
 
-    A file is read when it is first asked for.
+    A file is parsed when `has` first needs it.
     """
 
     def __init__(self, index: AtomIndex, texts: Mapping[str, str]) -> None:
         self._index = index
         self._texts = texts
-        self._read = cache(self._atoms)
+        self._atoms_of_file = cache(self._atoms)
 
     def has(self, atom: Atom, keys: AbstractSet[str]) -> bool:
-        """Whether one of the files *keys* holds *atom*."""
-        return any(atom in self._read(key, self._texts[key]) for key in keys if key in self._texts)
+        """Return True if one of the files *keys* holds *atom*."""
+        for key in keys:
+            if key in self._texts and atom in self._atoms_of_file(key, self._texts[key]):
+                return True
+        return False
 
     def _atoms(self, key: str, text: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):
             return self._index.text(text)
-        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
+        messages = parse_archive(text, key)
+        return frozenset().union(*(self._index.message(message) for message in messages))
 
 
 def use_of(
-    used: Iterable[Atom], past: Past, context: Context, store: Store, *, strict: bool = False
+    atoms: Iterable[Atom], past: Past, context: Context, store: Store, *, strict: bool = False
 ) -> tuple[Use, dict[Atom, float]]:
-    """The places of the *used* atoms; and the weight of each that is not visible.
+    """Return the weights of the used *atoms* by place, and the weight of each missing atom.
 
-    With *strict* that is also what is visible only in doubt.
+    Missing are the atoms that are not visible and, with *strict*, the doubtful ones.
     """
     weights: defaultdict[str, float] = defaultdict(float)
     missing: dict[Atom, float] = {}
     keys = context.keys
-    for atom in used:
+    for atom in atoms:
         doubtful = context.is_doubtful(atom)
         if atom in context:
             where = "visible"
@@ -216,14 +229,16 @@ def use_of(
     return Use(**weights), missing
 
 
-def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
-    """The blocks to fetch for what is missing, oldest first.
+def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[SourceBlock]:
+    """Return the blocks to fetch for the *missing* atoms, oldest first.
 
-    For each atom the newest one that no model wrote.
+    For each atom this is the newest block of a user message that holds it, or the newest of all if
+    only the model wrote it.
     """
-    found = {}
+    sources: dict[int, SourceBlock] = {}  # by identity, because atoms may share a block
     for atom in missing:
         holders = past.holders(atom)
-        newest = ([source for source in holders if source.role == "user"] or holders)[-1]
-        found[id(newest)] = newest
-    return sorted(found.values(), key=lambda source: source.message)
+        user_blocks = [source for source in holders if source.role == "user"]
+        newest = (user_blocks or holders)[-1]
+        sources[id(newest)] = newest
+    return sorted(sources.values(), key=lambda source: source.message)

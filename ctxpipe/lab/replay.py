@@ -21,7 +21,7 @@ from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block
 from .costs import CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, sources_to_fetch, use_of
+from .references import Context, Past, SourceBlock, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, SeenFiles, Workbench
 
@@ -308,7 +308,7 @@ class _Run:
         answer = {"role": "user", "content": results}
         return cast("Message", ask), cast("Message", answer)
 
-    def _call(self, source: Source, pointer: str | None) -> tuple[str, JsonObject]:
+    def _call(self, source: SourceBlock, pointer: str | None) -> tuple[str, JsonObject]:
         """The tool and the arguments that bring *source* back.
 
         Read the file that the placeholder or the note names, else repeat the call, else ask for the

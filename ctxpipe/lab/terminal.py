@@ -1,4 +1,4 @@
-"""Tables for a terminal and for a pipe; no figure is ever cut."""
+"""Output of tables and lines for a terminal or a pipe; figures are never truncated."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from .report import HEADINGS, Figures, cells
 
 SHOWN = ("policy", "cost", "ratio", "peak", "seen", "found")
 """The columns of a narrow table."""
-ENDLESS = 10_000
+PIPE_WIDTH = 10_000
+"""Width in characters of output to a pipe, so that no row wraps."""
 
 
 # Text in rows -------------------------------------------------------------------------------------
 
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print *rows*; long words of a text wrap in a terminal, in a pipe each row is a line."""
+    """Print *rows* as a table. Long texts wrap in a terminal; in a pipe each row is one line."""
     console = _console()
     console.print(Text(title, "bold"))
     console.print(_table(headings, rows))
@@ -33,24 +34,25 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 
 
 def _console() -> Console:
-    """Standard output: as wide as the terminal, or, in a pipe, as the text needs."""
+    """Return a console for standard output, as wide as the terminal, or very wide in a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = ENDLESS
+        console.width = PIPE_WIDTH
     return console
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.pad_edge = False
-    table.padding = (0, 1, 0, 0)  # the box has a blank of its own between columns
+    table.padding = (0, 1, 0, 0)  # the box already has a blank between columns
     for column, name in enumerate(headings):
         if all(_is_number(row[column]) for row in rows):
             table.add_column(name, justify="right", no_wrap=True, overflow="fold")
         else:
             table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # brackets in a transcript are no markup
+        # As Text: rich would read brackets in a transcript as markup.
+        table.add_row(*(Text(cell) for cell in row))
     return table
 
 
@@ -61,7 +63,10 @@ def _is_number(cell: str) -> bool:
 def print_figures(
     title: str, rows: Sequence[Figures], unit: str, *, all_columns: bool = False
 ) -> None:
-    """Print a row of the `SHOWN` figures for each policy; or, of all figures, a column."""
+    """Print the figures of each policy.
+
+    Each policy is a row of the `SHOWN` columns or, with *all_columns*, a column of all figures.
+    """
     lines = list(zip(HEADINGS, *(cells(row, unit) for row in rows), strict=True))
     if not all_columns:
         lines = list(zip(*(line for line in lines if line[0] in SHOWN), strict=True))
@@ -73,20 +78,20 @@ def print_figures(
 
 
 def print_line(text: str) -> None:
-    """Print *text* on one line, with escapes for what is not printable."""
+    """Print *text* on one line, with characters that are not printable as escapes."""
     _console().print(Text(escape_unprintable(text)), soft_wrap=True)
 
 
 def print_notice(text: str) -> None:
-    """Print on standard error what was done apart from the output."""
+    """Print a message about the work, apart from its output, on standard error."""
     Console(stderr=True).print(Text(escape_unprintable(text, "\n")), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
-    """Print *value* as JSON, in the characters that standard output has."""
+    """Print *value* as JSON, with escapes if standard output is not Unicode."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
     is_unicode = encoding.lower().startswith("utf")
-    # Flushed now: when the interpreter ends, a full disk could no longer be reported.
+    # Flush now: at the exit of the interpreter a full disk could no longer be reported.
     print(json.dumps(value, ensure_ascii=not is_unicode, indent=2, default=str), flush=True)
 
 
@@ -96,15 +101,18 @@ def print_error(text: str) -> None:
 
 
 def escape_unencodable_output() -> None:
-    """From now on print what the encoding of standard output lacks as an escape, not an error."""
+    """Make standard output print characters that its encoding lacks as escapes.
+
+    Otherwise printing them raises an error.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:
-    """Discard what could not be written to standard output.
+    """Discard the text that could not be written to standard output.
 
-    Otherwise the interpreter would try again when it ends, and report another error.
+    Otherwise the interpreter would try to write it at its exit, and report another error.
     """
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

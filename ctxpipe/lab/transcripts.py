@@ -1,4 +1,7 @@
-"""Recorded conversations of several agents, read into the one form that the pipeline knows."""
+"""Readers for recorded conversations, which return the messages that a pipeline takes.
+
+Several agents and APIs have their own format. The content of a file decides which reader is used.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,39 @@ from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from . import claude_code, codex, openai_chat, openai_responses, opencode
-from .records import Entry, Format, Record, Recording, as_message, entry, second_conversation
+from .records import (
+    FileRecord,
+    Format,
+    RecordedMessage,
+    Recording,
+    as_message,
+    message_with_details,
+    second_conversation,
+)
 
 STDIN = "-"
 
-_Question: TypeAlias = Callable[[JsonObject], bool]
-_Reader: TypeAlias = Callable[[Sequence[Record]], Recording]
+_Predicate: TypeAlias = Callable[[JsonObject], bool]
+_ReadFunction: TypeAlias = Callable[[Sequence[FileRecord]], Recording]
 
-READERS: Sequence[tuple[_Question, _Reader]] = (
+READERS: Sequence[tuple[_Predicate, _ReadFunction]] = (
     (claude_code.is_session_line, claude_code.read),
     (codex.is_rollout_line, codex.read),
     (opencode.is_export, opencode.read),
     (openai_responses.is_response_record, openai_responses.read),
     (openai_chat.is_chat_record, openai_chat.read),
 )
-"""The question that recognizes a format by one record, and the reader of all its records."""
+"""For each format a predicate that recognizes one of its records, and the reader of them all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Transcript:
-    """A recorded conversation: *messages* that the Messages API would accept, and their details.
+    """A recorded conversation: *messages* that the Messages API accepts, and their details.
 
-    *system*, *tools* and *model* are the request's, where the file has them. *seconds* is the time
-    of a message, *usages* the usage of a reply and *models* which model wrote it, all by message
-    index, where known.
-    *repaired* lists what was broken in the file and is repaired in *messages*, *dropped* how many
-    records of which kind were left out.
+    *system*, *tools* and *model* are those of the request, if the file has them. *seconds* has the
+    time of messages, *usages* the usage of replies and *models* the model that wrote them, all by
+    message index and only as far as the file has them. *repaired* lists the problems in the file
+    that are repaired in *messages*. *dropped* is the number of omitted records by kind.
     """
 
     name: str
@@ -65,15 +75,15 @@ class Transcript:
 
     @property
     def calls(self) -> int:
-        """Model calls: one for each reply."""
+        """The number of model calls: one for each reply."""
         return len(self.replies)
 
 
 def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> Transcript:
-    """The conversation in the file at *path*, "-" for standard input.
+    """Return the conversation in the file at *path*, or in standard input for "-".
 
-    The kind of the file follows from its content. *raw* is that content, where it has been read.
-    Raises TranscriptError, naming the file and the line, when it cannot be read or holds no
+    The content decides the format. Pass it as *raw* if you have read it already. Raises
+    TranscriptError, naming the file and the line, if the file cannot be read or holds no
     conversation.
     """
     if raw is None:
@@ -83,13 +93,13 @@ def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> T
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of the file at *path*, "-" for standard input.
+    """Return the content of the file at *path*, or of standard input for "-".
 
-    Raises TranscriptError when it cannot be read.
+    Raises TranscriptError if it cannot be read.
     """
     try:
         if path == STDIN:
-            if sys.stdin is None:  # the process was started without one
+            if sys.stdin is None:  # the process was started without standard input
                 raise TranscriptError("standard input is closed")
             return sys.stdin.buffer.read()
         with open(path, "rb") as file:
@@ -104,28 +114,35 @@ def _name(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-def _details(messages: Sequence[Message], entries: Sequence[Entry]) -> Iterator[tuple[int, Entry]]:
-    """The details of each of *messages*, which were repaired, by index.
+def _details(
+    messages: Sequence[Message], entries: Sequence[RecordedMessage]
+) -> Iterator[tuple[int, RecordedMessage]]:
+    """Yield the index and the recorded details of *messages*, which may be repaired.
 
-    Repair keeps the messages that it does not change. One that it has changed is known by its
-    place, where as many messages came out as went in and the one there has gone.
+    Repair returns the messages that it does not change as the same objects. A message that it
+    changed is matched by its index. This is possible only if the number of messages is the same,
+    and the original at this index is no longer among *messages* and has the same role.
     """
-    known = {id(entry.message): entry for entry in entries}
-    kept = set(map(id, messages))
-    has_places = len(messages) == len(entries)
+    entries_by_id = {id(entry.message): entry for entry in entries}
+    message_ids = {id(message) for message in messages}
+    has_same_length = len(messages) == len(entries)
     for index, message in enumerate(messages):
-        if id(message) in known:
-            yield index, known[id(message)]
-        elif has_places:
-            there = entries[index].message
-            if id(there) not in kept and there["role"] == message["role"]:
+        if id(message) in entries_by_id:
+            yield index, entries_by_id[id(message)]
+        elif has_same_length:
+            original = entries[index].message
+            if id(original) not in message_ids and original["role"] == message["role"]:
                 yield index, entries[index]
 
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
-    """The conversation in *text*; errors begin with *name*. Raises TranscriptError."""
+    """Return the conversation in *text*, in any format that the laboratory reads.
+
+    Raises TranscriptError, which begins with *name*, if it holds none.
+    """
     recording = _recording(json_records(text, name), name)
-    entries, request = recording.entries, recording.request
+    entries = recording.entries
+    request = recording.request
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
     for problem in problems:
@@ -135,7 +152,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         messages = repair(messages)
     if not any(message["role"] == "assistant" for message in messages):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
-    known = dict(_details(messages, entries))
+    details = dict(_details(messages, entries))
     first_model = next((entry.model for entry in entries if entry.model), "")
     return Transcript(
         name,
@@ -144,11 +161,11 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),
-        seconds={at: one.seconds for at, one in known.items() if one.seconds is not None},
-        usages={at: one.usage for at, one in known.items() if one.usage},
-        models={at: one.model for at, one in known.items() if one.model},
+        seconds={at: entry.seconds for at, entry in details.items() if entry.seconds is not None},
+        usages={at: entry.usage for at, entry in details.items() if entry.usage},
+        models={at: entry.model for at, entry in details.items() if entry.model},
         repaired=problems,
-        dropped=recording.dropped,
+        dropped=recording.omitted_counts,
     )
 
 
@@ -163,7 +180,7 @@ def _system(request: JsonObject, name: str) -> object:
 def _tools(request: JsonObject, name: str) -> list[object] | None:
     tools = request.get("tools")
     if not isinstance(tools, list):
-        return None  # under a header this is their number
+        return None  # a header has the number of tools instead
     if not _are_objects(tools):
         raise TranscriptError(f"{name}: the tools are not a list of objects")
     _ensure_encodable(tools, f"{name}: the definition of a tool holds")
@@ -171,7 +188,7 @@ def _tools(request: JsonObject, name: str) -> list[object] | None:
 
 
 def _ensure_encodable(value: object, beginning: str) -> None:
-    # Python reads NaN from a file, which no request can hold and no counter counts.
+    # Python reads NaN from a file, but a request cannot hold it and a counter cannot count it.
     fault = encoding_fault(value)
     if fault and fault != SURROGATE:
         raise TranscriptError(f"{beginning} {fault}")
@@ -184,21 +201,21 @@ def _are_objects(values: object) -> bool:
 # From records to messages -------------------------------------------------------------------------
 
 
-def _recording(records: Sequence[Record], name: str) -> Recording:
-    """The recording in *records*, by the reader of their format."""
+def _recording(records: Sequence[FileRecord], name: str) -> Recording:
+    """Return the recording in *records*, as the reader of their format returns it."""
     if not records:
         raise TranscriptError(f"{name} holds no message")
     try:
-        for is_of_form, read in READERS:
-            if any(is_of_form(record.fields) for record in records):
-                return read(records)
+        for has_format, read_format in READERS:
+            if any(has_format(record.fields) for record in records):
+                return read_format(records)
         return _messages(records)
     except InvalidHistory as error:
         raise TranscriptError(f"{name}, {error}") from error
 
 
-def _messages(records: Sequence[Record]) -> Recording:
-    """*records*, which are messages, or a request with these."""
+def _messages(records: Sequence[FileRecord]) -> Recording:
+    """Return the recording in *records*: messages of the Messages API, or one request."""
     request = records[0].fields
     if request.get("type") == "header" and "role" not in request:
         entries = [_entry(record) for record in records[1:]]
@@ -216,9 +233,9 @@ def _messages(records: Sequence[Record]) -> Recording:
     return Recording("Anthropic messages", entries, request)
 
 
-def _entry(record: Record) -> Entry:
+def _entry(record: FileRecord) -> RecordedMessage:
     fields = record.fields
-    return entry(as_message(fields, record.place), fields, fields.get("timestamp"))
+    return message_with_details(as_message(fields, record.place), fields, fields.get("timestamp"))
 
 
 OTHER_FILES = {
@@ -228,12 +245,15 @@ OTHER_FILES = {
     b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
     b"PK\x03\x04": "is a ZIP archive; unpack it first",
 }
-"""The first bytes of files that are mistaken for recordings, and the remedy."""
+"""The first bytes of files that are mistaken for recordings, and the advice for each."""
 FORMATS = "'The laboratory' in the docs lists the formats that can be read"
 
 
 def decode(raw: bytes, name: str) -> str:
-    """The text that *raw* is, the content of the file *name*. Raises TranscriptError."""
+    """Return *raw*, the content of the file *name*, as text.
+
+    Raises TranscriptError if it is not text in UTF-8 or UTF-16.
+    """
     for beginning, advice in OTHER_FILES.items():
         if raw.startswith(beginning):
             raise TranscriptError(f"{name} {advice}")
@@ -248,36 +268,36 @@ def decode(raw: bytes, name: str) -> str:
         ) from error
 
 
-def json_records(text: str, name: str) -> list[Record]:
-    """The JSON values in *text*, the file *name*, each with its place.
+def json_records(text: str, name: str) -> list[FileRecord]:
+    """Return the JSON values in *text*, the content of the file *name*, each with its place.
 
-    They are the lines of a JSONL file, the elements of an array, or the one object of a JSON file.
-    Raises TranscriptError, naming the file and the line, where it is neither.
+    These are the lines of a JSONL file, the elements of an array, or the one object of a JSON file.
+    Raises TranscriptError, naming the file and the line, for any other text.
     """
     if not text.strip():
         raise TranscriptError(f"{name} is empty")
-    numbered = enumerate(text.split("\n"), 1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
+    all_lines = enumerate(text.split("\n"), start=1)
+    lines = [(number, line) for number, line in all_lines if line.strip()]
     first_number, first_line = lines[0]
     last_number, _ = lines[-1]
-    if len(lines) > 1 and _is_whole(first_line):
+    if len(lines) > 1 and _begins_jsonl(first_line):
         return [
-            Record(f"line {number}", _parse(line, name, number, is_last=number == last_number))
+            FileRecord(f"line {number}", _parse(line, name, number, is_last=number == last_number))
             for number, line in lines
         ]
     value = _parse(text, name, 1)
     if isinstance(value, list):
         return message_records(value)
-    return [Record(f"line {first_number}", value)]
+    return [FileRecord(f"line {first_number}", value)]
 
 
-def message_records(values: Sequence[object]) -> list[Record]:
-    """Each of the *values*, which are the elements of one array, with its place."""
-    return [Record(f"message {index}", value) for index, value in enumerate(values)]
+def message_records(values: Sequence[object]) -> list[FileRecord]:
+    """Return each of *values*, the elements of one array, with its place."""
+    return [FileRecord(f"message {index}", value) for index, value in enumerate(values)]
 
 
-def _is_whole(line: str) -> bool:
-    """Whether the first line is a JSON value of its own, or looks like one: the file is JSONL."""
+def _begins_jsonl(line: str) -> bool:
+    """Return True if *line*, the first of a file, is a JSON value or looks like a broken one."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -286,9 +306,9 @@ def _is_whole(line: str) -> bool:
 
 
 def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
-    """The value that *text* is, which begins in *line* of the file *name*.
+    """Return the JSON value *text*, which begins in *line* of the file *name*.
 
-    *is_last* says that it is the last of several lines.
+    *is_last* is True for the last of several lines. Raises TranscriptError for invalid JSON.
     """
     try:
         return json.loads(text)
@@ -306,11 +326,11 @@ def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
 
 
 def _advice(text: str, *, is_last: bool) -> str:
-    """The remedy for *text* that is no JSON; "" where none is known."""
-    stripped = text.strip()
-    if not stripped.startswith(("{", "[")):
+    """Return advice for *text* that is not JSON, or "" if no advice applies."""
+    content = text.strip()
+    if not content.startswith(("{", "[")):
         return f"; {FORMATS}"
-    if stripped.endswith(("}", "]")):
+    if content.endswith(("}", "]")):
         return ""
     if is_last:
         return "; the file was cut off here, and without this line the rest can be read"

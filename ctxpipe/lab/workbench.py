@@ -1,4 +1,4 @@
-"""The surroundings of a replayed agent, held in memory: storage, files, clock and counter."""
+"""The in-memory surroundings of a replayed agent: storage, files, clock and counter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter
 
 REFERENCE = "/ctxpipe/{key}"
-"""Contexts name files by paths, as with a `LocalStorage`."""
+"""Form of the paths by which a context names files, as with a `LocalStorage`."""
 
 
 class SeenFiles:
-    """The agent's files as far as its conversation has shown them.
+    """The agent's files, as far as its conversation contains their texts.
 
-    Each as a view printed it or a call wrote it last, by the order of the results.
+    The text of a file is the one that the newest result of a call viewed or wrote.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class SeenFiles:
         self._writes: dict[str, tuple[str, str]] = {}  # path and text by the id of the call
 
     def learn(self, messages: Sequence[Message]) -> None:
-        """Take in *messages*, which follow those known so far."""
+        """Add the files in *messages*, which follow the messages of the previous call."""
         for call in tool_calls(messages):
-            viewed = viewed_path(call, COMMON_READING_TOOLS, True)
-            if viewed is not None:
-                self._views[call.id] = viewed
+            view_path = viewed_path(call, COMMON_READING_TOOLS, True)
+            if view_path is not None:
+                self._views[call.id] = view_path
                 continue
             arguments = call.input
             path = arguments.get("file_path") or arguments.get("path")
             text = arguments.get("content")
             if isinstance(path, str) and isinstance(text, str):
-                self._writes[call.id] = path, text
+                self._writes[call.id] = (path, text)
         for result in tool_results(messages):
             call_id = result.tool_use_id
             if result.is_error:
-                continue  # a call that failed, or was never run, has shown and written nothing
+                continue  # a call that failed, or did not run, neither viewed nor wrote the file
             if call_id in self._views:
                 self._texts[self._views[call_id]] = result_text(result)
             elif call_id in self._writes:
@@ -51,6 +51,11 @@ class SeenFiles:
                 self._texts[path] = text
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
+        """Return the text of the file at *path*.
+
+        Raises StorageError if the conversation does not contain it, or it is larger than
+        *max_bytes*.
+        """
         text = self._texts.get(path)
         if text is None:
             raise StorageError(f"the conversation has not shown {path}")
@@ -71,7 +76,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """The storage of one replay, and what all replays of a conversation may share."""
+    """The storage of one replay, and the objects that replays of a conversation may share."""
 
     clock: Clock = field(default_factory=Clock)
     files: SeenFiles = field(default_factory=SeenFiles)

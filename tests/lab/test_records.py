@@ -6,7 +6,7 @@ import pytest
 from histories import user
 from recorded import lines
 
-from ctxpipe.lab.records import as_message, entry, seconds
+from ctxpipe.lab.records import as_message, message_with_details, seconds
 from ctxpipe.lab.transcripts import parse_transcript
 
 
@@ -25,7 +25,7 @@ def test_of_a_messages_fields_only_role_and_content_are_kept():
 
 @pytest.mark.parametrize("usage", [None, 7, "many", [1]])
 def test_what_is_no_bill_is_none(usage: object):
-    assert entry(user("Hi."), {"usage": usage}, None).usage is None
+    assert message_with_details(user("Hi."), {"usage": usage}, None).usage is None
 
 
 @pytest.mark.parametrize("time", [None, "", "soon", [], {}, 10**400, float("nan"), float("inf")])

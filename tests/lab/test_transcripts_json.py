@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.records import Record
+from ctxpipe.lab.records import FileRecord
 from ctxpipe.lab.transcripts import FORMATS, decode, json_records
 
 LINES = '{"a": 1}\n\n{"b": "two"}\n'
@@ -16,7 +16,7 @@ LINES = '{"a": 1}\n\n{"b": "two"}\n'
 
 def test_an_object_over_several_lines_is_one_value():
     assert json_records(json.dumps({"a": [1, 2]}, indent=1), "x") == [
-        Record("line 1", {"a": [1, 2]})
+        FileRecord("line 1", {"a": [1, 2]})
     ]
 
 
