@@ -288,7 +288,12 @@ class RedisCluster:
     """A Redis Cluster of three nodes."""
 
     def __init__(self) -> None:
-        self.nodes = [RedisNode("--cluster-enabled", "yes") for _ in range(3)]
+        # Their own line is 10,000 above by default, where a client's connection may be.
+        self.lines = [free_port() for _ in range(3)]
+        self.nodes = [
+            RedisNode("--cluster-enabled", "yes", "--cluster-port", str(line))
+            for line in self.lines
+        ]
 
     @property
     def url(self) -> str:
@@ -301,7 +306,7 @@ class RedisCluster:
         for number, node in enumerate(self.nodes):
             first, last = bounds[number], bounds[number + 1] - 1
             node.ask("CLUSTER ADDSLOTSRANGE", first, last)
-            node.ask("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+            node.ask("CLUSTER MEET", "127.0.0.1", self.nodes[0].port, self.lines[0])
         deadline = time.monotonic() + 60
         while any(self.state(node) != "ok" for node in self.nodes):
             assert time.monotonic() < deadline, "the cluster does not come up"
