@@ -202,13 +202,15 @@ class ObjectJournal(SharedJournal):
     async def _entries(self, session: str, start: int) -> Contents:
         folder = _folder(session)
         position = self._positions.get(folder, JournalPosition())
+        known_end = position.end
         if start == 0 or await self._has_lost_first(folder, position):
             position = JournalPosition()
         elif start < position.count:
             position = replace(position, end=position.base + start)
         base = position.base
         first = position.count
-        position, entries = await self._read_on(folder, position)
+        expected_count = max(0, known_end - position.end)
+        position, entries = await self._read_on(folder, position, expected_count)
         remember(self._positions, folder, position)
         if position.base != base:
             first = 0
@@ -284,19 +286,20 @@ class ObjectJournal(SharedJournal):
     # Objects --------------------------------------------------------------------------------------
 
     async def _read_on(
-        self, folder: str, position: JournalPosition
+        self, folder: str, position: JournalPosition, expected_count: int = 0
     ) -> tuple[JournalPosition, list[str]]:
         """Read from *position* on to the end; the entries of the journal that is there.
 
-        More and more objects are asked for side by side. The first one that is missing is the end.
+        Those that are expected are asked for side by side, with the next one; then more and more.
+        The first one that is missing is the end.
         """
-        return await self._bucket.call(partial(self._read_to_end, folder, position))
+        work = partial(self._read_to_end, folder, position, expected_count + 1)
+        return await self._bucket.call(work)
 
     async def _read_to_end(
-        self, folder: str, position: JournalPosition
+        self, folder: str, position: JournalPosition, at_once_count: int
     ) -> tuple[JournalPosition, list[str]]:
         entries: list[str] = []
-        at_once_count = 1
         while True:
             numbers = range(position.end, position.end + at_once_count)
             for number, read in zip(numbers, await self._get_all(folder, numbers), strict=True):
@@ -308,7 +311,7 @@ class ObjectJournal(SharedJournal):
                 entries.append(read.entry)
                 if read.next_number:
                     entries.clear()
-            at_once_count = min(2 * at_once_count, _MOST_AT_ONCE)
+            at_once_count = min(4 * at_once_count, _MOST_AT_ONCE)
 
     async def _get_all(self, folder: str, numbers: Sequence[int]) -> list[StoredObject | None]:
         if len(numbers) == 1:

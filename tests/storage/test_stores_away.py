@@ -15,12 +15,19 @@ from services import FaultyProxy, Server
 from ctxpipe import ContextPipeline, MemoryStorage, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.session.session import conversation_of
-from ctxpipe.storage import JournalStorage, PostgresJournal, RedisJournal, SQLiteJournal
+from ctxpipe.storage import (
+    JournalStorage,
+    ObjectJournal,
+    PostgresJournal,
+    RedisJournal,
+    SQLiteJournal,
+)
 from ctxpipe.storage.waiting import Unavailable
 
-KINDS: dict[str, Callable[[str], Any]] = {
-    "postgres": lambda url: PostgresJournal(url, table="away"),
-    "redis": lambda url: RedisJournal(url, prefix="away"),
+KINDS: dict[str, Callable[[Any, int], Any]] = {
+    "postgres": lambda server, port: PostgresJournal(server.url_at(port), table="away"),
+    "redis": lambda server, port: RedisJournal(server.url_at(port), prefix="away"),
+    "s3": lambda server, port: ObjectJournal(server.store("away", port)),
 }
 on_each = pytest.mark.parametrize("name", KINDS)
 ALLOWANCE = 1.0
@@ -32,7 +39,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch):
 
 
 def journal_at(name: str, server: Any, proxy: FaultyProxy) -> Any:
-    return KINDS[name](server.url_at(proxy.port))
+    return KINDS[name](server, proxy.port)
 
 
 async def written(journal: JournalStorage, name: str, history: list[Message]):
