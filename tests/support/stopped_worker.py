@@ -20,13 +20,22 @@ from histories import assistant, user
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
-from ctxpipe.storage import PostgresJournal, RedisJournal, SQLiteJournal, journals
+from ctxpipe.storage import ObjectJournal, PostgresJournal, RedisJournal, SQLiteJournal, journals
+
+
+def bucket_in(folder: str) -> ObjectJournal:
+    """A journal in an object store that is a folder."""
+    from obstore.store import LocalStore
+
+    return ObjectJournal(LocalStore(f"{folder}/bucket", mkdir=True))
+
 
 JOURNALS: dict[str, Callable[[str], Any]] = {
     "local": LocalStorage,
     "sqlite": lambda folder: SQLiteJournal(f"{folder}/journal.sqlite"),
     "postgres": lambda url: PostgresJournal(url, table="stopped"),
     "redis": lambda url: RedisJournal(url, prefix="stopped"),
+    "bucket": bucket_in,
 }
 SESSION = "job"
 WRITES = 3
