@@ -1,1 +1,1 @@
-"""Tables of what others say: agents' tools, refusals of models, prices."""
+"""Tables of facts about providers and agents: tools, refusals, item types, prices."""

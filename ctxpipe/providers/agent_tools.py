@@ -1,7 +1,7 @@
-"""What is known about the tools of widespread agents and editors: the one table of names and keys.
+"""Table of the tools of common agents and editors.
 
-What they are called, which of them show, change or run something, under which key of the input they
-take a path, a folder or a command line, and how they number the lines of a file.
+It has the names of the tools that show, change or run something, the input keys of their paths,
+folders and command lines, the notes that agents add, and the formats of line numbers.
 """
 
 from __future__ import annotations
@@ -23,89 +23,93 @@ _TABLE: Mapping[str, Any] = tomllib.loads(
 )
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
-"""The only reading tool that the requirements name."""
+"""Reading tool of the requirements, the only one there."""
 
 COMMON_READING_TOOLS: ReadingTools = _TABLE["reading"]
-"""The reading tools of widespread agents and editors."""
+"""Reading tools of common agents and editors."""
 
 WRITING_TOOLS: frozenset[str] = frozenset(_TABLE["writing"])
-"""Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
+"""Tools of common agents with whole texts in their inputs; a value for `BatchOffload.inputs`."""
 
 SHELL_TOOLS: frozenset[str] = frozenset(_TABLE["shells"])
 """Tools that take a command line, in lower case."""
 
 SUB_AGENT_TOOLS = frozenset({"Agent", "Task", "task"})
-"""Tools that have a sub-agent do something and answer with its report."""
+"""Tools that start a sub-agent and return its report."""
 
 SEARCH_TOOL = "search_history"
-"""Our own tool that finds what has left, which contexts name where the model has it."""
+"""ctxpipe's tool that searches the removed history; contexts name it if the model has it."""
 
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded", SEARCH_TOOL})
-"""Our own reading tools, whose results are never offloaded."""
+"""ctxpipe's reading tools; their results are never offloaded."""
 
 
 HARNESS_TEXT = re.compile("|".join(f"(?:{form})" for form in _TABLE["harness_texts"]), re.DOTALL)
-"""The whole of a text that a harness wrote on the user's side, such as the report of a job.
+"""Pattern of a whole text that a harness wrote on the user's side, such as the report of a job.
 
-What has such a form only in its middle, or words before or behind it, is a person's."""
+Match the whole text: a text with other words before or after such a form is a person's."""
 
 
 # Inputs -------------------------------------------------------------------------------------------
 
 VIEW_COMMAND = "view"
-"""What an editor's tool is told under "command" to show a file instead of changing it."""
+"""The "command" with which an editor's tool shows a file instead of changing it."""
 
 EDITOR_COMMANDS = frozenset({VIEW_COMMAND, "create", "str_replace", "insert", "undo_edit"})
-"""What stands under "command" in the input of an editor's tool, and is no command line."""
+"""Values of "command" in the input of an editor's tool; they are not command lines."""
 
 COMMAND_KEYS = ("command", "cmd")
-"""The keys of a command line in the input of a tool that is known to take one."""
+"""Keys of the command line in the input of a shell tool."""
 
 LINES_KEY = "commands"
-"""The key of a list of command lines, each of which runs on its own."""
+"""Key of a list of command lines, each of which runs on its own."""
 
 FOLDER_KEYS: Sequence[str] = _TABLE["folder_keys"]
-"""The keys of the folder in which a command line runs."""
+"""Keys of the folder in which a command line runs."""
 
 PLACE_KEY = re.compile(
     r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote|"
     r"environment",
     re.IGNORECASE,
 )
-"""A key that may say where a command line runs: with one that is not in `FOLDER_KEYS`, unknown."""
+"""Pattern of a key that may affect where a command line runs.
+
+If the input has such a key that is not in `FOLDER_KEYS`, the place is unknown.
+"""
 
 
 # Guesses ------------------------------------------------------------------------------------------
 
-# For tools that are not in the table, by what names usually mean. They are good enough for a list
-# in the evidence, where a wrong guess costs a line; no file is restored because of them.
+# For tools that are not in the table, by the usual meaning of names. They are good enough for a
+# list in the evidence, where a wrong guess costs a line; no file is restored because of them.
 
 PATH_KEY = re.compile(
     r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|"
     r"(?:Path|File|Dir)s?$"
 )
-"""A key that holds a path, whatever the tool."""
+"""Pattern of a key of a path, for any tool."""
 
 POSSIBLE_COMMAND_KEYS = (*COMMAND_KEYS, "call", "script")
-"""The keys of a command line, whatever the tool."""
+"""Keys of a command line, for any tool."""
 
 WRITING_NAME = re.compile(
     r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
 )
-"""A name of a tool that changes files."""
+"""Pattern of the name of a tool that changes files."""
 
 PLAN_NAME = re.compile(
     r"todo|plan|task_?(?:create|list|tracker|update)|(?:create|list|update)_?tasks?$", re.IGNORECASE
 )
-"""A name of a tool that keeps a plan; one that is only called "task" starts an agent."""
+"""Pattern of the name of a tool that keeps a plan; a tool called just "task" starts an agent."""
 
 
 # Notes --------------------------------------------------------------------------------------------
 
-NOTE, NOTE_END = "<system-reminder>", "</system-reminder>"
-"""Around what an agent tells the model: in a message of its own, or appended to a tool's text."""
+NOTE = "<system-reminder>"
+NOTE_END = "</system-reminder>"
+"""Tags around a note of an agent to the model, in its own message or after a tool's text."""
 NOTES = re.compile(rf"{NOTE}(?:.*?{NOTE_END}|.*)", re.DOTALL)
-"""Such a note."""
+"""Pattern of such a note."""
 
 ADDED_LINE = re.compile(
     r"\s*(?:"
@@ -118,16 +122,16 @@ ADDED_LINE = re.compile(
     # Claude Code, for a long file, and for one that it has shown before
     r"Output too large \(.*\)\. Full output saved to: .*|Preview \(first .*\):|"
     r"(?:wasted call\W+)?file unchanged since .*|"
-    # Cursor, for the part that an edit leaves as it is
+    # Cursor, for the unchanged part of a file
     r"\W*\.\.\. existing code \.\.\.\W*|"
-    # how much is shown, in the words of many
+    # many agents: the part of the file that is shown
     r"[\[(<.…]{1,4}(?!.*(?:hid|redact|mask|secre|secur|sensi|privat|protect|polic|\*\*|xxx|••))"
     r"[^\n]{0,80}\b(?:more|shown|showing|total|truncated|omitted|elided|end of file)\b.*|"
     r"```\w*"
     r")\s*",
     re.IGNORECASE,
 )
-"""A whole line that agents put before, into or after a file that they show."""
+"""Pattern of a whole line that agents put before, into or after a file that they show."""
 
 CUT = re.compile(
     r"(?:\.{3}|…)?[ ]?[\[(<][^\])>\n]{0,40}\d[^\])>\n]{0,40}(?:truncated|omitted|elided|more)"
@@ -135,13 +139,13 @@ CUT = re.compile(
     r"(?:\.{3}|…)[ ]?(?:[\[(<][^\])>\n]{0,40}truncated[^\])>\n]{0,40}[\])>])?$",
     re.IGNORECASE,
 )
-"""Where agents have shortened a line that is too long for them."""
+"""Pattern of the mark at which agents shorten a long line."""
 
 OLD_TEXT_KEY = re.compile(r"old")
 NEW_TEXT_KEY = re.compile(
     r"(?:contents?|(?:file_|insert_)?text|code_edit|diff|patch|input|new(?!_?(?:path|name|file))\w*)$"
 )
-"""The keys of the text that an edit looks for, and of the text that it or a write puts there."""
+"""Patterns of the keys of an edit: the text that it replaces, and the text that it writes."""
 
 
 # Views --------------------------------------------------------------------------------------------
@@ -168,20 +172,20 @@ VIEW_FRAMES = (
         re.DOTALL,
     ),
 )
-"""What agents put around a file or an output that they show: a *head* before its *text*.
+"""Patterns of the frames that agents put around a file or an output: *head*, then *text*.
 
-Where the head says so, *line* is the number of the first line shown.
+If the head has it, *line* is the number of the first line of the text.
 """
 
 
 FOLDER_VIEW = re.compile(r"<path>[^\n]*</path>\n<type>directory</type>\n")
-"""How a result begins that shows a folder instead of a file; so opencode's reading tool does it."""
+"""Pattern of the beginning of a result that shows a folder, of opencode's reading tool."""
 
 
 class View(NamedTuple):
-    """The *text* that a result shows, after a *head* that the agent put before it.
+    """Result of a reading tool: the *head* that the agent puts before the *text*, and the text.
 
-    *line* is the number of its first line; None where the head does not tell it.
+    *line* is the number of the first line of the text, None if the head does not have it.
     """
 
     head: str
@@ -189,47 +193,50 @@ class View(NamedTuple):
     line: int | None = None
 
 
-def view(shown: str) -> View:
-    """The text of a file or an output as *shown* by a tool, without the frame of a known agent."""
+def view(result_text: str) -> View:
+    """Return the file or output in *result_text*, separated from the frame of a known agent.
+
+    Without such a frame, the head is empty and the text is *result_text*.
+    """
     for frame in VIEW_FRAMES:
-        found = frame.fullmatch(shown)
-        if found is not None:
-            parts = found.groupdict()
+        match = frame.fullmatch(result_text)
+        if match is not None:
+            parts = match.groupdict()
             line = parts.get("line")
             return View(parts["head"], parts["text"], int(line) if line else None)
-    return View("", shown)
+    return View("", result_text)
 
 
 # Line numbers -------------------------------------------------------------------------------------
 
-# Views number the lines of a file as ``cat -n`` and ``nl`` do, or with 12→, 12│, 12| and 12:. What
-# is looked for decides how much is believed to be a gutter.
+# Views number the lines of a file like ``cat -n`` and ``nl``, or with 12→, 12│, 12| and 12:. How
+# much of a line may be taken for a gutter depends on the purpose, so there are several patterns.
 
 NUMBERED_LINE = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
-"""A numbered line: its number, the sign after it, and the line itself.
+"""Pattern of a numbered line: its number, the sign after it, and the line itself.
 
-Whether a text is numbered at all is for the caller to decide from all of its lines.
+The caller must check all lines to decide if a text is numbered.
 """
 
 GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
-"""The gutter of one line, with the blank that may follow its sign.
+"""Pattern of the gutter of one line, with the blank that may follow its sign.
 
-For comparing whole lines with those of a stored text: what is taken off by mistake is not found.
+For comparing whole lines with a stored text: a line from which too much is removed has no match.
 """
 
 ANY_GUTTER = re.compile(
     r"\W{0,3}(?:[Ll](?:ine )?)?\d{1,9}(?:[#:]\w{2,4}(?=[|:]))?(?:\s?[→│┃|]|[:.)\]>-]|\s)\s*"
 )
-"""A gutter of any kind at the beginning of a line without indentation: `L12:`, `12 |`, `[12]`.
+"""Pattern of any gutter at the beginning of a line without indentation: `L12:`, `12 |`, `[12]`.
 
 For lines that are compared both with and without it.
 """
 
 WRITTEN_GUTTER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
-"""The gutters of all lines, up to where the file's own indentation begins.
+"""Pattern of the gutters of all lines, up to the file's own indentation.
 
-For comparing a view with the file: nothing of the line itself may be taken off.
+For comparing a view with the file: no part of the line itself may be removed.
 """
 
 WIDE_GUTTER = re.compile(r"^\s*\d+\s*(?:→|\t|\||:(?=\s))\s?")
-"""The gutter of one line whose indentation does not matter; 12:30 is none."""
+"""Pattern of the gutter of one line whose indentation does not matter; 12:30 is not a gutter."""

@@ -1,4 +1,4 @@
-"""What a model's tokens cost, and what it costs to rewrite a cached context."""
+"""Prices of a model's tokens, and the cost of rewriting a cached context."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
 
 MILLION = 1_000_000
-FIVE_MINUTES, HOUR = 300.0, 3600.0
+FIVE_MINUTES = 300.0
+HOUR = 3600.0
 TTL_SECONDS = {"openai": 1800.0}
-"""How long a cached prefix lives after its last use, by provider; elsewhere it is five minutes."""
+"""Provider → lifetime of a cached prefix after its last use; the default is five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A price tier: a prompt of more than *above* tokens makes the whole request more expensive.
+    """Price tier for long prompts, which makes the whole request more expensive.
 
-    The prompt then costs *prompt* times as much, the reply *output* times.
+    If the prompt has more than *above* tokens, its price is multiplied by *prompt*, and the price
+    of the reply by *output*.
     """
 
     above: int
@@ -43,14 +45,14 @@ _CLIFFS = Wanted(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prices:
-    """What one token costs, in dollars.
+    """Prices of a model, in dollars per token.
 
-    *input* is the price without a cache, *write* to write to the cache, *read* to read from it.
-    *write_1h* is the price of an entry that lives an hour; it applies when *ttl_seconds*, how long
-    an entry lives after its last use, is an hour or more. *cliffs* make long prompts more
-    expensive.
+    *input* is the price of a prompt token without the cache, *write* of one that is written to the
+    cache, *read* of one that is read from it. *ttl_seconds* is the lifetime of a cache entry after
+    its last use; if it is an hour or more, writing costs *write_1h* instead of *write*. *output* is
+    the price of a token of the reply. *cliffs* are the tiers that make long prompts more expensive.
 
-    Raises SettingsError for a price that is no amount of money.
+    Raises SettingsError if a price is not a number of 0 or more, or if *input* is 0.
     """
 
     input: float
@@ -72,41 +74,44 @@ class Prices:
                 )
         _CLIFFS.check("cliffs", self.cliffs)
         if not self.input:
-            raise SettingsError("the price input is 0; what a rewrite pays back is measured by it")
+            raise SettingsError(
+                "the price input is 0; give dollars per token, above 0: the cost of rewrites is "
+                "measured in input tokens"
+            )
 
     @classmethod
     def relative(cls, *, read: float = 0.1) -> Prices:
-        """Prices in units of the input price, for comparisons that do not depend on it."""
+        """Return prices in units of the input price, for comparisons of any model."""
         return cls(1.0, 1.25, 2.0, read, 5.0)
 
     @property
     def cache_write(self) -> float:
-        """What it costs to write a token to a cache that lives *ttl_seconds*."""
+        """Price of writing a token to a cache with a lifetime of *ttl_seconds*."""
         if self.ttl_seconds >= HOUR:
             return self.write_1h
         return self.write
 
     @property
     def read_ratio(self) -> float:
-        """What it costs to read a cached token, in input tokens."""
+        """Price of reading a cached token, as a multiple of the input price."""
         return self.read / self.input
 
     @property
     def write_ratio(self) -> float:
-        """What it costs to write a token to the cache, in input tokens."""
+        """Price of writing a token to the cache, as a multiple of the input price."""
         return self.cache_write / self.input
 
     def cliff(self, prompt_tokens: float) -> Cliff:
-        """The price tier of a prompt of this length."""
-        exceeded = [cliff for cliff in self.cliffs if prompt_tokens > cliff.above]
-        return max(exceeded, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
+        """Return the price tier of a prompt of this length; its factors are 1 below all tiers."""
+        exceeded_cliffs = [cliff for cliff in self.cliffs if prompt_tokens > cliff.above]
+        return max(exceeded_cliffs, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
 
 
 # The prices of a model ----------------------------------------------------------------------------
 
 
-class Given(TypedDict, total=False):
-    """Prices that replace the listed ones; the fields of `Prices`."""
+class PriceOverrides(TypedDict, total=False):
+    """Prices that replace listed ones; the fields of `Prices`."""
 
     input: float
     write: float
@@ -117,61 +122,63 @@ class Given(TypedDict, total=False):
     cliffs: tuple[Cliff, ...]
 
 
-def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given]) -> Prices:
-    """The prices of *model* at the time *at* (default: now), without network access.
+def prices_of(
+    model: str, *, at: datetime | None = None, **overrides: Unpack[PriceOverrides]
+) -> Prices:
+    """Return the prices of *model* at the time *at* (default: now), without network access.
 
-    They are those of the library genai-prices. What is *given*, under the names of `Prices`,
-    replaces what is listed. Without a listed price for writing to the cache, or for reading from
-    it, that costs what input costs: such a model caches nothing.
+    They come from the library genai-prices. Keyword arguments with the names of the fields of
+    `Prices` replace listed prices. If the list has no price for writing to the cache or reading
+    from it, the input price is used: such a model caches nothing.
 
-    Raises SettingsError when the model is not listed, unless *input* and *output* are given.
+    Raises SettingsError if the model is not listed and *input* or *output* is missing.
     """
-    listed = find_prices(model, at)
-    if listed is None:
-        if "input" not in given or "output" not in given:
+    listed_prices = find_prices(model, at)
+    if listed_prices is None:
+        if "input" not in overrides or "output" not in overrides:
             raise SettingsError(
                 f"no prices are known for the model {model!r}; give dollars per token: "
                 f"prices_of({model!r}, input=…, output=…), and read=… and write=… if it caches "
                 "prompts"
             )
-        cost = given["input"]
-        listed = Prices(cost, cost, cost, cost, given["output"])
-    return replace(listed, **given)
+        cost = overrides["input"]
+        listed_prices = Prices(cost, cost, cost, cost, overrides["output"])
+    return replace(listed_prices, **overrides)
 
 
 @lru_cache(maxsize=1024)
 def context_window(model: str) -> int | None:
-    """The tokens that *model* takes, as genai-prices lists them; None where it does not.
+    """Return the context window of *model* in tokens, or None if genai-prices does not list it.
 
-    It is logged, once. The first call reads the list: make it in a worker thread.
+    A listed window is logged once. The first call reads the list: make it in a worker thread.
     """
     from genai_prices.data_snapshot import get_snapshot
 
-    provider = "litellm" if "/" in model else None  # whose names begin with that of the provider
+    provider = "litellm" if "/" in model else None  # its model names begin with the provider
     try:
-        _, listed = get_snapshot().find_provider_model(model, None, provider, None)
+        _, entry = get_snapshot().find_provider_model(model, None, provider, None)
     except LookupError:
         return None
-    if listed.context_window is not None:
+    if entry.context_window is not None:
         logger.info(
             "the context window of %s is %s tokens, as genai-prices lists it",
             one_line(model, 80),
-            f"{listed.context_window:,}",
+            f"{entry.context_window:,}",
         )
-    return listed.context_window
+    return entry.context_window
 
 
 def find_prices(model: str | None, at: datetime | None = None) -> Prices | None:
-    """The prices of *model* as they are listed, at the time *at*; None where it is not."""
+    """Return the listed prices of *model* at the time *at* (default: now), None if not listed."""
     if model is None:
         return None
     from genai_prices import Usage, calc_price
 
     try:
-        found = calc_price(Usage(), model, genai_request_timestamp=at)
+        calculation = calc_price(Usage(), model, genai_request_timestamp=at)
     except LookupError:
         return None
-    price = found.model_price
+    price = calculation.model_price
     cost = _per_token(price.input_mtok)
     if not cost or price.output_mtok is None:
         return None  # free, or not billed by tokens
@@ -182,31 +189,37 @@ def find_prices(model: str | None, at: datetime | None = None) -> Prices | None:
         write_1h=_per_token(price.cache_write_1h_mtok, write),
         read=_per_token(price.cache_read_mtok, cost),
         output=_per_token(price.output_mtok),
-        ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES),
+        ttl_seconds=TTL_SECONDS.get(calculation.provider.id, FIVE_MINUTES),
         cliffs=_cliffs(price),
     )
 
 
 def usage_dollars(prices: Prices, usage: Mapping[str, int]) -> float:
-    """Return the price of one request with this *usage*, in the form of the Messages API."""
-    fresh = usage.get("input_tokens") or 0
-    written = usage.get("cache_creation_input_tokens") or 0
-    read = usage.get("cache_read_input_tokens") or 0
-    cliff = prices.cliff(fresh + written + read)
-    paid = fresh * prices.input + written * prices.cache_write + read * prices.read
-    answer = (usage.get("output_tokens") or 0) * prices.output
-    return paid * cliff.prompt + answer * cliff.output
+    """Return the price in dollars of one request; *usage* has the form of the Messages API."""
+    uncached_tokens = usage.get("input_tokens") or 0
+    write_tokens = usage.get("cache_creation_input_tokens") or 0
+    read_tokens = usage.get("cache_read_input_tokens") or 0
+    output_tokens = usage.get("output_tokens") or 0
+    prompt_dollars = (
+        uncached_tokens * prices.input
+        + write_tokens * prices.cache_write
+        + read_tokens * prices.read
+    )
+    output_dollars = output_tokens * prices.output
+    cliff = prices.cliff(uncached_tokens + write_tokens + read_tokens)
+    return prompt_dollars * cliff.prompt + output_dollars * cliff.output
 
 
-def _per_token(listed: Decimal | TieredPrices | None, otherwise: float = 0.0) -> float:
-    if listed is None:
-        return otherwise
-    base = listed if isinstance(listed, Decimal) else listed.base
+def _per_token(price: Decimal | TieredPrices | None, default: float = 0.0) -> float:
+    """Return a listed *price* (per million tokens) per token, without its tiers."""
+    if price is None:
+        return default
+    base = price if isinstance(price, Decimal) else price.base
     return float(base / MILLION)
 
 
 def _cliffs(price: ModelPrice) -> tuple[Cliff, ...]:
-    """The tiers of *price*; the prices of the cache follow that of the input."""
+    """Return the tiers of *price*; cache prices are multiplied like the input price."""
     prompt_factors = _tier_factors(price.input_mtok)
     output_factors = _tier_factors(price.output_mtok)
     return tuple(
@@ -215,10 +228,11 @@ def _cliffs(price: ModelPrice) -> tuple[Cliff, ...]:
     )
 
 
-def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
-    if listed is None or isinstance(listed, Decimal) or not listed.base:
+def _tier_factors(price: Decimal | TieredPrices | None) -> dict[int, float]:
+    """Return start of a tier → factor of the base price; empty without tiers."""
+    if price is None or isinstance(price, Decimal) or not price.base:
         return {}
-    return {tier.start: float(tier.price / listed.base) for tier in listed.tiers}
+    return {tier.start: float(tier.price / price.base) for tier in price.tiers}
 
 
 # The cost of a rewrite ----------------------------------------------------------------------------
@@ -226,11 +240,11 @@ def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class RewriteCost:
-    """What changing the context does to the bill: billed tokens, and money in the prices' unit.
+    """Cost and saving of a changed context: billed tokens, and money in the unit of the prices.
 
-    Cached tokens that stay in the context after what changed are written to the cache again, which
-    costs *burnt* at this call. The *freed_tokens* are not sent any more, which saves
-    *saved_per_call* at each later one.
+    Cached tokens that stay in the context after the first change are written to the cache again;
+    this costs *burnt*, once, at this call. *freed_tokens* are no longer sent, which saves
+    *saved_per_call* at each later call.
     """
 
     freed_tokens: float
@@ -248,19 +262,20 @@ def rewrite_cost(
     overhead: int = 0,
     factor: float = 1.0,
 ) -> RewriteCost:
-    """What it costs and saves to send the second context instead of the first.
+    """Return the cost and the saving of sending the second context instead of the first.
 
-    Each context is given by the tokens of its first 0, 1, 2 … messages; they differ from message
-    *first_changed* on, and *overhead* tokens of system prompt and tools precede both. The first
-    *sent* messages of the first context were part of the last request and are in the provider's
-    cache (0: the cache has expired). *factor* is billed tokens per token of the sums.
+    *before_sums* and *after_sums* have the tokens of the first 0, 1, 2 … messages of each context.
+    The contexts differ from message *first_changed* on; *overhead* tokens of system prompt and
+    tools precede both. The first *sent* messages of the first context were part of the last request
+    and are in the provider's cache (0: the cache has expired). *factor* is the number of billed
+    tokens per token of the sums.
     """
     last_before = len(before_sums) - 1
     last_after = len(after_sums) - 1
     first = min(first_changed, last_before, last_after)
     # The messages that were never sent are the last ones of both contexts.
-    known = max(first, last_after - max(0, last_before - sent))
-    rewritten = after_sums[known] - after_sums[first]
+    first_unsent = max(first, last_after - max(0, last_before - sent))
+    rewritten_tokens = after_sums[first_unsent] - after_sums[first]
     before = before_sums[-1]
     after = after_sums[-1]
     prompt_before = before + overhead
@@ -269,10 +284,10 @@ def rewrite_cost(
     weighted_after = prompt_after * prices.cliff(factor * prompt_after).prompt
     return RewriteCost(
         freed_tokens=factor * (before - after),
-        burnt=factor * rewritten * (prices.cache_write - prices.read),
+        burnt=factor * rewritten_tokens * (prices.cache_write - prices.read),
         saved_per_call=factor * prices.read * (weighted_before - weighted_after),
     )
 
 
 PRICES = instance_of(Prices, f"prices such as prices_of({EXAMPLE_MODEL!r})")
-"""What an argument that takes prices must be."""
+"""Check of an argument that takes prices."""

@@ -1,4 +1,7 @@
-"""One table: how each provider says that a prompt is too long, and what only looks like it."""
+"""Table of the errors with which providers refuse a prompt that is too long.
+
+It also has errors that look similar and mean something else.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,29 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import product
 
-MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
-MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
-LEAST_WINDOW = 500  # tokens; a smaller number was misread
-FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
+MAX_TEXT = 4096  # searched characters of an answer; a refusal has its reason at the beginning
+MAX_CAUSES = 5  # frameworks raise their own errors from the SDK's
+MIN_WINDOW_TOKENS = 500  # a smaller number is not a window
+FAR_BELOW = 0.5  # of the trigger: no API refuses so short a context as too long
 LEAST_SHARE = 0.5  # of the window; a shorter prompt is refused because of the answer's length
 
 REFUSING = frozenset({400, 413, 422, 500})
-"""HTTP statuses of a refused prompt; any other means something else, whatever the text says."""
+"""HTTP statuses of a refused prompt; an error with another status is never one."""
 TOO_LARGE = 413
-_STATUSES = ("status_code", "http_status", "code", "status")  # where an SDK keeps it
-_NUMBERS = ("tokens", "window", "answer", "total")  # that a pattern may name
+_STATUSES = ("status_code", "http_status", "code", "status")  # attributes of SDK errors
+_NUMBERS = ("tokens", "window", "answer", "total")  # groups of a pattern
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What an answer says that calls a prompt too long.
+    """Refusal of a prompt that is too long, with the numbers in the provider's error.
 
-    *tokens* is the prompt's length as *provider* counts it, *window* the model's, *answer_tokens*
-    what the request reserved for the answer; None and 0 where the answer does not name them. It
-    *has_code* where a code says that the prompt is too long, and not a sentence alone. With
-    *is_media* the request may have too many bytes, images or pages instead of tokens.
+    *tokens* is the length of the prompt as counted by *provider*, *window* the context window of
+    the model, *answer_tokens* the number of tokens that the request reserves for the answer. A
+    number that is not in the error is None, or 0 for *answer_tokens*.
+
+    *has_code* is True if the error has a code for this reason, not only a sentence. With *is_media*
+    the request may have too many bytes, images or pages instead of tokens.
     """
 
     provider: str
@@ -42,23 +47,24 @@ class Refusal:
 
     @property
     def limit(self) -> int | None:
-        """How many tokens a prompt may have; None where the answer does not name it."""
+        """Maximum number of tokens of a prompt; None if the error does not have it."""
         if self.window is None:
             return None
         return self.window - self.answer_tokens
 
     @property
     def has_numbers(self) -> bool:
-        """Whether the answer says how long the prompt is and how long it may be."""
+        """True if the error has the length of the prompt and of the window."""
         return self.tokens is not None and self.window is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What *provider* answers: *pattern* finds it in the text or among the names of an error.
+class RefusalPattern:
+    """Row of the table: a *pattern* for the text and the names of an error of *provider*.
 
-    Where *is_refusal* is False, the text only looks as if a prompt was too long. Where *is_code*,
-    the pattern is a word that means nothing else; *is_media* is that of a `Refusal`.
+    *is_refusal* is False for errors that only look like a refusal of a long prompt. *is_code* is
+    True if the pattern is an error code that means nothing else. *is_media* is the same as in
+    `Refusal`. *example* is an error that matches.
     """
 
     provider: str
@@ -69,26 +75,26 @@ class Row:
     is_media: bool = False
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[RefusalPattern]:
     table = tomllib.loads((files(__package__) / "refusals.toml").read_text("utf-8"))
     numbers = {name: rf"(?P<{name}>\d[\d,]{{0,14}})" for name in _NUMBERS}
     for row in table["rows"]:
         pattern = "".join(row.pop("pattern"))
         for name, group in {"field": "".join(table["field"]), **numbers}.items():
             pattern = pattern.replace("{" + name + "}", group)
-        yield Row(
+        yield RefusalPattern(
             pattern=re.compile(pattern, re.IGNORECASE), example="".join(row.pop("example")), **row
         )
 
 
-ROWS: tuple[Row, ...] = tuple(_rows())
-"""The rows of refusals.toml; the first that matches decides."""
+ROWS: tuple[RefusalPattern, ...] = tuple(_rows())
+"""Rows of refusals.toml; the first one that matches decides."""
 
 
 def as_refusal(error: BaseException | None) -> Refusal | None:
-    """What *error* of any SDK says of a prompt that is too long; None if it means something else.
+    """Return the refusal that *error* of any SDK reports, or None if it means something else.
 
-    Its text, its type's name, its codes, and those of its causes are searched.
+    Searches the text of the error, the name of its type, its codes, and the same of its causes.
     """
     for part in _causes(error):
         text = "\n".join(_texts(part))
@@ -99,7 +105,10 @@ def as_refusal(error: BaseException | None) -> Refusal | None:
 
 
 def read_refusal(status: int | None, text: str) -> Refusal | None:
-    """The same for an answer with this *text* and this HTTP *status*, None where it has none."""
+    """Return the refusal in an answer with this *text*, or None if it means something else.
+
+    *status* is the HTTP status, None if unknown.
+    """
     if status is not None and status >= 400 and status not in REFUSING:
         return None
     text = text[:MAX_TEXT]
@@ -118,32 +127,36 @@ def read_refusal(status: int | None, text: str) -> Refusal | None:
     return Refusal("a gateway", is_media=True) if status == TOO_LARGE else None
 
 
-def _refusal(provider: str, named: Mapping[str, str | None]) -> Refusal | None:
-    """The refusal with the *named* numbers; None when they show that the prompt is not too long."""
+def _refusal(provider: str, number_texts: Mapping[str, str | None]) -> Refusal | None:
+    """Return the refusal with the numbers of a match, or None if the prompt is not too long.
+
+    *number_texts* are the groups of the pattern, such as ``{"tokens": "200,251"}``.
+    """
     numbers: dict[str, int] = {}
-    for name, text in named.items():
+    for name, text in number_texts.items():
         if text:
             numbers[name] = int(text.replace(",", ""))
     tokens = numbers.get("tokens")
     window = numbers.get("window")
     answer = numbers.get("answer", 0)
     if answer and "total" in numbers:
-        tokens = numbers["total"] - answer  # includes tools and pictures
-    if window is None or window < LEAST_WINDOW:
+        tokens = numbers["total"] - answer  # the total includes tools and pictures
+    if window is None or window < MIN_WINDOW_TOKENS:
         return Refusal(provider, tokens)
     if tokens is not None:
         is_short = tokens < LEAST_SHARE * window
         if is_short or tokens + answer <= window:
             return None
-    if window - answer < LEAST_WINDOW:
+    if window - answer < MIN_WINDOW_TOKENS:
         return Refusal(provider, tokens)
     return Refusal(provider, tokens, window, answer)
 
 
-# What an error shows ------------------------------------------------------------------------------
+# Contents of an error -----------------------------------------------------------------------------
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield *error* and its causes, at most MAX_CAUSES errors."""
     for _ in range(MAX_CAUSES):
         if error is None:
             return
@@ -152,11 +165,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def status_of(error: object) -> int | None:
-    """The HTTP status of *error*, wherever its provider's SDK keeps it."""
+    """Return the HTTP status of *error* of any SDK, or None if it has none."""
     response = getattr(error, "response", None)
     for holder, name in product((error, response), _STATUSES):
         value = getattr(holder, name, None)
-        if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
+        if isinstance(value, int) and 100 <= value < 600:  # else a provider's own error number
             return value
     match response:
         case {"ResponseMetadata": {"HTTPStatusCode": int(status)}}:  # boto3
@@ -165,11 +178,11 @@ def status_of(error: object) -> int | None:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """The names and texts of *error*, each no longer than what is searched."""
+    """Yield the names and texts of *error*, each with at most MAX_TEXT characters."""
     for kind in type(error).__mro__:
         if kind not in (Exception, BaseException, object):
             yield kind.__name__
-    with suppress(Exception):  # somebody else's error may fail even here
+    with suppress(Exception):  # str() of a foreign error may raise
         yield str(error)[:MAX_TEXT]
     for name in ("code", "type", "message"):
         value = getattr(error, name, None)
@@ -183,7 +196,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 
 def _body_texts(body: object, depth: int = 0) -> Iterator[str]:
-    """The first few texts in the answer's *body*, where the SDK has kept it."""
+    """Yield the texts in the answer's *body*, to a depth of a few levels."""
     if isinstance(body, str):
         yield body[:MAX_TEXT]
     elif isinstance(body, Mapping) and depth < 4:

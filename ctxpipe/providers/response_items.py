@@ -1,10 +1,11 @@
-"""Table of the item types that OpenAI's responses API, or the model behind it, writes.
+"""Table of the item types that OpenAI's responses API, or its model, writes.
 
-It serves histories whose replies ctxpipe has not seen: items of these types are part of a reply,
-items of any other type were written by the client. Source: the unions ``ResponseOutputItem`` and
-``BetaResponseOutputItem`` of the openai package 3.57.0, which are generated from OpenAI's
-specification. Both unions also list types that only clients write, such as ``additional_tools``,
-since the same union describes stored conversations; those types are left out here.
+It is needed for histories with replies that ctxpipe has not received: items of these types are part
+of a reply, items of any other type were written by the client. Source: the unions
+``ResponseOutputItem`` and ``BetaResponseOutputItem`` of the openai package 3.57.0, which are
+generated from OpenAI's specification. Both unions also list types that only clients write, such as
+``additional_tools``, since the same union describes stored conversations; those types are left out
+here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SERVER_ITEMS = frozenset(
         "web_search_call",
     }
 )
-"""Types of items that the server writes, beside messages and the calls that clients answer.
+"""Types of items that the server writes, except messages and the calls that clients answer.
 
 An ``item_reference`` names an item that the server has stored, in most cases part of a reply.
 """

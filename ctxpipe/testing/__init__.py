@@ -10,7 +10,7 @@ The real SDK talks to it, without network, key or mock:
 
 Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
 
-And the contract of a storage, for one of your own: `storage_conformance`.
+`storage_conformance` checks a storage of your own against the contract.
 """
 
 from .billing import Usage

@@ -1,4 +1,4 @@
-"""The usage of a request: tokens of its prompt, and the part that is in the prompt cache."""
+"""Usage of a request: the tokens of its prompt, and how many of them the prompt cache has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ..providers.prices import FIVE_MINUTES
 from ..tokens import TokenCounter
 from .rules import Model
 
-STEP = 128  # documented: OpenAI caches a prompt in steps of so many tokens
+CACHE_STEP_TOKENS = 128  # documented: OpenAI rounds a cached prefix down to this multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The billed tokens of a prompt: read from the cache, written to it, and neither.
+    """Billed tokens of a prompt: read from the cache, written to it, and neither.
 
-    *written_for_hour* are those of the written ones that are kept for an hour.
+    *cache_creation_input_tokens* counts all written tokens, *written_for_hour* those of them that
+    the cache keeps for an hour.
     """
 
     input_tokens: int
@@ -32,12 +33,12 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """The tokens of the whole prompt."""
-        cached = self.cache_creation_input_tokens + self.cache_read_input_tokens
-        return self.input_tokens + cached
+        """Tokens of the whole prompt."""
+        cached_tokens = self.cache_creation_input_tokens + self.cache_read_input_tokens
+        return self.input_tokens + cached_tokens
 
     def as_dict(self, output_tokens: int) -> dict[str, object]:
-        """The ``usage`` of an answer of so many *output_tokens*, as the API writes it."""
+        """Return the ``usage`` of an answer with *output_tokens*, in the API's form."""
         written = self.cache_creation_input_tokens
         return {
             "input_tokens": self.input_tokens,
@@ -53,10 +54,11 @@ class Usage:
 
 
 class BilledPrompt(NamedTuple):
-    """A prompt, counted. *tokens* is what is billed for all of it.
+    """Prompt with its token counts. *tokens* are the billed tokens of the whole prompt.
 
-    *chain* has a key for the blocks up to each, *sums* the raw tokens of the first 0, 1, 2 … of
-    them; *marks* are those up to which it is long enough to be cached.
+    *chain* has one hash per block, of all blocks up to that one. *sums* has the raw tokens of the
+    first 0, 1, 2 … blocks. *marks* are the cache marks before which the prompt is long enough to
+    be cached.
     """
 
     chain: Sequence[int]
@@ -67,10 +69,10 @@ class BilledPrompt(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """Counts prompts and keeps the prompt cache. *clock* gives seconds.
+    """Token counter with a simulated prompt cache. *clock* returns seconds.
 
-    A request reads what is in the cache when it comes in (`find`), and what it writes is there for
-    others once its answer begins (`charge`).
+    A request reads from the cache when it arrives (`find`). Other requests can read what it writes
+    once its answer begins (`charge`).
     """
 
     model: Model
@@ -81,11 +83,13 @@ class Meter:
     def read(self, body: JsonObject, betas: str = "") -> BilledPrompt:
         """Count the prompt of *body*, a request for a message.
 
-        *betas* is the header that switches on what is not released yet.
+        *betas* is the header that enables features which are not released yet.
         """
         options = {**body, "extra_headers": {BETA_HEADER: betas}}
-        sent = SentRequest(body["messages"], 0.0, body.get("system"), body.get("tools"), options)
-        prompt = as_prompt(sent, self.counter, exactly=True)
+        sent_request = SentRequest(
+            body["messages"], 0.0, body.get("system"), body.get("tools"), options
+        )
+        prompt = as_prompt(sent_request, self.counter, exactly=True)
         sums = prompt.sums
         marks = [
             mark
@@ -97,9 +101,10 @@ class Meter:
     def read_items(self, body: JsonObject, key: str) -> BilledPrompt:
         """Count the prompt of *body*, a request to OpenAI with its items at *key*.
 
-        Its longest beginning is found without marks, and kept for as long as the meter is.
+        OpenAI caches the longest prefix without marks. Here it never expires.
         """
-        chain, sums = [hash(body.get("model"))], [0]
+        chain = [hash(body.get("model"))]
+        sums = [0]
         for part in _parts(body, key):
             chain.append(hash((chain[-1], json.dumps(part, sort_keys=True))))
             sums.append(sums[-1] + self.counter.block({"type": "unknown", **part}))
@@ -107,49 +112,60 @@ class Meter:
         return BilledPrompt(chain[1:], sums, marks, self.bill(sums[-1]))
 
     def bill(self, raw_tokens: int) -> int:
-        """The billed tokens for *raw_tokens*."""
+        """Return the billed tokens for *raw_tokens* of ctxpipe's counter, rounded up."""
         return math.ceil(raw_tokens * self.model.billing_factor)
 
     def output_tokens(self, blocks: Sequence[JsonObject]) -> int:
-        """Billed tokens of an answer."""
-        return self.bill(sum(map(self.counter.block, blocks)))
+        """Return the billed tokens of an answer that consists of *blocks*."""
+        return self.bill(sum(self.counter.block(block) for block in blocks))
 
     def find(self, prompt: BilledPrompt) -> int:
-        """The place of the last block of *prompt* that is read from the cache now; -1: of none."""
+        """Return the index of the last block of *prompt* that is now in the cache, -1 for none."""
         return self._cache.find(prompt.chain, prompt.marks, self.clock())
 
-    def charge(self, prompt: BilledPrompt, read: int) -> Usage:
-        """Bill the prompt, of which the cache has the blocks up to *read*, and write what its marks
-        say.
+    def charge(self, prompt: BilledPrompt, last_cached_block: int) -> Usage:
+        """Return the usage of *prompt*, and write it to the cache up to its marks.
+
+        *last_cached_block* is the result of `find` for this prompt.
         """
-        marks, sums = prompt.marks, prompt.sums
+        marks = prompt.marks
+        sums = prompt.sums
         if not marks:
             return Usage(prompt.tokens)
-        self._cache.keep(prompt.chain, marks, read, self.clock())
-        hours = [mark.place for mark in marks if mark.seconds > FIVE_MINUTES]
-        ends = (read, max(hours, default=-1), marks[-1].place)
-        read_tokens, for_hour, cached = [self.bill(sums[place + 1]) for place in ends]
+        self._cache.keep(prompt.chain, marks, last_cached_block, self.clock())
+        hour_blocks = [mark.place for mark in marks if mark.seconds > FIVE_MINUTES]
+        last_hour_block = max(hour_blocks, default=-1)
+        read_tokens = self.bill(sums[last_cached_block + 1])
+        tokens_for_hour = self.bill(sums[last_hour_block + 1])
+        cached_tokens = self.bill(sums[marks[-1].place + 1])
         return Usage(
-            prompt.tokens - cached,
-            cached - read_tokens,
-            read_tokens,
-            max(0, for_hour - read_tokens),
+            input_tokens=prompt.tokens - cached_tokens,
+            cache_creation_input_tokens=cached_tokens - read_tokens,
+            cache_read_input_tokens=read_tokens,
+            written_for_hour=max(0, tokens_for_hour - read_tokens),
         )
 
-    def charge_items(self, prompt: BilledPrompt, read: int) -> Usage:
-        """Bill the *prompt* of `read_items` as OpenAI does, of which the cache has up to *read*."""
-        cached = self.charge(prompt, read).cache_read_input_tokens
-        cached -= cached % STEP
-        if cached < self.model.min_cached_tokens:
-            cached = 0
-        return Usage(prompt.tokens - cached, 0, cached)
+    def charge_items(self, prompt: BilledPrompt, last_cached_block: int) -> Usage:
+        """Return OpenAI's usage of a *prompt* of `read_items`, and write it to the cache.
+
+        *last_cached_block* is the result of `find` for this prompt.
+        """
+        cached_tokens = self.charge(prompt, last_cached_block).cache_read_input_tokens
+        cached_tokens -= cached_tokens % CACHE_STEP_TOKENS
+        if cached_tokens < self.model.min_cached_tokens:
+            cached_tokens = 0
+        return Usage(
+            input_tokens=prompt.tokens - cached_tokens,
+            cache_creation_input_tokens=0,
+            cache_read_input_tokens=cached_tokens,
+        )
 
 
 def _parts(body: JsonObject, key: str) -> Iterator[JsonObject]:
-    """The parts of the prompt in the order in which they are cached."""
+    """Yield the parts of the prompt in the order in which they are cached."""
     yield from body.get("tools") or []
     if body.get("instructions"):
         yield {"instructions": body["instructions"]}
     for item in body[key]:
-        # Ids and states are no text that a model reads.
+        # The model does not read ids and states.
         yield {name: value for name, value in item.items() if name not in ("id", "status")}

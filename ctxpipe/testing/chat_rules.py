@@ -1,7 +1,7 @@
-"""The rules of OpenAI's chat completions, with their error messages as far as they are known.
+"""Rules of OpenAI's chat completions, with the API's error messages where known.
 
-Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
-neither mentions is accepted, above all keys and parts that are not named here.
+Written, like `rules`, from documented and observed behaviour, independently of the rest of ctxpipe.
+Everything else is accepted, above all keys and parts that have no rule here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .turns import Problems
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 MAX_CALL_ID = 40
 ARGUMENTS = {"function": "arguments", "custom": "input"}
-"""The field in which a call of each type has its arguments."""
+"""Type of a call → its field with the arguments."""
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# Documented: the parts that the content of each role may hold.
+# Documented: the parts that the content of each role may have.
 PARTS: Mapping[str, frozenset[str]] = {
     "system": frozenset({"text"}),
     "developer": frozenset({"text"}),
@@ -29,16 +29,16 @@ PARTS: Mapping[str, frozenset[str]] = {
 
 
 def chat_problems(body: JsonObject) -> list[str]:
-    """Everything that ``/v1/chat/completions`` would refuse in *body*; empty when it is valid."""
+    """Return the errors of ``/v1/chat/completions`` for the request *body*; empty if valid."""
     messages = body.get("messages")
-    found = list(_fields(body))
-    if found or not isinstance(messages, list):
-        return found
+    error_texts = list(_fields(body))
+    if error_texts or not isinstance(messages, list):
+        return error_texts
     for index, message in enumerate(messages):
-        found += _message(f"messages[{index}]", message)
-    if not found:
-        found += _pairs(messages)
-    return found
+        error_texts += _message(f"messages[{index}]", message)
+    if not error_texts:
+        error_texts += _pairs(messages)
+    return error_texts
 
 
 def _fields(body: JsonObject) -> Problems:
@@ -72,8 +72,9 @@ def _message(where: str, message: Any) -> Problems:
 def _content(where: str, role: str, message: JsonObject) -> Problems:
     content = message.get("content")
     if content is None:
-        says_otherwise = any(message.get(n) for n in ("tool_calls", "function_call", "refusal"))
-        if not (role == "assistant" and says_otherwise):
+        alternatives = ("tool_calls", "function_call", "refusal")
+        has_alternative = any(message.get(name) for name in alternatives)
+        if not (role == "assistant" and has_alternative):
             yield "Invalid value for 'content': expected a string, got null."
     elif isinstance(content, list):
         if not content:
@@ -101,9 +102,9 @@ def _call(where: str, call: JsonObject) -> Problems:
     if kind not in ARGUMENTS:
         yield f"Invalid value: '{kind}'. Supported values are: 'function' and 'custom'."
         return
-    called: JsonObject = call.get(kind) or {}
-    yield from missing_texts(f"{where}.{kind}", called, "name", ARGUMENTS[kind])
-    if not _TOOL_NAME.fullmatch(called.get("name", "")):
+    function: JsonObject = call.get(kind) or {}
+    yield from missing_texts(f"{where}.{kind}", function, "name", ARGUMENTS[kind])
+    if not _TOOL_NAME.fullmatch(function.get("name", "")):
         yield (
             f"Invalid '{where}.{kind}.name': string does not match pattern. Expected a string "
             "that matches the pattern '^[a-zA-Z0-9_-]+$'."
@@ -111,32 +112,35 @@ def _call(where: str, call: JsonObject) -> Problems:
 
 
 def _pairs(messages: Sequence[JsonObject]) -> Problems:
-    """Observed: each call is answered once, before anything else is said."""
-    answered: dict[str, bool] = {}  # by the id of each call of the last message that has called
+    """Yield errors of calls and their answers. Observed.
+
+    Each call is answered once, before any other message.
+    """
+    answer_states: dict[str, bool] = {}  # call id of the last assistant message → True if answered
     for index, message in enumerate([*messages, {"role": "the end"}]):
         if message["role"] == "tool":
             call = message["tool_call_id"]
-            if not answered:
+            if not answer_states:
                 yield (
                     "Invalid parameter: messages with role 'tool' must be a response to a "
                     f"preceeding message with 'tool_calls'. (messages[{index}])"
                 )
-            elif call not in answered:
+            elif call not in answer_states:
                 yield (
                     f"Invalid parameter: 'tool_call_id' of '{call}' not found in 'tool_calls' of "
                     "previous message."
                 )
             else:
-                answered[call] = True
+                answer_states[call] = True
             continue
-        waiting = [call for call, is_answered in answered.items() if not is_answered]
+        waiting = [call for call, is_answered in answer_states.items() if not is_answered]
         if waiting:
             yield (
                 "An assistant message with 'tool_calls' must be followed by tool messages "
                 "responding to each 'tool_call_id'. The following tool_call_ids did not have "
                 f"response messages: {', '.join(waiting)}"
             )
-        answered = {call["id"]: False for call in message.get("tool_calls") or ()}
+        answer_states = {call["id"]: False for call in message.get("tool_calls") or ()}
 
 
 def _short(where: str) -> str:
@@ -146,43 +150,43 @@ def _short(where: str) -> str:
     )
 
 
-# What both APIs say -------------------------------------------------------------------------------
+# Errors of both APIs ------------------------------------------------------------------------------
 
 
-def part_problems(where: str, part: Any, allowed: Collection[str] | None) -> Problems:
-    """The errors of a *part* of a content, of which *allowed* are the types; None: all are."""
+def part_problems(where: str, part: Any, allowed_types: Collection[str] | None) -> Problems:
+    """Yield the errors of one *part* of a content; *allowed_types* None allows every type."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict):
         yield wrong_type(where, "an object", part)
-    elif allowed is not None and kind not in allowed:
-        supported = ", ".join(map(repr, sorted(allowed)))
-        yield f"Invalid value: '{kind}'. Supported values are: {supported}."
+    elif allowed_types is not None and kind not in allowed_types:
+        type_names = ", ".join(repr(name) for name in sorted(allowed_types))
+        yield f"Invalid value: '{kind}'. Supported values are: {type_names}."
     elif str(kind).endswith("text") and not isinstance(part.get("text"), str):
         yield wrong_type(f"{where}.text", "a string", part.get("text"))
 
 
 def role_problem(role: object, roles: Sequence[str]) -> str:
-    """The error for a *role* that is none of *roles*."""
-    supported = ", ".join(map(repr, roles[:-1]))
-    return f"Invalid value: '{role}'. Supported values are: {supported}, and {roles[-1]!r}."
+    """Return the error for a *role* that is not one of *roles*."""
+    type_names = ", ".join(repr(name) for name in roles[:-1])
+    return f"Invalid value: '{role}'. Supported values are: {type_names}, and {roles[-1]!r}."
 
 
 def missing_texts(where: str, holder: JsonObject, *names: str) -> Problems:
-    """The error for each of the fields *names* in which *holder* has no text."""
+    """Yield an error for each field of *names* in which *holder* has no text."""
     for name in names:
         if not isinstance(holder.get(name), str):
             yield f"Missing required parameter: '{where}.{name}'."
 
 
-def too_long(where: str, text: object, most: int) -> Problems:
-    """The error for a *text* of more than *most* characters."""
-    if isinstance(text, str) and len(text) > most:
+def too_long(where: str, text: object, max_chars: int) -> Problems:
+    """Yield an error if *text* has more than *max_chars* characters."""
+    if isinstance(text, str) and len(text) > max_chars:
         yield (
-            f"Invalid '{where}': string too long. Expected a string with maximum length {most}, "
-            f"but got a string with length {len(text)} instead."
+            f"Invalid '{where}': string too long. Expected a string with maximum length "
+            f"{max_chars}, but got a string with length {len(text)} instead."
         )
 
 
-def wrong_type(where: str, expected: str, value: object) -> str:
-    """The error for a *value* of another type than is *expected*."""
-    return f"Invalid type for '{where}': expected {expected}, but got {type(value).__name__}."
+def wrong_type(where: str, expected_type: str, value: object) -> str:
+    """Return the error for a *value* that is not of the *expected_type*."""
+    return f"Invalid type for '{where}': expected {expected_type}, but got {type(value).__name__}."

@@ -1,4 +1,4 @@
-"""The contract of a storage, by the protocols that it implements."""
+"""Contract of a storage, by the protocols that the storage implements."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ def storage_conformance(
     redacting: Redacting | None = None,
     failing: Failing | None = None,
 ) -> list[StorageCheck]:
-    """The contract of a storage, one check for each sentence; a check is an async function.
+    """Return the contract of a storage: one check per sentence, each an async function.
 
-    ``factory(place)`` gives a storage, or an awaitable of one, on the place of that name, which is
-    a word: storages with one place share all, as those of two processes do, and a new place is
-    empty. What is given is closed with its ``aclose``, if it has one. *protocols* are those it
-    implements, *extras* which of "add_notes", "delete", "lease", "missing" and "sessions" it has
-    besides.
+    ``factory(place)`` returns a storage, or an awaitable of one, on the place of that name (a
+    word). Storages on one place share everything, like those of two processes; a new place is
+    empty. Each storage is closed with its ``aclose``, if it has one. *protocols* are the protocols
+    that the storage implements, *extras* the optional methods that it has: any of "add_notes",
+    "delete", "lease", "missing" and "sessions".
 
-    ``redacting(place, redact)`` gives a storage that hides secrets. ``failing(place, operations)``
-    is an async context manager that gives one whose backend works for so many operations and then
-    fails. Without them the contract is checked without those sentences.
+    ``redacting(place, redact)`` returns a storage that hides secrets. ``failing(place,
+    operations)`` returns an async context manager with a storage whose backend works for this
+    number of operations and then fails. Without them, the checks of secrets or of failures are
+    left out.
 
     Raises SettingsError for an unknown protocol or extra.
     """
     CALLABLE.check("factory", factory)
     for protocol in protocols:
         if protocol not in PROTOCOLS:
-            known = ", ".join(known.__name__ for known in PROTOCOLS)
-            raise SettingsError(f"protocols holds {protocol!r}; give some of {known}")
+            protocol_names = ", ".join(one.__name__ for one in PROTOCOLS)
+            raise SettingsError(f"protocols holds {protocol!r}; give some of {protocol_names}")
     for extra in extras:
         if extra not in EXTRAS:
             raise SettingsError(f"extras holds {extra!r}; give some of {', '.join(EXTRAS)}")

@@ -1,4 +1,4 @@
-"""The contract for backends that fail, for secrets, and for texts that are gone."""
+"""Contract for backends that fail, for secrets, and for missing texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .storage import (
     text_or_none,
 )
 
-MOST_OPERATIONS = 200
+MAX_OPERATIONS = 200
 TEXT = "0123456789漢\n" * 3_000
 KEY = 'sk-"12345678'
 
@@ -32,11 +32,11 @@ Act: TypeAlias = Callable[[Any, int], Awaitable[object]]
 
 
 async def fail_everywhere(place: StoragePlace, act: Act) -> AsyncIterator[tuple[int, bool]]:
-    """Do *act* with a backend that fails at its first operation, its second, until it succeeds.
+    """Run *act* with a backend that fails at its first operation, its second, until it succeeds.
 
-    Each time the number of operations, and whether it was done.
+    Yields for each attempt the number of operations that worked, and True if *act* succeeded.
     """
-    for operations in range(MOST_OPERATIONS):
+    for operations in range(MAX_OPERATIONS):
         is_done = False
         async with place.failing(place.name, operations) as storage:
             with suppress(StorageError):
@@ -46,7 +46,7 @@ async def fail_everywhere(place: StoragePlace, act: Act) -> AsyncIterator[tuple[
         if is_done:
             expect(operations > 0, "a backend that fails at once fails the call")
             return
-    expect(False, f"{MOST_OPERATIONS} operations are enough")
+    expect(False, f"{MAX_OPERATIONS} operations are enough")
 
 
 async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, healthy: Any) -> None:
@@ -59,8 +59,11 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, he
     async for number, is_done in fail_everywhere(place, write):
         texts = batch(number)
         for key, text in texts.items():
-            found = await text_or_none(healthy, key)
-            expect(found == text or (found is None and not is_done), "a text is whole or absent")
+            stored_text = await text_or_none(healthy, key)
+            expect(
+                stored_text == text or (stored_text is None and not is_done),
+                "a text is whole or absent",
+            )
         locations = await healthy.write(list(texts.items()))
         await expect_texts(healthy, locations, texts.values(), "the next write succeeds")
 
@@ -95,7 +98,7 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
     place: StoragePlace, healthy: Any
 ) -> None:
     async def append(storage: Any, number: int) -> None:
-        # A session of its own each time: to read a journal may take an operation for each entry.
+        # A new session each time, since reading a journal may take one operation per entry.
         await healthy.append(f"s{number}", 0, "the first")
         await storage.entries(f"s{number}")
         await storage.append(f"s{number}", 1, f"{number} {TEXT!r}")
@@ -104,7 +107,7 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
         session = f"s{number}"
         entries = await entries_of(healthy, session)
         times = entries.count(f"{number} {TEXT!r}")
-        expect(is_done <= times <= 1, "an entry is there once, or not")
+        expect(is_done <= times <= 1, "an entry is there once, or absent")
         expect(
             await healthy.append(session, len(entries), f"after {number}"), "the next is written"
         )
@@ -117,24 +120,24 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
 
 
 def hide(text: str) -> str:
-    """*text* without the secret."""
+    """Return *text* with the secret replaced."""
     return text.replace(KEY, "[key]")
 
 
 def refuse(text: str) -> str:
-    """Fail, as a broken rule does."""
+    """Raise ValueError, like a redaction rule with a defect."""
     raise ValueError(text)
 
 
 def is_hidden_in(text: str) -> bool:
-    """Whether *text* has, instead of the secret, what hides it."""
+    """Return True if *text* has the replacement instead of the secret."""
     return "12345678" not in text and "[key]" in text
 
 
-async def a_secret_is_hidden_in_whatever_is_written(place: StoragePlace) -> None:
+async def a_secret_is_hidden_in_everything_that_is_written(place: StoragePlace) -> None:
     storage = await place.redacting_storage(hide)
     talk = [{"role": "user", "content": f"the key is {KEY}"}]
-    expect(storage.redact is not None, "the storage says how it hides secrets")
+    expect(storage.redact is not None, "the storage has its redaction rule")
     if isinstance(storage, TextWriter) and isinstance(storage, TextReader):
         texts = [("s/a.md", KEY), ("s/b.md", json.dumps({"key": f"漢{KEY}"}))]
         for location in await storage.write(texts):
@@ -151,21 +154,27 @@ async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> 
     storage = await place.redacting_storage(refuse)
     healthy = await place.storage()
     if isinstance(storage, TextWriter):
-        await expect_error(storage.write([("s/a.md", KEY)]), "a rule that fails fails the write")
+        await expect_error(storage.write([("s/a.md", KEY)]), "an error of the rule fails the write")
         expect(await text_or_none(healthy, "s/a.md") is None, "no text is written")
     if isinstance(storage, Archive):
-        await expect_error(storage.save("s", "compact", [KEY]), "a rule that fails fails the save")
+        await expect_error(
+            storage.save("s", "compact", [KEY]), "an error of the rule fails the save"
+        )
         expect(list(await healthy.records("s")) == [], "no record is written")
 
 
 # Missing texts ------------------------------------------------------------------------------------
 
 
-async def what_is_missing_is_told(storage: Any) -> None:
-    there = await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")])
-    gone = [storage.location("s/b.md"), storage.location("v/a.md")]
-    expect(sorted(await storage.missing([*there, *gone])) == sorted(gone), "what is gone is told")
-    expect(list(await storage.missing([])) == [], "nothing is missing of nothing")
+async def missing_texts_are_reported(storage: Any) -> None:
+    existing_locations = await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")])
+    missing_locations = [storage.location("s/b.md"), storage.location("v/a.md")]
+    expect(
+        sorted(await storage.missing([*existing_locations, *missing_locations]))
+        == sorted(missing_locations),
+        "missing texts are listed",
+    )
+    expect(list(await storage.missing([])) == [], "without locations nothing is missing")
 
 
 FAILURE_CHECKS: Mapping[type, Sequence[Check]] = {
@@ -175,7 +184,7 @@ FAILURE_CHECKS: Mapping[type, Sequence[Check]] = {
     JournalStorage: (an_append_that_fails_anywhere_leaves_whole_entries,),
 }
 REDACTION_CHECKS = (
-    a_secret_is_hidden_in_whatever_is_written,
+    a_secret_is_hidden_in_everything_that_is_written,
     nothing_is_written_that_the_rule_has_not_seen,
 )
-MISSING_CHECKS = (what_is_missing_is_told,)
+MISSING_CHECKS = (missing_texts_are_reported,)

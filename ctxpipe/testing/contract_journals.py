@@ -1,4 +1,4 @@
-"""The contract of a `JournalStorage`."""
+"""Contract of a `JournalStorage`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def entries_come_back_in_their_order(writer: Any, reader: Any) -> None:
         expect(await entries_of(reader, "s", number) == [entry], "others see it at once")
     for storage in (writer, reader):
         for start in (0, 3, 24, 25, 99):
-            found = await entries_of(storage, "s", start)
-            expect(found == entries[start:], "entries are given from a number on")
+            read_entries = await entries_of(storage, "s", start)
+            expect(read_entries == entries[start:], "entries are returned from a number on")
 
 
 async def an_entry_is_written_once(place: StoragePlace) -> None:
@@ -63,7 +63,7 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
             line = f"{entry} of writer {number}"
             if await journal.append("s", entry, line):
                 wins.append((entry, line))
-            expect(await journal.entries("s", entry), "whoever lost sees the entry that won")
+            expect(await journal.entries("s", entry), "a writer that lost sees the entry that won")
 
     await eight_at_once(write)
     wins.sort()
@@ -90,7 +90,9 @@ async def sessions_share_nothing_whatever_they_are_called(storage: Any) -> None:
 
 async def places_share_no_journal(place: StoragePlace) -> None:
     await (await place.storage()).append("s", 0, "entry")
-    expect(await entries_of(await place.other(), "s") == [], "another place has not got the entry")
+    expect(
+        await entries_of(await place.other(), "s") == [], "another place does not have the entry"
+    )
 
 
 async def a_journal_is_set_aside_once(first: Any, second: Any) -> None:
@@ -104,30 +106,30 @@ async def a_journal_is_set_aside_once(first: Any, second: Any) -> None:
     expect(await entries_of(first, "s") == [], "a new journal begins")
     expect(await first.append("s", 0, "new"), "the new journal takes entries")
     if second is not first:
-        expect(await second.set_aside("s") == "", "a journal that nobody has read is not set aside")
+        expect(await second.set_aside("s") == "", "a journal that it has not read is not set aside")
         expect(await entries_of(second, "s") == ["new"], "the new journal stays")
     for storage in (first, second):
         await storage.entries("s")
     expect(await second.set_aside("s") not in ("", name), "what was set aside before stays")
 
 
-async def nobody_writes_on_after_another_journal(first: Any, second: Any) -> None:
+async def no_writer_appends_to_a_journal_that_was_replaced(first: Any, second: Any) -> None:
     if second is first:
-        return  # it has read whatever it has written
+        return  # a storage has read everything that it has written itself
     await first.append("s", 0, "old")
     await second.entries("s")
     await first.set_aside("s")
     await first.append("s", 0, "new")
     expect(await second.append("s", 1, "x") is False, "the journal was replaced")
     await second.entries("s")
-    expect(await second.append("s", 1, "x"), "once it is read, it takes entries")
+    expect(await second.append("s", 1, "x"), "a writer that has read it can append")
 
 
 async def one_of_two_holds_a_lease(first: Any, second: Any) -> None:
     async with first.lease("s", 0) as is_held:
         expect(is_held is True, "a free session is held at once")
         async with second.lease("s", 0.1) as is_held_too:
-            expect(is_held_too is False, "nobody else holds it")
+            expect(is_held_too is False, "no other process holds it")
         async with second.lease("t", 0) as is_held_too:
             expect(is_held_too is True, "another session is free")
     async with second.lease("s", 5) as is_held:
@@ -135,18 +137,18 @@ async def one_of_two_holds_a_lease(first: Any, second: Any) -> None:
 
 
 async def a_lease_is_waited_for(first: Any, second: Any) -> None:
-    waited: list[float] = []
+    waiting_seconds: list[float] = []
 
     async def wait() -> None:
         began = time.monotonic()
         async with second.lease("s", 20) as is_held:
             expect(is_held is True, "it is held in the end")
-            waited.append(time.monotonic() - began)
+            waiting_seconds.append(time.monotonic() - began)
 
     async with anyio.create_task_group() as group, first.lease("s", 0):
         group.start_soon(wait)
         await anyio.sleep(0.3)
-    expect(0.2 <= waited[0] < 10, "whoever waits gets it when it is free")
+    expect(0.2 <= waiting_seconds[0] < 10, "a waiting process gets it when it is free")
 
 
 async def a_lease_ends_with_an_error_inside(first: Any, second: Any) -> None:
@@ -166,7 +168,7 @@ JOURNAL_CHECKS = (
     sessions_share_nothing_whatever_they_are_called,
     places_share_no_journal,
     a_journal_is_set_aside_once,
-    nobody_writes_on_after_another_journal,
+    no_writer_appends_to_a_journal_that_was_replaced,
 )
 
 LEASE_CHECKS = (one_of_two_holds_a_lease, a_lease_is_waited_for, a_lease_ends_with_an_error_inside)

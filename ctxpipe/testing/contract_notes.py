@@ -1,4 +1,4 @@
-"""The contract for notes: what the conversations of one name share, and what a deletion removes."""
+"""Contract for notes, which all conversations of one name share until they are deleted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NOTES = ["kTo-_9.d.400-200", "b2.b.n.1200.ffee01.AbC", "third"]
 
 
 async def notes_of(storage: Any, name: str = NAME) -> list[str]:
-    """The notes of *name* in *storage*."""
-    loaded = await storage.load_notes(name, "?")
-    return sorted(loaded[1])
+    """Return the notes of *name* in *storage*, sorted."""
+    _, notes = await storage.load_notes(name, "?")
+    return sorted(notes)
 
 
 async def notes_are_there_for_every_process(storage: Any, other: Any) -> None:
@@ -29,8 +29,8 @@ async def notes_are_there_for_every_process(storage: Any, other: Any) -> None:
         version, _ = await reader.load_notes(NAME, "?")
         expect(await reader.load_notes(NAME, version) is None, "nothing is newer")
     await storage.add_notes(NAME, OWNERS[0], ["fourth"])
-    loaded = await other.load_notes(NAME, version)
-    expect(loaded is not None, "a new note makes a new version")
+    newer_notes = await other.load_notes(NAME, version)
+    expect(newer_notes is not None, "a new note makes a new version")
 
 
 async def notes_are_no_texts_of_the_session(place: StoragePlace) -> None:
@@ -42,18 +42,18 @@ async def notes_are_no_texts_of_the_session(place: StoragePlace) -> None:
     expect(await storage.sessions() == ["job"], "they are no session of their own")
 
 
-async def deleting_a_session_deletes_what_it_has_noted(storage: Any, other: Any) -> None:
+async def deleting_a_session_deletes_its_notes(storage: Any, other: Any) -> None:
     await storage.add_notes(NAME, OWNERS[0], NOTES[:1])
     await storage.add_notes(NAME, OWNERS[1], NOTES[1:])
     await other.delete(OWNERS[1])
     expect(await notes_of(storage) == NOTES[:1], "notes of others stay")
     await other.delete(NAME)
-    expect(await notes_of(other) == [], "those of the name are gone with it")
+    expect(await notes_of(other) == [], "the notes of the name are deleted with it")
 
 
-async def who_has_held_a_deleted_name_adds_no_notes(storage: Any, other: Any) -> None:
-    held = Generation(NAME)
-    with held.running():
+async def a_process_that_held_a_deleted_name_adds_no_notes(storage: Any, other: Any) -> None:
+    generation = Generation(NAME)
+    with generation.running():
         await storage.add_notes(NAME, NAME, NOTES[:1])
         await other.delete(NAME)
         late = storage.add_notes(NAME, NAME, NOTES[1:])
@@ -64,6 +64,6 @@ async def who_has_held_a_deleted_name_adds_no_notes(storage: Any, other: Any) ->
 NOTE_CHECKS: tuple[Check, ...] = (
     notes_are_there_for_every_process,
     notes_are_no_texts_of_the_session,
-    deleting_a_session_deletes_what_it_has_noted,
-    who_has_held_a_deleted_name_adds_no_notes,
+    deleting_a_session_deletes_its_notes,
+    a_process_that_held_a_deleted_name_adds_no_notes,
 )

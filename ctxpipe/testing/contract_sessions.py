@@ -1,4 +1,4 @@
-"""The contract for sessions: others go on with them, list them, and delete them meanwhile."""
+"""Contract for sessions: other processes can continue them, list them, and delete them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ["cust1", "cust1/a", "cust1/B", "cust1/a/b", "cust10", "cust10/a", "Cust
 
 
 def talk(text: str) -> list[Any]:
-    """A request of *text*, a call, and a long result with *text* in it."""
+    """Return a history: a user message *text*, a call, and a long result that repeats *text*."""
     call = {"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": text}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": f"{text}\n" * 500}
     return [
@@ -30,7 +30,7 @@ def talk(text: str) -> list[Any]:
 
 
 def session_on(storage: Any, name: str = SESSION) -> Session:
-    """A session that writes whatever *storage* takes."""
+    """Return a session that writes its journal and texts to *storage*, if it takes them."""
     stages = [DirectOffload(storage, min_chars=1000)] if isinstance(storage, TextWriter) else []
     journal = storage if isinstance(storage, JournalStorage) else None
     return ContextPipeline(stages).session(name, journal=journal)
@@ -39,19 +39,23 @@ def session_on(storage: Any, name: str = SESSION) -> Session:
 async def a_session_goes_on_in_another_process(first: Any, second: Any) -> None:
     history = talk(WORDS)
     result = await session_on(first).run(history)
-    resumed = await session_on(second).run(history)
-    expect(resumed.messages == result.messages, "another process sends the same context")
+    resumed_result = await session_on(second).run(history)
+    expect(resumed_result.messages == result.messages, "another process sends the same context")
     if isinstance(first, TextReader):
         entries = await entries_of(first, SESSION)
         [result_block] = history[-1]["content"]
-        is_short = sum(map(len, entries)) < len(result_block["content"])
+        journal_chars = sum(len(entry) for entry in entries)
+        is_short = journal_chars < len(result_block["content"])
         expect(is_short, "no entry repeats what is in a text")
-    expect(await session_on(second).history() == history, "the journal gives the history back")
-    expect(not (result.notices or resumed.notices), "nothing is to be said about it")
+    expect(await session_on(second).history() == history, "the journal returns the history")
+    expect(not (result.notices or resumed_result.notices), "there is no notice about it")
 
 
 async def fill(storage: Any, session: str) -> list[str]:
-    """Write whatever *storage* takes for *session*; the locations."""
+    """Write texts, a record and entries of *session*, those that *storage* takes.
+
+    Returns the locations of the texts and of the record.
+    """
     locations: list[str] = []
     if isinstance(storage, TextWriter):
         texts = [(f"{session}/{number}.md", f"text {number}") for number in range(5)]
@@ -69,29 +73,33 @@ async def fill(storage: Any, session: str) -> list[str]:
 
 
 async def deleting_a_session_leaves_nothing_of_it(storage: Any, other: Any) -> None:
-    gone = await fill(storage, "s")
-    kept = await fill(storage, "s2")
+    deleted_locations = await fill(storage, "s")
+    other_locations = await fill(storage, "s2")
     await storage.delete("s")
     for reader in (storage, other):
-        for location in gone:
+        for location in deleted_locations:
             expect(await text_or_none(reader, location) is None, "its texts and records are gone")
-        for location in kept:
+        for location in other_locations:
             expect(await text_or_none(reader, location) is not None, "other sessions stay")
         if isinstance(reader, Archive):
             expect(list(await reader.records("s")) == [], "no record is listed")
-            others = {where for where in kept if where.endswith(".json")}
-            expect(others <= set(await reader.records("s2")), "those of others are")
+            others = {where for where in other_locations if where.endswith(".json")}
+            expect(
+                others <= set(await reader.records("s2")), "records of other sessions are listed"
+            )
         if isinstance(reader, JournalStorage):
             expect(await entries_of(reader, "s") == [], "its journal is gone")
             expect(await entries_of(reader, "s2") == ["entry"], "other journals stay")
     await storage.delete("s")
     await storage.delete("never heard of")
-    expect((await fill(other, "s"))[:6] == gone[:6], "a session of that name begins anew")
+    expect(
+        (await fill(other, "s"))[:6] == deleted_locations[:6], "a new session of that name is empty"
+    )
 
 
-async def what_was_held_before_a_deletion_is_refused(storage: Any, other: Any) -> None:
-    held = Generation("s")
-    with held.running():
+async def writes_of_a_deleted_session_are_refused(storage: Any, other: Any) -> None:
+    generation = Generation("s")
+    with generation.running():
         await fill(storage, "s")
         await other.delete("s")
         if isinstance(storage, TextWriter):
@@ -103,10 +111,10 @@ async def what_was_held_before_a_deletion_is_refused(storage: Any, other: Any) -
         if isinstance(storage, JournalStorage):
             with suppress(SessionDeleted):
                 expect(not await storage.append("s", 0, "late"), "its entries are refused")
-            await expect_error(storage.entries("s"), "who reads it is told", SessionDeleted)
+            await expect_error(storage.entries("s"), "reading it is refused", SessionDeleted)
         else:
-            asked = storage.ensure_not_deleted("s")
-            await expect_error(asked, "who asks is told", SessionDeleted)
+            check = storage.ensure_not_deleted("s")
+            await expect_error(check, "the deletion is reported", SessionDeleted)
     if isinstance(other, TextReader):
         expect(await text_or_none(other, "s/late.md") is None, "no text of it is written")
     if isinstance(other, Archive):
@@ -130,7 +138,7 @@ async def sessions_are_listed_and_deleted_in_whole_components(storage: Any, othe
 
 DELETE_CHECKS = (
     deleting_a_session_leaves_nothing_of_it,
-    what_was_held_before_a_deletion_is_refused,
+    writes_of_a_deleted_session_are_refused,
 )
 SESSION_CHECKS = (a_session_goes_on_in_another_process,)
 LIST_CHECKS = (sessions_are_listed_and_deleted_in_whole_components,)

@@ -1,4 +1,4 @@
-"""The contract of a `TextWriter`, a `TextReader` and an `Archive`."""
+"""Contract of a `TextWriter`, a `TextReader` and an `Archive`."""
 
 from __future__ import annotations
 
@@ -45,24 +45,29 @@ async def a_text_comes_back_as_it_was_written(writer: Any, reader: Any) -> None:
         location = await write_one(writer, key, text)
         for storage in (writer, reader):
             page = await storage.read(location)
-            found = (page.text, page.offset, page.total)
-            expect(found == (text, 0, len(text)), f"{name} comes back")
+            expect(page.text == text, f"{name} comes back")
+            expect((page.offset, page.total) == (0, len(text)), f"{name} comes back as one page")
             expect(await text_at(storage, key) == text, f"{name} is read by its key")
 
 
 async def a_batch_is_stored_in_order(storage: Any) -> None:
     texts = {f"s/{number}.md": f"text {number} " * number for number in range(40)}
     locations = await storage.write(list(texts.items()))
-    expect(len(set(locations)) == 40, "each text of a batch has a place of its own")
-    await expect_texts(storage, locations, texts.values(), "places are returned in order")
+    expect(len(set(locations)) == 40, "each text of a batch has its own location")
+    await expect_texts(storage, locations, texts.values(), "locations are returned in order")
     expect(list(await storage.write([])) == [], "a batch may be empty")
 
 
-async def a_free_key_leads_where_it_was_said_to(storage: Any) -> None:
-    said = storage.location("s/a.md")
-    expect(await write_one(storage, "s/a.md", "text") == said, "a free key leads to its location")
-    expect(os.path.isabs(said) or is_url(said), "a place is an absolute path, or a URL of ctxpipe")
-    expect(reference(placeholder(BATCH, said)) == said, "a placeholder can point to it")
+async def a_free_key_leads_to_the_announced_location(storage: Any) -> None:
+    location = storage.location("s/a.md")
+    expect(
+        await write_one(storage, "s/a.md", "text") == location, "a free key leads to its location"
+    )
+    expect(
+        os.path.isabs(location) or is_url(location),
+        "a location is an absolute path, or a URL of ctxpipe",
+    )
+    expect(reference(placeholder(BATCH, location)) == location, "a placeholder can point to it")
 
 
 async def the_same_text_again_stays_where_it_is(place: StoragePlace) -> None:
@@ -76,7 +81,7 @@ async def another_text_under_the_same_key_gets_a_name_of_its_own(first: Any, sec
     pairs = zip(cycle([first, second]), texts)
     locations = [await write_one(writer, "s/a.md", text) for writer, text in pairs]
     await expect_texts(second, locations, texts, "a stored text never changes")
-    expect(locations[3:] == locations[:2], "a text that is there already is found again")
+    expect(locations[3:] == locations[:2], "an existing text keeps its location")
 
 
 async def equal_texts_under_two_keys_are_both_there(storage: Any) -> None:
@@ -87,17 +92,17 @@ async def equal_texts_under_two_keys_are_both_there(storage: Any) -> None:
 
 async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
     storages = await place.storages(8)
-    found: dict[int, str] = {}
+    locations: dict[int, str] = {}  # by the number of the writer
 
     async def write(number: int) -> None:
-        found[number] = await write_one(storages[number], "s/a.md", f"of writer {number}")
+        locations[number] = await write_one(storages[number], "s/a.md", f"of writer {number}")
 
     await eight_at_once(write)
-    texts = [f"of writer {number}" for number in found]
+    texts = [f"of writer {number}" for number in locations]
     promise = "each of eight writers finds its own text"
-    await expect_texts(storages[0], found.values(), texts, promise)
+    await expect_texts(storages[0], locations.values(), texts, promise)
     plain = storages[0].location("s/a.md")
-    expect(list(found.values()).count(plain) == 1, "one of eight writers gets the key")
+    expect(list(locations.values()).count(plain) == 1, "one of eight writers gets the key")
 
 
 async def a_page_is_counted_in_characters(storage: Any) -> None:
@@ -106,7 +111,9 @@ async def a_page_is_counted_in_characters(storage: Any) -> None:
     for offset, limit in (*PAGES, (len(text) - 5, 100)):
         page = await storage.read(location, offset, limit)
         expect(page.text == text[offset : offset + limit], "a page has the characters asked for")
-        expect((page.offset, page.total) == (offset, len(text)), "a page says where it is")
+        expect(
+            (page.offset, page.total) == (offset, len(text)), "a page has its offset and the total"
+        )
     parts = ""
     following: int | None = 0
     while following is not None:
@@ -152,7 +159,7 @@ async def sessions_whose_names_differ_in_case_share_nothing(storage: Any) -> Non
 async def places_share_nothing(place: StoragePlace) -> None:
     await write_one(await place.storage(), "s/a.md", "text")
     other = await place.other()
-    await expect_error(other.read("s/a.md"), "another place has not got the text")
+    await expect_error(other.read("s/a.md"), "another place does not have the text")
 
 
 async def a_cancelled_write_leaves_whole_texts(writer: Any, reader: Any) -> None:
@@ -162,14 +169,14 @@ async def a_cancelled_write_leaves_whole_texts(writer: Any, reader: Any) -> None
         with anyio.move_on_after(number * 0.002):
             await writer.write([(key, text) for key in keys])
         for key in keys:
-            found = await text_or_none(reader, key)
-            expect(found in (None, text), "after a cancelled write a text is whole or absent")
+            stored_text = await text_or_none(reader, key)
+            expect(stored_text in (None, text), "after a cancelled write a text is whole or absent")
 
 
 TEXT_CHECKS = (
     a_text_comes_back_as_it_was_written,
     a_batch_is_stored_in_order,
-    a_free_key_leads_where_it_was_said_to,
+    a_free_key_leads_to_the_announced_location,
     the_same_text_again_stays_where_it_is,
     another_text_under_the_same_key_gets_a_name_of_its_own,
     equal_texts_under_two_keys_are_both_there,
@@ -205,25 +212,27 @@ async def a_record_is_json_under_a_name_with_stem_time_and_number(storage: Any) 
 
 async def records_are_listed_oldest_first_and_by_session(storage: Any, other: Any) -> None:
     expect(list(await storage.records("s")) == [], "a new session has no records")
-    saved = [await storage.save("s", "compact", TALK[:1]) for _ in range(12)]
-    saved += [await other.save("s", "truncate", TALK) for _ in range(2)]
+    record_locations = [await storage.save("s", "compact", TALK[:1]) for _ in range(12)]
+    record_locations += [await other.save("s", "truncate", TALK) for _ in range(2)]
     of_another = await storage.save("Of a / tenant", "compact", TALK)
-    expect(len(set(saved)) == 14, "no record replaces another")
+    expect(len(set(record_locations)) == 14, "no record replaces another")
     for reader in (storage, other):
-        expect(list(await reader.records("s")) == saved, "records are listed oldest first")
+        expect(
+            list(await reader.records("s")) == record_locations, "records are listed oldest first"
+        )
         expect(list(await reader.records("Of a / tenant")) == [of_another], "each has its own")
 
 
 async def eight_records_at_once_are_eight(place: StoragePlace) -> None:
     storages = await place.storages(8)
-    saved: list[str] = []
+    record_locations: list[str] = []
 
     async def save(number: int) -> None:
-        saved.append(await storages[number].save("s", "compact", [number]))
+        record_locations.append(await storages[number].save("s", "compact", [number]))
 
     await eight_at_once(save)
-    expect(len(set(saved)) == 8, "of records saved at once none is lost")
-    expect(set(await storages[0].records("s")) == set(saved), "all eight are listed")
+    expect(len(set(record_locations)) == 8, "of records saved at once none is lost")
+    expect(set(await storages[0].records("s")) == set(record_locations), "all eight are listed")
 
 
 RECORD_CHECKS = (

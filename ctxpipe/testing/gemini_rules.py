@@ -1,7 +1,7 @@
-"""The rules of Gemini's ``generateContent``, with its error messages as far as they are known.
+"""Rules of Gemini's ``generateContent``, with the API's error messages where known.
 
-Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
-neither mentions is accepted, above all parts of unknown kinds.
+Written, like `rules`, from documented and observed behaviour, independently of the rest of ctxpipe.
+Everything else is accepted, above all parts of unknown kinds.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ from typing import Any
 from .._values import JsonObject
 from .turns import Problems
 
-CALL, RESPONSE, SIGNATURE = "functionCall", "functionResponse", "thoughtSignature"
-# Documented: what a part may have beside its data.
-BESIDE = frozenset({"thought", SIGNATURE, "partMetadata", "videoMetadata", "mediaResolution"})
-# Documented: what calls that another has written may have instead of a signature.
-SKIPPING = frozenset({"context_engineering_is_the_way_to_go", "skip_thought_signature_validator"})
-SIGNED = "gemini-3"
-"""How the models begin that want signatures."""
+CALL = "functionCall"
+RESPONSE = "functionResponse"
+SIGNATURE = "thoughtSignature"
+# Documented: the fields of a part that are not its data.
+ANNOTATIONS = frozenset({"thought", SIGNATURE, "partMetadata", "videoMetadata", "mediaResolution"})
+# Documented: values that replace the signature of a call which the model did not write.
+DUMMY_SIGNATURES = frozenset(
+    {"context_engineering_is_the_way_to_go", "skip_thought_signature_validator"}
+)
+SIGNING_MODELS = "gemini-3"
+"""Prefix of the names of the models that require signatures."""
 
 _Turn = tuple[bool, Sequence[JsonObject]]
-"""Whether the model says it, and its parts."""
+"""True for a turn of the model, and the parts of the turn."""
 
 
 def gemini_problems(body: JsonObject) -> list[str]:
-    """Everything that ``generateContent`` would refuse in *body*; empty when it is valid.
+    """Return the errors of ``generateContent`` for the request *body*; empty if valid.
 
-    Its "model" is what the path of the request names.
+    The "model" of *body* is the one that the path of the request names.
     """
     contents = body.get("contents")
     if not isinstance(contents, list) or not contents:
         return ["* GenerateContentRequest.contents: contents is not specified"]
-    named = enumerate(contents)
-    found = [it for index, content in named for it in _content(f"contents[{index}]", content)]
+    error_texts: list[str] = []
+    for index, content in enumerate(contents):
+        error_texts += _content(f"contents[{index}]", content)
     instruction = body.get("systemInstruction")
     if isinstance(instruction, dict):
-        found += _parts("system_instruction", instruction)
-    if not found:
+        error_texts += _parts("system_instruction", instruction)
+    if not error_texts:
         turns = list(_turns(contents))
-        found += _order(turns)
-        found += _pairs(turns)
-        if body.get("model", SIGNED).startswith(SIGNED):
-            found += _signatures(turns)
-    return found
+        error_texts += _order(turns)
+        error_texts += _pairs(turns)
+        if body.get("model", SIGNING_MODELS).startswith(SIGNING_MODELS):
+            error_texts += _signatures(turns)
+    return error_texts
 
 
 def _content(where: str, content: Any) -> Problems:
@@ -58,14 +63,14 @@ def _content(where: str, content: Any) -> Problems:
 
 
 def _parts(where: str, content: JsonObject) -> Problems:
-    """Observed: a content has parts, and each has data; what is called has a name."""
+    """Yield errors of parts. Observed: a content has parts with data; functions have names."""
     at = f"* GenerateContentRequest.{where}.parts"
     parts = content.get("parts")
     if not isinstance(parts, list) or not parts:
         yield f"{at}: contents.parts must not be empty."
         return
     for place, part in enumerate(parts):
-        if not isinstance(part, dict) or not part.keys() - BESIDE:
+        if not isinstance(part, dict) or not part.keys() - ANNOTATIONS:
             yield f"{at}[{place}].data: required oneof field 'data' must have one initialized field"
             continue
         for key, name in ((CALL, "function_call"), (RESPONSE, "function_response")):
@@ -76,7 +81,7 @@ def _parts(where: str, content: JsonObject) -> Problems:
 
 
 def _turns(contents: Sequence[JsonObject]) -> Iterator[_Turn]:
-    """The contents of each side, one after the other, in one turn; a response is one of its own."""
+    """Yield the turns: consecutive contents of one role; function responses form their own turn."""
 
     def side(content: JsonObject) -> tuple[bool, bool]:
         return content.get("role") == "model", _has(RESPONSE, content["parts"])
@@ -90,7 +95,7 @@ def _has(key: str, parts: Sequence[JsonObject]) -> bool:
 
 
 def _order(turns: Sequence[_Turn]) -> Problems:
-    """Observed: the user begins, and has the last word."""
+    """Yield errors of the order of turns. Observed: the first and the last are the user's."""
     is_model, first = turns[0]
     if is_model:
         what = "function call turn" if _has(CALL, first) else "model turn"
@@ -103,7 +108,7 @@ def _order(turns: Sequence[_Turn]) -> Problems:
 
 
 def _pairs(turns: Sequence[_Turn]) -> Problems:
-    """Observed: responses follow their calls at once, and are as many."""
+    """Yield errors of calls and responses. Observed: each call is answered in the next turn."""
     nothing: _Turn = (False, ())
     for (_, before), (is_model, parts) in pairwise([nothing, *turns, nothing]):
         calls = [part[CALL] for part in before if CALL in part]
@@ -126,20 +131,21 @@ def _pairs(turns: Sequence[_Turn]) -> Problems:
 
 
 def signature_of(name: str) -> str:
-    """The signature of a call of the function *name*."""
+    """Return the signature of a call of the function *name*."""
     return base64.b64encode(f"thought before {name}".encode()).decode()
 
 
 def _signatures(turns: Sequence[_Turn]) -> Problems:
-    """Documented: since the user has said something, the first call of each step is signed.
+    """Yield errors of signatures.
 
-    And a signature is where it was received.
+    Documented: after the last message of the user, the first call of each step is signed. A
+    signature stays on the call with which it was received.
     """
-    begin = 0
+    prompt_index = 0
     for index, (is_model, parts) in enumerate(turns):
         if not is_model and not _has(RESPONSE, parts):
-            begin = index
-    for _, parts in turns[begin:]:
+            prompt_index = index
+    for _, parts in turns[prompt_index:]:
         calls = [part for part in parts if CALL in part]
         if calls and SIGNATURE not in calls[0]:
             yield (
@@ -149,6 +155,9 @@ def _signatures(turns: Sequence[_Turn]) -> Problems:
                 f"`default_api:{calls[0][CALL]['name']}`, position {parts.index(calls[0]) + 1}."
             )
         for call in calls:
-            own = signature_of(call[CALL]["name"])
-            if call.get(SIGNATURE, own) not in {own, *SKIPPING}:
+            expected_signature = signature_of(call[CALL]["name"])
+            if call.get(SIGNATURE, expected_signature) not in {
+                expected_signature,
+                *DUMMY_SIGNATURES,
+            }:
                 yield "Corrupted thought signature."

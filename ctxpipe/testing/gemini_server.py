@@ -1,4 +1,4 @@
-"""Gemini's ``generateContent`` on 127.0.0.1: its rules, answers from a script."""
+"""Gemini's ``generateContent`` on 127.0.0.1, with the API's rules and answers from a script."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FINISH = {"max_tokens": "MAX_TOKENS", "refusal": "SAFETY"}
 class GeminiServer(ScriptedServer):
     """A scripted Gemini API for tests: ``async with GeminiServer([...])``.
 
-    As `MessagesServer`, whose scripts and replies it takes: ``tool_use`` is a function call, with
-    the id that the script gives it, or none. Give its *url* to the SDK as ``base_url``; it is at
-    Vertex' paths, too. The first call of a reply is signed, and models that begin with "gemini-3"
-    ask for its signature. It streams server-sent events, as the SDKs ask for it.
+    It takes the same scripts and replies as `MessagesServer`. ``tool_use`` becomes a function call,
+    with an id only if the script sets one. Give its *url* to the SDK as ``base_url``; Vertex's
+    paths work too. The first call of a reply is signed, and models whose names begin with
+    "gemini-3" require its signature. Streams are server-sent events.
 
-    Raises SettingsError and MissingExtra as `MessagesServer` does.
+    Raises SettingsError and MissingExtra like `MessagesServer`.
     """
 
     _paths = tuple(
@@ -41,33 +41,33 @@ class GeminiServer(ScriptedServer):
 
     # Requests -------------------------------------------------------------------------------------
 
-    def _early_failure(self, received: Received) -> Failure | None:
-        if received.headers.keys().isdisjoint(("x-goog-api-key", "authorization")):
+    def _early_failure(self, exchange: Received) -> Failure | None:
+        if exchange.headers.keys().isdisjoint(("x-goog-api-key", "authorization")):
             return Failure(403, "", "Method doesn't allow unregistered callers.")
         return None
 
-    def _problems(self, received: Received) -> Iterator[str]:
-        body: JsonDict = {**received.body, "model": _model(received)}
-        found = gemini_problems(body)
-        if found:
-            yield from found
+    def _problems(self, exchange: Received) -> Iterator[str]:
+        body: JsonDict = {**exchange.body, "model": _model(exchange)}
+        error_texts = gemini_problems(body)
+        if error_texts:
+            yield from error_texts
             return
         body["instructions"] = body.get("systemInstruction")
-        received.prompt = self._meter.read_items(body, "contents")
-        received.tokens = received.prompt.tokens
-        if received.tokens > self.model.window:
+        exchange.prompt = self._meter.read_items(body, "contents")
+        exchange.tokens = exchange.prompt.tokens
+        if exchange.tokens > self.model.window:
             yield (
-                f"The input token count ({received.tokens}) exceeds the maximum number of tokens "
+                f"The input token count ({exchange.tokens}) exceeds the maximum number of tokens "
                 f"allowed ({self.model.window})."
             )
 
     # Replies --------------------------------------------------------------------------------------
 
-    def _message(self, received: Received, reply: Answer) -> JsonDict:
-        usage = self._meter.charge_items(received.prompt, received.cached)
-        received.usage = usage
+    def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        usage = self._meter.charge_items(exchange.prompt, exchange.cached)
+        exchange.usage = usage
         output = self._meter.output_tokens(reply.blocks)
-        parts = list(map(_part, reply.blocks))
+        parts = [_part(block) for block in reply.blocks]
         call = next((part for part in parts if CALL in part), None)
         if call is not None:
             call[SIGNATURE] = signature_of(call[CALL]["name"])
@@ -85,21 +85,21 @@ class GeminiServer(ScriptedServer):
                 "candidatesTokenCount": output,
                 "totalTokenCount": usage.total + output,
             },
-            "modelVersion": _model(received),
-            "responseId": received.id,
+            "modelVersion": _model(exchange),
+            "responseId": exchange.id,
         }
 
-    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
+    def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
         [whole] = message["candidates"]
         *first, last = list(_pieces(whole["content"]["parts"])) or [{"text": ""}]
         for part in first:
             yield sse({**message, "candidates": [_candidate(part)]})
         yield sse({**message, "candidates": [{**whole, **_candidate(last)}]})
 
-    def _error_event(self, failure: Failure, received: Received) -> bytes:
-        return sse(self._error_body(failure, received))
+    def _error_event(self, failure: Failure, exchange: Received) -> bytes:
+        return sse(self._error_body(failure, exchange))
 
-    def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
+    def _error_body(self, failure: Failure, exchange: Received) -> JsonDict:  # noqa: ARG002
         status = STATUSES.get(failure.status, "INTERNAL")
         error = {"code": failure.status, "message": failure.message, "status": status}
         return {"error": error}
@@ -109,8 +109,8 @@ def _candidate(part: JsonDict) -> JsonDict:
     return {"content": {"role": "model", "parts": [part]}, "index": 0}
 
 
-def _model(received: Received) -> str:
-    return received.path.rpartition("/")[2].partition(":")[0]
+def _model(exchange: Received) -> str:
+    return exchange.path.rpartition("/")[2].partition(":")[0]
 
 
 def _part(block: JsonObject) -> JsonDict:
@@ -124,7 +124,7 @@ def _part(block: JsonObject) -> JsonDict:
 
 
 def _pieces(parts: Iterable[JsonDict]) -> Iterator[JsonDict]:
-    """*parts* as they are streamed: texts in pieces."""
+    """Yield *parts* in their streamed form: calls whole, texts in pieces."""
     for part in parts:
         if CALL in part:
             yield part

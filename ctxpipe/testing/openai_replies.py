@@ -1,4 +1,4 @@
-"""A model's answer as OpenAI's APIs send it: chat completions and responses, plain and streamed."""
+"""Answers in the form of OpenAI's chat completions and responses, plain and streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINISH = {
     "refusal": "content_filter",
     "tool_use": "tool_calls",
 }
-# Observed: by what of its message an error has a code.
+# Observed: words of an error's message → code of the error.
 CODES = (
     ("maximum context length", "context_length_exceeded"),
     ("context window of this model", "context_length_exceeded"),
@@ -26,7 +26,7 @@ CODES = (
 
 
 def openai_error_json(failure: Failure) -> JsonDict:
-    """The body of an error."""
+    """Return the body of an error."""
     code = next((code for words, code in CODES if words in failure.message), None)
     error = {"message": failure.message, "type": failure.type, "param": None, "code": code}
     return {"error": error}
@@ -46,7 +46,10 @@ def _details(usage: Usage) -> dict[str, int]:
 def chat_json(
     reply: Answer, numbers: Iterator[int], *, name: str, model: str, usage: Usage, output: int
 ) -> JsonDict:
-    """The body of a plain answer; *numbers* make the ids of its calls, *output* are its tokens."""
+    """Return the body of a plain answer.
+
+    *numbers* are used for the ids of its calls; *output* is the number of its tokens.
+    """
     message: JsonDict = {
         "role": "assistant",
         "content": _text_of(reply.blocks, "text") or None,
@@ -92,9 +95,9 @@ def chat_json(
 
 
 def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
-    """The events by which the plain answer *body* is streamed."""
+    """Yield the events of a stream of the plain answer *body*."""
     [choice] = body["choices"]
-    shared = {
+    common_fields = {
         "id": body["id"],
         "created": body["created"],
         "model": body["model"],
@@ -103,17 +106,17 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
         "system_fingerprint": None,
     }
     if with_usage:
-        shared["usage"] = None
+        common_fields["usage"] = None
 
     def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
         part = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return sse({**shared, "choices": [part]})
+        return sse({**common_fields, "choices": [part]})
 
     for delta in _deltas(choice["message"]):
         yield chunk(delta)
     yield chunk({}, choice["finish_reason"])
     if with_usage:
-        yield sse({**shared, "choices": [], "usage": body["usage"]})
+        yield sse({**common_fields, "choices": [], "usage": body["usage"]})
     yield sse("[DONE]")
 
 
@@ -134,7 +137,7 @@ def _deltas(message: JsonObject) -> Iterator[JsonObject]:
 
 
 def response_items(reply: Answer, numbers: Iterator[int]) -> list[JsonDict]:
-    """The output items of *reply*; *numbers* make their ids."""
+    """Return the output items of *reply*; *numbers* are used for their ids."""
     return [_item(f"{next(numbers):020d}", block) for block in reply.blocks]
 
 
@@ -185,15 +188,15 @@ def response_json(
     usage: Usage,
     output: int,
 ) -> JsonDict:
-    """The body of a plain answer to the request *body*; *output* are its tokens."""
-    is_cut = reply.reason == "max_tokens"
+    """Return the body of a plain answer to the request *body*; *output* is its token count."""
+    is_incomplete = reply.reason == "max_tokens"
     return {
         "id": name,
         "object": "response",
         "created_at": CREATED,
-        "status": "incomplete" if is_cut else "completed",
+        "status": "incomplete" if is_incomplete else "completed",
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
         "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
         "model": body["model"],
@@ -214,15 +217,15 @@ def response_json(
 
 
 def response_events(body: JsonObject) -> Iterator[bytes]:
-    """The events by which the plain answer *body* is streamed."""
+    """Yield the events of a stream of the plain answer *body*, numbered."""
     for number, data in enumerate(_events(body)):
         yield event({**data, "sequence_number": number})
 
 
 def _events(body: JsonObject) -> Iterator[JsonDict]:
-    begun = {**body, "status": "in_progress", "error": None, "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    initial_body = {**body, "status": "in_progress", "error": None, "output": [], "usage": None}
+    yield {"type": "response.created", "response": initial_body}
+    yield {"type": "response.in_progress", "response": initial_body}
     for index, item in enumerate(body["output"]):
         yield from _item_events(index, item)
     yield {"type": f"response.{body['status']}", "response": body}
@@ -230,18 +233,24 @@ def _events(body: JsonObject) -> Iterator[JsonDict]:
 
 def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
     at = {"item_id": item["id"], "output_index": index}
+    initial_fields: JsonDict
+    events: Iterator[JsonDict]
     match item["type"]:
         case "message":
-            said, events = {"status": "in_progress", "content": []}, _text_events(at, item)
+            initial_fields = {"status": "in_progress", "content": []}
+            events = _text_events(at, item)
         case "function_call":
-            said, events = {"status": "in_progress", "arguments": ""}, _call_events(at, item)
+            initial_fields = {"status": "in_progress", "arguments": ""}
+            events = _call_events(at, item)
         case "custom_tool_call":
-            said, events = {"status": "in_progress", "input": ""}, _custom_call_events(at, item)
+            initial_fields = {"status": "in_progress", "input": ""}
+            events = _custom_call_events(at, item)
         case _:
-            # Observed: what is encrypted may not be complete here.
-            said, events = {"encrypted_content": ""}, iter(())
-    announced = {**item, **said}
-    yield {"type": "response.output_item.added", "output_index": index, "item": announced}
+            # Observed: the encrypted content may be incomplete in this event.
+            initial_fields = {"encrypted_content": ""}
+            events = iter(())
+    initial_item = {**item, **initial_fields}
+    yield {"type": "response.output_item.added", "output_index": index, "item": initial_item}
     yield from events
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and responses on 127.0.0.1: their rules, answers from a script."""
+"""OpenAI's chat completions and responses on 127.0.0.1, with rules and answers from a script."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ if TYPE_CHECKING:
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 TOO_LONG = "context_length_exceeded"
-SAYING = ("content", "arguments", "output", "summary")
-"""The fields of an item in which it says something."""
+CONTENT_FIELDS = ("content", "arguments", "output", "summary")
+"""Fields with the content of an item."""
 
 
 @dataclass
 class OpenAIServer(ScriptedServer):
     """Scripted chat completions and responses for tests: ``async with OpenAIServer([...])``.
 
-    As `MessagesServer`, whose scripts and replies it takes: ``tool_use`` is a function call,
+    It takes the same scripts and replies as `MessagesServer`. ``tool_use`` becomes a function call,
     ``thinking`` a reasoning item, or ``reasoning_content`` in a chat. Give its *base_url* to the
-    SDK. Responses are stored as the API does: ``previous_response_id`` continues one, and of an
-    item with a known id the stored copy is read; `Received.ignored` names those that were edited in
-    vain. With *late_refusal* a prompt of a streamed response that is too long is refused within the
-    stream, after the status 200.
+    SDK.
 
-    Raises SettingsError and MissingExtra as `MessagesServer` does.
+    Responses are stored, as the API does: ``previous_response_id`` continues one, and an item with
+    the id of a stored one is replaced by the stored copy. `Received.ignored` lists the ids of items
+    whose changes were lost in this way. With *late_refusal*, a streamed response to a prompt that
+    is too long begins with status 200 and then fails within the stream.
+
+    Raises SettingsError and MissingExtra like `MessagesServer`.
     """
 
     _paths = (CHAT, RESPONSES)
@@ -52,43 +54,43 @@ class OpenAIServer(ScriptedServer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._stored: dict[str, JsonObject] = {}
+        self._stored_items: dict[str, JsonObject] = {}
         self._conversations: dict[str, list[Any]] = {}
-        self._reasoned: dict[str, str] = {}
+        self._reasoning_ids: dict[str, str] = {}  # item id → id of the reasoning before it
 
     @property
     def base_url(self) -> str:
-        """The ``base_url`` for the SDK."""
+        """``base_url`` for the SDK."""
         return f"{self.url}/v1"
 
     # Requests -------------------------------------------------------------------------------------
 
-    def _early_failure(self, received: Received) -> Failure | None:
-        if "authorization" not in received.headers:
+    def _early_failure(self, exchange: Received) -> Failure | None:
+        if "authorization" not in exchange.headers:
             return Failure(401, "invalid_request_error", "You didn't provide an API key.")
-        if len(received.raw) > MAX_BODY_BYTES:
+        if len(exchange.raw) > MAX_BODY_BYTES:
             return Failure(413, "invalid_request_error", "Request body is too large.")
         return None
 
-    def _problems(self, received: Received) -> Iterator[str]:
-        body: Any = received.body
-        is_chat = received.path == CHAT
-        found = chat_problems(body) if is_chat else self._response_problems(received, body)
-        if found:
-            yield from found
+    def _problems(self, exchange: Received) -> Iterator[str]:
+        body: Any = exchange.body
+        is_chat = exchange.path == CHAT
+        error_texts = chat_problems(body) if is_chat else self._response_problems(exchange, body)
+        if error_texts:
+            yield from error_texts
             return
         key = "messages" if is_chat else "input"
-        received.prompt = self._meter.read_items(self._effective(received), key)
-        received.tokens = received.prompt.tokens
-        refuses_late = self.late_refusal and not is_chat and is_stream(received)
-        if received.tokens > self.model.window and not refuses_late:
-            yield self._too_long(received)
+        exchange.prompt = self._meter.read_items(self._effective(exchange), key)
+        exchange.tokens = exchange.prompt.tokens
+        refuses_late = self.late_refusal and not is_chat and is_stream(exchange)
+        if exchange.tokens > self.model.window and not refuses_late:
+            yield self._too_long(exchange)
 
-    def _too_long(self, received: Received) -> str:
-        if received.path == CHAT:
+    def _too_long(self, exchange: Received) -> str:
+        if exchange.path == CHAT:
             return (
                 f"This model's maximum context length is {self.model.window} tokens. However, "
-                f"your messages resulted in {received.tokens} tokens. Please reduce the length of "
+                f"your messages resulted in {exchange.tokens} tokens. Please reduce the length of "
                 "the messages."
             )
         return (
@@ -96,113 +98,115 @@ class OpenAIServer(ScriptedServer):
             "try again."
         )
 
-    def _response_problems(self, received: Received, body: JsonObject) -> list[str]:
+    def _response_problems(self, exchange: Received, body: JsonObject) -> list[str]:
         previous = body.get("previous_response_id")
         if previous is not None and previous not in self._conversations:
             return [f"Previous response with id '{previous}' not found."]
-        given = body.get("input")
-        items = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+        items: list[JsonDict] = []
+        input_items = body.get("input")
+        if isinstance(input_items, list):
+            items = [item for item in input_items if isinstance(item, dict)]
         for item in items:
-            if item_type(item) == "item_reference" and item.get("id") not in self._stored:
+            if item_type(item) == "item_reference" and item.get("id") not in self._stored_items:
                 return [f"Item with id '{item.get('id')}' not found."]
-        received.ignored = tuple(self._vain_edits(items))
-        effective = self._effective(received)
-        return responses_problems(effective) or list(self._without_reasoning(effective["input"]))
+        exchange.ignored = tuple(self._ids_with_lost_edits(items))
+        effective = self._effective(exchange)
+        return responses_problems(effective) or list(self._missing_reasoning(effective["input"]))
 
-    def _vain_edits(self, items: Iterable[JsonObject]) -> Iterator[str]:
-        """The ids of *items* that say something else than the stored ones."""
+    def _ids_with_lost_edits(self, items: Iterable[JsonObject]) -> Iterator[str]:
+        """Yield the ids of *items* whose content differs from the stored copy."""
         for item in items:
-            stored = self._stored.get(str(item.get("id")), item)
+            stored_item = self._stored_items.get(str(item.get("id")), item)
             if item_type(item) == "item_reference":
                 continue
-            if any(item.get(name) != stored.get(name) for name in SAYING):
+            if any(item.get(name) != stored_item.get(name) for name in CONTENT_FIELDS):
                 yield item["id"]
 
-    def _without_reasoning(self, items: Sequence[JsonObject]) -> Iterator[str]:
-        """Observed: an item by its id comes with the reasoning that led to it."""
+    def _missing_reasoning(self, items: Sequence[JsonObject]) -> Iterator[str]:
+        """Yield an error for each stored item without its reasoning item. Observed."""
         names = {item.get("id") for item in items}
         for item in items:
             name = item.get("id")
-            thought = self._reasoned.get(str(name))
-            if thought is not None and thought not in names:
+            reasoning_id = self._reasoning_ids.get(str(name))
+            if reasoning_id is not None and reasoning_id not in names:
                 yield (
                     f"Item '{name}' of type '{item_type(item)}' was provided without its "
-                    f"required 'reasoning' item: '{thought}'."
+                    f"required 'reasoning' item: '{reasoning_id}'."
                 )
 
-    def _effective(self, received: Received) -> JsonDict:
-        """The request with all that the API has stored of it."""
-        body: JsonDict = {**received.body}
-        if received.path == CHAT:
+    def _effective(self, exchange: Received) -> JsonDict:
+        """Return the request body with previous and referenced items filled in from the store."""
+        body: JsonDict = {**exchange.body}
+        if exchange.path == CHAT:
             return body
-        before = self._conversations.get(str(body.get("previous_response_id")), [])
+        previous_items = self._conversations.get(str(body.get("previous_response_id")), [])
         items = body.get("input", [])
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            body["input"] = before + [
-                self._stored.get(item.get("id", ""), item) if isinstance(item, dict) else item
+            body["input"] = previous_items + [
+                self._stored_items.get(item.get("id", ""), item) if isinstance(item, dict) else item
                 for item in items
             ]
         return body
 
     # Replies --------------------------------------------------------------------------------------
 
-    def _message(self, received: Received, reply: Answer) -> JsonDict:
-        effective = self._effective(received)
-        usage = self._meter.charge_items(received.prompt, received.cached)
-        received.usage = usage
+    def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        effective = self._effective(exchange)
+        usage = self._meter.charge_items(exchange.prompt, exchange.cached)
+        exchange.usage = usage
         output = self._meter.output_tokens(reply.blocks)
-        if received.path == CHAT:
+        if exchange.path == CHAT:
             return chat_json(
                 reply,
                 self._numbers,
-                name=received.id.replace("req_", "chatcmpl-"),
+                name=exchange.id.replace("req_", "chatcmpl-"),
                 model=effective["model"],
                 usage=usage,
                 output=output,
             )
         items = response_items(reply, self._numbers)
-        name = received.id.replace("req_", "resp_")
+        name = exchange.id.replace("req_", "resp_")
         self._store(name, effective, items)
         return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
 
     def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
-        for thought, item in pairwise(items):
-            if thought["type"] == "reasoning":
-                self._reasoned[item["id"]] = thought["id"]
+        for previous_item, item in pairwise(items):
+            if previous_item["type"] == "reasoning":
+                self._reasoning_ids[item["id"]] = previous_item["id"]
         if not body.get("store", True):
             return
         for item in items:
-            self._stored[item["id"]] = item
+            self._stored_items[item["id"]] = item
         self._conversations[name] = [*body["input"], *items]
 
-    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
-        if received.path == RESPONSES:
+    def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:
+        if exchange.path == RESPONSES:
             return response_events(message)
-        options: Any = received.body.get("stream_options") or {}
+        options: Any = exchange.body.get("stream_options") or {}
         return chat_events(message, with_usage=bool(options.get("include_usage")))
 
-    def _error_event(self, failure: Failure, received: Received) -> bytes:
+    def _error_event(self, failure: Failure, exchange: Received) -> bytes:
         body = openai_error_json(failure)
-        if received.path == CHAT:
+        if exchange.path == CHAT:
             return sse(body)
         return event({**body["error"], "type": "error", "sequence_number": 99})
 
-    def _error_body(self, failure: Failure, received: Received) -> JsonDict:  # noqa: ARG002
+    def _error_body(self, failure: Failure, exchange: Received) -> JsonDict:  # noqa: ARG002
         return openai_error_json(failure)
 
-    async def _answer(self, request: Request, received: Received) -> Response:
-        """Observed: a stream that begins well may still refuse the prompt."""
-        if received.tokens <= self.model.window:
-            return await super()._answer(request, received)
-        problem = self._too_long(received)
-        received.problems = (problem,)
-        failed = {
+    async def _answer(self, request: Request, exchange: Received) -> Response:
+        """Return the response; a prompt that is too long fails within the stream. Observed."""
+        if exchange.tokens <= self.model.window:
+            return await super()._answer(request, exchange)
+        problem = self._too_long(exchange)
+        exchange.problems = (problem,)
+        failed_response = {
             "id": "resp_late",
             "object": "response",
             "status": "failed",
             "output": [],
             "error": {"code": TOO_LONG, "message": problem},
         }
-        return stream_response(response_events(failed), received)
+        return stream_response(response_events(failed_response), exchange)

@@ -1,4 +1,4 @@
-"""Replies of a script, and their form on the wire: a JSON body, or server-sent events."""
+"""Replies of a script, and their wire format: a JSON body, or server-sent events."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CHUNK = 64  # characters of a streamed delta
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A message of the model; build it with `answer`.
+    """Message of the model; build it with `answer`.
 
-    When *stop_reason* is None, the blocks decide: it is "tool_use" with a call of the client's
-    tools, else "pause_turn" with a call of the API's own tools that is not answered in *blocks*,
-    else "end_turn". *seconds* pass before the answer begins, *pause_seconds* between two events of
-    a stream.
+    *stop_reason* None selects the reason by the blocks: "tool_use" if they have a call of a tool of
+    the client, else "pause_turn" if they have a call of a server tool without its result, else
+    "end_turn". *seconds* pass before the answer begins, *pause_seconds* between two events of a
+    stream.
     """
 
     blocks: tuple[Mapping[str, object], ...] = ()
@@ -35,21 +35,21 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The ``stop_reason`` on the wire."""
+        """``stop_reason`` of the answer on the wire."""
         if self.stop_reason is not None:
             return self.stop_reason
         if any(block["type"] == "tool_use" for block in self.blocks):
             return "tool_use"
-        answered = {block.get("tool_use_id") for block in self.blocks}
+        answered_ids = {block.get("tool_use_id") for block in self.blocks}
         calls = {block.get("id") for block in self.blocks if block["type"] in SERVER_USES}
-        return "pause_turn" if calls - answered else "end_turn"
+        return "pause_turn" if calls - answered_ids else "end_turn"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of the API.
+    """Error response of the API.
 
-    With *after*, a stream ends with the error halfway through that answer.
+    With *after*, a stream sends half of that answer and ends with the error.
     """
 
     status: int
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The connection breaks: before the first byte, or, with *after*, halfway through an answer."""
+    """Broken connection: before the first byte, or halfway through the answer *after*."""
 
     after: Answer | None = None
     seconds: float = 0.0
@@ -70,30 +70,33 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Nothing more comes until the client gives up: no byte, or, with *after*, half an answer."""
+    """Reply that never completes: no byte, or half of the answer *after*.
+
+    The connection stays open until the client closes it.
+    """
 
     after: Answer | None = None
 
 
 Reply: TypeAlias = Answer | Failure | Cut | Hang | str
-"""A reply of a script; plain text is an `answer` with that text."""
+"""Reply of a script; plain text is an `answer` with that text."""
 
 
 # Blocks -------------------------------------------------------------------------------------------
 
 
 def text(words: str) -> dict[str, object]:
-    """A text block."""
+    """Return a text block."""
     return {"type": "text", "text": words}
 
 
 def thinking(words: str = "") -> dict[str, object]:
-    """A thinking block; the server signs it."""
+    """Return a thinking block; the server signs it."""
     return {"type": "thinking", "thinking": words, "signature": ""}
 
 
 def redacted_thinking() -> dict[str, object]:
-    """A thinking block that is shown to nobody; the server signs it."""
+    """Return a thinking block whose text is encrypted; the server signs it."""
     return {"type": "redacted_thinking", "data": ""}
 
 
@@ -102,12 +105,12 @@ def tool_use(
     arguments: Mapping[str, object] | str,
     id: str | None = None,  # noqa: A002  the API's own name
 ) -> dict[str, object]:
-    """Return a call of a tool; without an *id* the server makes one.
+    """Return a call of a tool; without an *id* the server creates one.
 
-    *arguments* that are a text call a custom tool, which only OpenAI's responses have.
+    If *arguments* are a text, it is a call of a custom tool (OpenAI's responses only).
     """
-    given = arguments if isinstance(arguments, str) else dict(arguments)
-    return {"type": "tool_use", "id": id, "name": name, "input": given}
+    tool_input = arguments if isinstance(arguments, str) else dict(arguments)
+    return {"type": "tool_use", "id": id, "name": name, "input": tool_input}
 
 
 # Replies ------------------------------------------------------------------------------------------
@@ -119,40 +122,43 @@ def answer(
     seconds: float = 0.0,
     pause_seconds: float = 0.0,
 ) -> Answer:
-    """The model answers with *content*, texts and blocks; with none at all it answers nothing."""
+    """Return an answer with *content*, texts and blocks; without content it is empty."""
     blocks = tuple(text(part) if isinstance(part, str) else part for part in content)
     return Answer(blocks, stop_reason, seconds, pause_seconds)
 
 
 def refusal(*content: str | Mapping[str, object]) -> Answer:
-    """The model declines."""
+    """Return an answer in which the model declines, with *content* before it."""
     return answer(*content, stop_reason="refusal")
 
 
 def rate_limited(retry_after: float | None = None) -> Failure:
-    """HTTP 429, with the header retry-after when *retry_after* (seconds) is given."""
+    """Return HTTP 429, with the header retry-after if *retry_after* (seconds) is set."""
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     message = "This request would exceed your organization's rate limit. Please try again later."
     return Failure(429, "rate_limit_error", message, headers)
 
 
 def overloaded(after: Answer | None = None) -> Failure:
-    """HTTP 529: the API is overloaded. With *after*, halfway through that streamed answer."""
+    """Return HTTP 529 (overloaded); with *after*, the error comes halfway through that stream."""
     return Failure(529, "overloaded_error", "Overloaded", after=after)
 
 
 def server_error() -> Failure:
-    """HTTP 500: an error of the API."""
+    """Return HTTP 500, an internal error of the API."""
     return Failure(500, "api_error", "Internal server error")
 
 
 def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
-    """HTTP 400, the API's error for a prompt that is too long, whatever the request's length."""
+    """Return HTTP 400, the API's error for a prompt that is too long.
+
+    The server sends it for any request, also for a short one.
+    """
     message = f"prompt is too long: {tokens} tokens > {maximum} maximum"
     return Failure(400, "invalid_request_error", message)
 
 
-# On the wire --------------------------------------------------------------------------------------
+# Wire format --------------------------------------------------------------------------------------
 
 
 def message_json(
@@ -163,8 +169,8 @@ def message_json(
     model: str,
     usage: JsonObject,
 ) -> JsonDict:
-    """The body of a plain answer."""
-    refused = {"type": "refusal", "category": None, "explanation": None}
+    """Return the body of a plain answer."""
+    refusal_details = {"type": "refusal", "category": None, "explanation": None}
     return {
         "id": name,
         "type": "message",
@@ -173,13 +179,13 @@ def message_json(
         "content": list(blocks),
         "stop_reason": reply.reason,
         "stop_sequence": None,
-        "stop_details": refused if reply.reason == "refusal" else None,
+        "stop_details": refusal_details if reply.reason == "refusal" else None,
         "usage": dict(usage),
     }
 
 
 def error_json(failure: Failure, request_id: str) -> JsonDict:
-    """The body of an error."""
+    """Return the body of an error."""
     return {
         "type": "error",
         "error": {"type": failure.type, "message": failure.message},
@@ -188,18 +194,18 @@ def error_json(failure: Failure, request_id: str) -> JsonDict:
 
 
 def sse(data: JsonObject | str) -> bytes:
-    """One server-sent event without a name."""
+    """Return a server-sent event without a name."""
     text = data if isinstance(data, str) else json.dumps(data)
     return f"data: {text}\n\n".encode()
 
 
 def event(data: JsonObject) -> bytes:
-    """One server-sent event, called by its type."""
+    """Return a server-sent event with the name ``data["type"]``."""
     return f"event: {data['type']}\n".encode() + sse(data)
 
 
 def stream_events(message: JsonObject) -> Iterator[JsonDict]:
-    """The events by which *message* is streamed."""
+    """Yield the events of a stream of *message*."""
     ends = ("stop_reason", "stop_sequence", "stop_details")
     usage: JsonObject = message["usage"]
     start = dict(message)
@@ -224,7 +230,7 @@ def stream_events(message: JsonObject) -> Iterator[JsonDict]:
 
 def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
     start = dict(block)
-    deltas: list[tuple[str, str]] = []  # each with the name of its field
+    deltas: list[tuple[str, str]] = []  # name of the field, text
     match block["type"]:
         case "text":
             start["text"] = ""
@@ -245,4 +251,4 @@ def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
 
 
 chunks: Callable[[str], Iterator[str]] = partial(pieces, chars=CHUNK)
-"""A text as it is streamed."""
+"""Split a text into the pieces of a stream."""

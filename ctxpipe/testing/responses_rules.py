@@ -1,7 +1,7 @@
-"""The rules of OpenAI's responses API, with its error messages as far as they are known.
+"""Rules of OpenAI's responses API, with the API's error messages where known.
 
-Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
-neither mentions is accepted, above all items of an unknown type.
+Written, like `rules`, from documented and observed behaviour, independently of the rest of ctxpipe.
+Everything else is accepted, above all items of an unknown type.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .turns import Problems
 
 ROLES = ("assistant", "system", "developer", "user")
 MAX_ID = 64
-# Documented: calls that the client answers, and the items that answer them.
-ANSWERED: Mapping[str, str] = {
+# Documented: type of an item with the client's answer → type of the call.
+CALL_BY_OUTPUT: Mapping[str, str] = {
     f"{name}_output": name
     for name in (
         "apply_patch_call",
@@ -29,14 +29,14 @@ ANSWERED: Mapping[str, str] = {
         "shell_call",
     )
 }
-# Observed: how the id of an item begins.
+# Observed: type of an item → prefix of its id.
 PREFIXES: Mapping[str, str] = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
     "custom_tool_call": "ctc",
 }
-# Documented: the required fields of each item.
+# Documented: type of an item → its required fields.
 FIELDS: Mapping[str, Mapping[str, type | UnionType]] = {
     "function_call": {"call_id": str, "name": str, "arguments": str},
     "function_call_output": {"call_id": str, "output": str | list},
@@ -53,42 +53,42 @@ PARTS: Mapping[str, frozenset[str]] = {
     "user": frozenset({"input_text", "input_image", "input_file"}),
 }
 OUTPUT_PARTS = frozenset({"input_text", "input_image", "input_file"})
-# Documented: what a model writes after it has reasoned.
-REASONED = frozenset({"message", "reasoning", *ANSWERED.values()})
+# Documented: items that a model writes after a reasoning item.
+REASONING_RESULTS = frozenset({"message", "reasoning", *CALL_BY_OUTPUT.values()})
 
 
 def item_type(item: JsonObject) -> str:
-    """The type of *item*; without one it is a message."""
+    """Return the type of *item*; an item without a type is a message."""
     kind = item.get("type")
     return kind if isinstance(kind, str) else "message"
 
 
 def responses_problems(body: JsonObject) -> list[str]:
-    """Everything that ``/v1/responses`` would refuse in *body*; empty when it is valid.
+    """Return the errors of ``/v1/responses`` for the request *body*; empty if valid.
 
-    Its ``input`` is a list of all items of the conversation: what the API has stored is already in
-    it.
+    The ``input`` of *body* must have all items of the conversation, also those that the API has
+    stored.
     """
     items = body.get("input")
-    found = list(_fields(body))
-    if found or not isinstance(items, list):
-        return found
+    error_texts = list(_fields(body))
+    if error_texts or not isinstance(items, list):
+        return error_texts
     for index, item in enumerate(items):
-        found += _item(f"input[{index}]", item)
-    if not found:
-        found += _duplicates(items)
-        found += _pairs(items)
-        found += _reasoning(items)
-    return found
+        error_texts += _item(f"input[{index}]", item)
+    if not error_texts:
+        error_texts += _duplicates(items)
+        error_texts += _pairs(items)
+        error_texts += _reasoning(items)
+    return error_texts
 
 
 def _fields(body: JsonObject) -> Problems:
     if "model" not in body:
         yield "Missing required parameter: 'model'."
-    given = body.get("input", "")
-    if not isinstance(given, str | list):
-        yield wrong_type("input", "one of a string or array of input items", given)
-    if not given and not body.get("previous_response_id") and not body.get("prompt"):
+    input_items = body.get("input", "")
+    if not isinstance(input_items, str | list):
+        yield wrong_type("input", "one of a string or array of input items", input_items)
+    if not input_items and not body.get("previous_response_id") and not body.get("prompt"):
         yield (
             "One of 'input' or 'previous_response_id' or 'prompt' or 'conversation_id' must be "
             "provided."
@@ -100,15 +100,15 @@ def _item(where: str, item: Any) -> Problems:
         yield wrong_type(where, "an object", item)
         return
     kind = item_type(item)
-    for name, expected in FIELDS.get(kind, {}).items():
+    for name, expected_type in FIELDS.get(kind, {}).items():
         if name not in item:
             yield f"Missing required parameter: '{where}.{name}'."
-        elif not isinstance(item[name], expected):
-            words = getattr(expected, "__name__", str(expected))
+        elif not isinstance(item[name], expected_type):
+            words = getattr(expected_type, "__name__", str(expected_type))
             yield wrong_type(f"{where}.{name}", words, item[name])
     if kind == "message":
         yield from _message(where, item)
-    elif kind in ANSWERED and isinstance(item.get("output"), list):
+    elif kind in CALL_BY_OUTPUT and isinstance(item.get("output"), list):
         yield from _output(where, kind, item["output"])
     yield from _id(where, kind, item.get("id"))
 
@@ -124,9 +124,9 @@ def _message(where: str, item: JsonObject) -> Problems:
     if not isinstance(content, list):
         yield f"Missing required parameter: '{where}.content'."
         return
-    allowed = PARTS.get(role, PARTS["user"])
+    allowed_types = PARTS.get(role, PARTS["user"])
     for place, part in enumerate(content):
-        yield from part_problems(f"{where}.content[{place}]", part, allowed)
+        yield from part_problems(f"{where}.content[{place}]", part, allowed_types)
 
 
 def _output(where: str, kind: str, output: Sequence[Any]) -> Problems:
@@ -156,33 +156,33 @@ def _id(where: str, kind: str, name: object) -> Problems:
 
 
 def _duplicates(items: Sequence[JsonObject]) -> Problems:
-    """Observed."""
-    seen: set[str] = set()
+    """Yield errors of repeated ids. Observed."""
+    earlier_ids: set[str] = set()
     for item in items:
         name = item.get("id")
         if not isinstance(name, str) or item_type(item) == "item_reference":
             continue
-        if name in seen:
+        if name in earlier_ids:
             yield (
                 f"Duplicate item found with id {name}. Remove duplicate items from your input and "
                 "try again."
             )
-        seen.add(name)
+        earlier_ids.add(name)
 
 
 def _pairs(items: Sequence[JsonObject]) -> Problems:
-    """Observed: each call is answered later, and each answer has its call before it."""
+    """Yield errors of calls and answers. Observed: an answer for each call, after the call."""
     waiting: list[tuple[str, object]] = []
-    called: set[tuple[str, object]] = set()
+    earlier_calls: set[tuple[str, object]] = set()
     for item in items:
         kind = item_type(item)
-        call = (ANSWERED.get(kind, kind), item.get("call_id", item.get("id")))
-        if kind in ANSWERED.values():
-            called.add(call)
+        call = (CALL_BY_OUTPUT.get(kind, kind), item.get("call_id", item.get("id")))
+        if kind in CALL_BY_OUTPUT.values():
+            earlier_calls.add(call)
             waiting.append(call)
-        elif kind in ANSWERED and call not in called:
+        elif kind in CALL_BY_OUTPUT and call not in earlier_calls:
             yield f"No tool call found for {_words(call[0])} output with call_id {call[1]}."
-        elif kind in ANSWERED and call in waiting:
+        elif kind in CALL_BY_OUTPUT and call in waiting:
             waiting.remove(call)
     for kind, name in waiting:
         yield f"No tool output found for {_words(kind)} {name}."
@@ -193,12 +193,12 @@ def _words(kind: str) -> str:
 
 
 def _reasoning(items: Sequence[JsonObject]) -> Problems:
-    """Observed: what was reasoned comes with what it led to."""
+    """Yield an error for each reasoning item without the model's item after it. Observed."""
     for item, following in pairwise([*items, {"type": ""}]):
         kind = item_type(following)
-        is_said = kind != "message" or following.get("role") == "assistant"
-        is_output = kind in REASONED or kind.endswith("_call")
-        if item_type(item) == "reasoning" and not (is_output and is_said):
+        is_by_model = kind != "message" or following.get("role") == "assistant"
+        is_output = kind in REASONING_RESULTS or kind.endswith("_call")
+        if item_type(item) == "reasoning" and not (is_output and is_by_model):
             yield (
                 f"Item '{item['id']}' of type 'reasoning' was provided without its required "
                 "following item."

@@ -1,12 +1,12 @@
-"""The rules of the Messages API, with its error messages as far as they are known.
+"""Rules of the Messages API, with the API's error messages where known.
 
-Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a
-mistake in ctxpipe's own checks must not hide itself here. A rule yields the messages of the errors;
-the API would report the first one.
+Written from the API's documented and observed behaviour, on purpose independently of the rest of
+ctxpipe, so that these rules find the mistakes of ctxpipe's own checks. A rule yields the messages
+of all errors; the API would report the first one.
 
 Each rule names its source: *documented* (the API's public pages) or *observed* (an error that the
-API returned). What neither mentions is accepted, above all every block type that is not named here.
-`turns` has the rules about calls and their results.
+API returned). Everything else is accepted, above all block types that have no rule here. `turns`
+has the rules about calls and their results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .turns import CLIENT_ID, SERVER_ID, Messages, Problems, blocks_of, each_blo
 
 
 class RequestBody(TypedDict, total=False):
-    """The parsed body of a request, as a script sees it."""
+    """Parsed body of a request, the argument of a script."""
 
     model: str
     max_tokens: int
@@ -40,12 +40,14 @@ class RequestBody(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the simulated model accepts and bills.
+    """Limits and token counts of the simulated model.
 
-    *window* and the cache's minimum are in billed tokens; *billing_factor* is billed tokens per
-    token of ctxpipe's counter, so that a model with another tokenizer can be simulated. *thinking*
-    says what is required of thinking blocks that come back: nothing, the very bytes of the answer,
-    or (the models of late 2026) the unchanged conversation before them as well.
+    *window* and *min_cached_tokens* are in billed tokens. *billing_factor* is the number of billed
+    tokens per token of ctxpipe's counter; it simulates a model with another tokenizer. With
+    *prefill*, the model accepts a conversation that ends with an assistant message.
+
+    *thinking* is the check of thinking blocks in the history: "unchecked"; "signed", the same bytes
+    as in the answer; or "bound" (models of late 2026), also the same conversation before them.
     """
 
     window: int = 200_000
@@ -56,7 +58,7 @@ class Model:
 
 
 class BadBody(ValueError):
-    """The body is not JSON that the API would read; the text is the API's."""
+    """Raised if the body is not JSON that the API accepts; the text is the API's."""
 
 
 MAX_CACHE_MARKS = 4
@@ -70,9 +72,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_body(raw: bytes) -> RequestBody:
-    """The body as JSON.
+    """Return the parsed JSON object of *raw*.
 
-    Raises BadBody for what is not JSON, and for lone surrogates, which Python's parser accepts.
+    Raises BadBody if it is not a JSON object or has lone surrogates, which Python's parser accepts.
     """
     try:
         text = raw.decode()
@@ -80,7 +82,7 @@ def parse_body(raw: bytes) -> RequestBody:
     except ValueError as error:
         raise BadBody(f"The request body is not valid JSON: {error}") from error
     if "\\ud" in text or "\\uD" in text:
-        # Those of a pair are one character now.
+        # The parser has joined each pair to one character: what is left is alone.
         lone = SURROGATE.search(json.dumps(body, ensure_ascii=False))
         if lone:
             reason = "invalid high surrogate in string"
@@ -96,15 +98,15 @@ def parse_body(raw: bytes) -> RequestBody:
 
 
 def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
-    """Everything that the API would refuse in *body*, most basic first; empty when it is valid.
+    """Return the errors of the API for the request *body*, the most basic first; empty if valid.
 
-    With *counting* the request goes to count_tokens, which needs no max_tokens.
+    With *counting*, the request is one to count_tokens, which needs no max_tokens.
     """
     messages: Any = body.get("messages")
     # The rules below read fields that the first two guarantee.
-    found = list(_fields(body, counting)) or list(_shape(messages))
-    if found:
-        return found
+    error_texts = list(_fields(body, counting)) or list(_shape(messages))
+    if error_texts:
+        return error_texts
     rules = (
         _first_is_user,
         _content,
@@ -119,11 +121,11 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
         _compaction_places,
     )
     for rule in rules:
-        found += rule(messages)
-    found += _system(body)
-    found += _cache_marks(body)
-    found += _prefill(messages, model)
-    return found
+        error_texts += rule(messages)
+    error_texts += _system(body)
+    error_texts += _cache_marks(body)
+    error_texts += _prefill(messages, model)
+    return error_texts
 
 
 # The form of a body -------------------------------------------------------------------------------
@@ -155,9 +157,9 @@ def _shape(messages: Messages) -> Problems:
         role = message.get("role")
         if role not in {"user", "assistant", "system"}:
             yield f"{where}.role: Input should be 'user', 'assistant' or 'system'"
-        permitted = SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS
+        permitted_fields = SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS
         # Documented and observed: a whole reply (`id`, `model`, `usage`, …) is no message.
-        for name in sorted(message.keys() - permitted):
+        for name in sorted(message.keys() - permitted_fields):
             if name == "clear_at":
                 yield f"{where}.clear_at: clear_at is only permitted on role 'system' messages"
             else:
@@ -167,7 +169,7 @@ def _shape(messages: Messages) -> Problems:
 
 def _content_shape(where: str, message: JsonObject) -> Problems:
     if "content" not in message:
-        # Documented: a system message may set the effort and say nothing.
+        # Documented: a system message may set the effort without any content.
         if not _sets_effort(message):
             yield f"{where}.content: Field required"
     elif not isinstance(message["content"], str | list):
@@ -193,24 +195,24 @@ def _block_shape(where: str, block: Any) -> Problems:
 
 
 def _field_types(where: str, block: JsonObject) -> Problems:
-    for name, expected in FIELDS.get(block["type"], {}).items():
+    for name, expected_type in FIELDS.get(block["type"], {}).items():
         if name not in block:
             yield f"{where}.{name}: Field required"
-        elif isinstance(expected, type):
-            if not isinstance(block[name], expected):
-                yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
+        elif isinstance(expected_type, type):
+            if not isinstance(block[name], expected_type):
+                yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected_type]}"
         elif not isinstance(block[name], str):
             yield f"{where}.{name}: Input should be a valid string"
-        elif not expected.fullmatch(block[name]):
-            yield f"{where}.{name}: String should match pattern '^{expected.pattern}$'"
+        elif not expected_type.fullmatch(block[name]):
+            yield f"{where}.{name}: String should match pattern '^{expected_type.pattern}$'"
 
 
 def _name_length(where: str, block: JsonObject) -> Problems:
-    """Observed: the name of a called tool has 1 to 200 characters."""
+    """Yield an error of the tool name's length. Observed: it has 1 to 200 characters."""
     name = block.get("name")
-    if block["type"] != "tool_use" or not isinstance(name, str) or 1 <= len(name) <= MAX_NAME:
+    if block["type"] != "tool_use" or not isinstance(name, str) or 1 <= len(name) <= MAX_NAME_CHARS:
         return
-    limit = f"at most {MAX_NAME} characters" if name else "at least 1 character"
+    limit = f"at most {MAX_NAME_CHARS} characters" if name else "at least 1 character"
     yield f"{where}.tool_use.name: String should have {limit}"
 
 
@@ -222,7 +224,7 @@ def _result_shape(where: str, block: JsonObject) -> Problems:
         yield from _block_shape(f"{where}.tool_result.content.{place}", inner)
 
 
-MAX_NAME = 200
+MAX_NAME_CHARS = 200
 # Documented: the required fields of each block, as the API's reference lists them.
 FIELDS: Mapping[str, Mapping[str, type | re.Pattern[str]]] = {
     "text": {"text": str},
@@ -240,7 +242,7 @@ FIELDS: Mapping[str, Mapping[str, type | re.Pattern[str]]] = {
     "container_upload": {"file_id": str},
 }
 TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
-# Observed: thinking takes no cache mark. Documented: a compaction block comes back as it was given.
+# Observed: thinking has no cache mark. Documented: a compaction block comes back unchanged.
 NOT_PERMITTED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(THINKING, frozenset({"cache_control"})),
     "compaction": frozenset({"citations", "text"}),
@@ -251,13 +253,16 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 
 
 def _sets_effort(message: JsonObject) -> bool:
-    """Whether *message* is a system message that only sets the effort. Documented."""
+    """Return True for a system message that only sets the effort. Documented."""
     is_silent = message.get("role") == "system" and not message.get("content")
     return is_silent and bool(message.get("output_config"))
 
 
 def _first_is_user(messages: Messages) -> Problems:
-    """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
+    """Yield an error unless the first message is the user's. Observed.
+
+    Documented: an assistant message that begins with a compaction block may be first, too.
+    """
     first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
     kinds = [block["type"] for block in blocks_of(first)]
     is_compacted = first["role"] == "assistant" and kinds[:1] == ["compaction"]
@@ -266,7 +271,7 @@ def _first_is_user(messages: Messages) -> Problems:
 
 
 def _content(messages: Messages) -> Problems:
-    """Observed."""
+    """Yield errors of empty messages. Observed."""
     for index, message in enumerate(messages):
         is_prefill = index == len(messages) - 1 and message["role"] == "assistant"
         if message.get("content") or is_prefill or _sets_effort(message):
@@ -278,7 +283,7 @@ def _content(messages: Messages) -> Problems:
 
 
 def _texts(messages: Messages) -> Problems:
-    """Observed. Whether the content of a tool result is checked is not known."""
+    """Yield errors of empty and blank texts. Observed; for texts in tool results not known."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str) and content:
@@ -296,7 +301,7 @@ def _block_texts(blocks: Iterable[JsonObject]) -> list[str]:
 
 
 def _error_results(messages: Messages) -> Problems:
-    """Observed: a result that is an error says something, and in text alone."""
+    """Yield errors of error results. Observed: they have content, and only text."""
     for where, _, block in each_block(messages):
         if block["type"] != "tool_result" or not block.get("is_error"):
             continue
@@ -307,7 +312,7 @@ def _error_results(messages: Messages) -> Problems:
 
 
 def _thinking_places(messages: Messages) -> Problems:
-    """Observed."""
+    """Yield errors of misplaced or unsigned thinking blocks. Observed."""
     for index, message in enumerate(messages):
         blocks = blocks_of(message)
         if message["role"] != "assistant":
@@ -317,26 +322,27 @@ def _thinking_places(messages: Messages) -> Problems:
             yield f"messages.{index}: The final block in an assistant message cannot be `thinking`."
     for where, _, block in each_block(messages):
         kind = block["type"]
-        # An empty signature is never valid, whatever else is required of signatures.
+        # An empty signature is never valid, also if signatures are not checked.
         if kind in THINKING and not block.get("signature", block.get("data")):
             yield f"{where}: Invalid `signature` in `{kind}` block"
 
 
 def _compaction_places(messages: Messages) -> Problems:
-    """Documented: a signed block is first and alone.
+    """Yield errors of compaction blocks.
 
-    Any other may be where a reply had it.
+    Documented: a signed block is the first block and the only compaction block. Blocks without a
+    signature may stay where they were in a reply.
     """
-    found = [at for at in each_block(messages) if at[2]["type"] == "compaction"]
-    if any(block.get("content") == "" for _, _, block in found):
+    compactions = [place for place in each_block(messages) if place[2]["type"] == "compaction"]
+    if any(block.get("content") == "" for _, _, block in compactions):
         yield "messages: compaction content must be non-empty"
-    if not any(block.get("signature") for _, _, block in found):
+    if not any(block.get("signature") for _, _, block in compactions):
         return
-    if len(found) > 1:
+    if len(compactions) > 1:
         yield "messages: exactly one `compaction` block may be sent, the newest"
-    speaking = (message for message in messages if not _sets_effort(message))
-    first: JsonObject = next(speaking, {})
-    for where, message, block in found:
+    with_content = (message for message in messages if not _sets_effort(message))
+    first: JsonObject = next(with_content, {})
+    for where, message, block in compactions:
         if message is not first or block is not blocks_of(message)[0]:
             yield (
                 f"{where}: `compaction` block must be sent first, in "
@@ -356,16 +362,17 @@ def _system(body: JsonObject) -> Problems:
 
 
 def _system_places(messages: Messages) -> Problems:
-    """Documented: after the user or a server tool's result, and before the assistant or at the end.
+    """Yield errors of misplaced system messages.
 
-    Neighbouring system messages are checked together; one that only sets the effort may be
-    anywhere.
+    Documented: they follow a user message or a server tool's result, and precede an assistant
+    message or the end. Neighbouring system messages are checked together. A message that only sets
+    the effort may be anywhere.
     """
     start = 0
     for role, group in groupby(messages, key=lambda message: message["role"]):
         neighbours = list(group)
         stop = start + len(neighbours)
-        if role == "system" and not all(map(_sets_effort, neighbours)):
+        if role == "system" and not all(_sets_effort(one) for one in neighbours):
             before = messages[start - 1] if start else {"role": "user"}
             if before["role"] == "assistant" and not turns.ends_in_result(before):
                 yield f"messages.{start}: a `system` message must follow a `user` message"
@@ -378,7 +385,7 @@ def _system_places(messages: Messages) -> Problems:
 
 
 def _turn_scope(where: str, message: JsonObject) -> Problems:
-    """Documented: a message that is shown for one turn contains text only, no mark or setting."""
+    """Yield errors of a system message for one turn. Documented: only text, no mark or setting."""
     scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
     if {block["type"] for block in blocks_of(message)} - {"text"}:
         yield (
@@ -393,7 +400,11 @@ def _turn_scope(where: str, message: JsonObject) -> Problems:
 
 
 def _cache_marks(body: JsonObject) -> Problems:
-    """Documented: at most four, and none for an hour after a shorter one in the prompt's order."""
+    """Yield errors of cache marks.
+
+    Documented: at most four. In the order of the prompt, a mark for one hour must not come after a
+    shorter one.
+    """
     blocks: list[JsonObject] = [*(body.get("tools") or [])]
     system = body.get("system")
     if isinstance(system, list):
@@ -409,15 +420,18 @@ def _cache_marks(body: JsonObject) -> Problems:
             f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. "
             f"Found {len(marks)}."
         )
-    hours = [mark.get("ttl") == "1h" for mark in marks if isinstance(mark, dict)]
-    if sorted(hours, reverse=True) != hours:
+    is_for_hour = [mark.get("ttl") == "1h" for mark in marks if isinstance(mark, dict)]
+    if sorted(is_for_hour, reverse=True) != is_for_hour:
         yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
 
 
 def _prefill(messages: Messages, model: Model) -> Problems:
-    """Observed. Documented: a paused turn is sent back as it is, and goes on."""
-    speakers = [message for message in messages if message["role"] != "system"]
-    last = (speakers or messages)[-1]
+    """Yield errors of a conversation that ends with an assistant message. Observed.
+
+    Documented: a paused turn ends with one; the model continues it.
+    """
+    turn_messages = [message for message in messages if message["role"] != "system"]
+    last = (turn_messages or messages)[-1]
     if last["role"] != "assistant" or turns.is_paused(last):
         return
     if not model.prefill:

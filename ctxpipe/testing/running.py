@@ -1,4 +1,4 @@
-"""uvicorn in the caller's event loop. Importing this module imports starlette and uvicorn."""
+"""Server (uvicorn) in the caller's event loop; importing this imports starlette and uvicorn."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that is running."""
+    """Running server."""
 
     server: uvicorn.Server
     listener: socket.socket
 
     @property
     def url(self) -> str:
-        """The address at which it listens."""
+        """URL of the server, with its port."""
         host, port = self.listener.getsockname()
         return f"http://{host}:{port}"
 
@@ -43,11 +43,11 @@ class Running:
                 return
 
     async def stop(self) -> None:
-        """Close the socket and every connection; return when nothing of the server is left."""
+        """Close the socket and every connection, and wait for all tasks of the server."""
         state = self.server.server_state
-        # First no new connections, and those that are being accepted complete: asyncio (3.11)
-        # forgets one whose server is closed between accept and connection_made, so that its socket
-        # stays open, and its client waits for ever.
+        # First stop accepting connections, and complete those that are being accepted: asyncio
+        # (3.11) loses a connection if its server is closed between accept and connection_made; its
+        # socket then stays open, and its client waits for ever.
         with contextlib.suppress(NotImplementedError):  # loops that do not watch file descriptors
             asyncio.get_running_loop().remove_reader(self.listener)
         for _ in range(ACCEPT_TURNS):
@@ -57,20 +57,20 @@ class Running:
         for connection in list(state.connections):
             connection.transport.abort()
         await asyncio.gather(*state.tasks, return_exceptions=True)
-        # The loop closes an aborted socket in its next turn; nothing signals the end of it.
+        # The loop closes an aborted socket in its next turn, without a signal.
         while state.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 def application(endpoints: Mapping[str, Endpoint]) -> Starlette:
-    """The ASGI application with *endpoints* (POST)."""
+    """Return the ASGI application with *endpoints* (path → handler of POST)."""
     routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     handlers = {404: _unknown, 405: _unknown, ClientDisconnect: _ignore_disconnect}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def start(endpoints: Mapping[str, Endpoint]) -> Running:
-    """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
+    """Serve *endpoints* (path → handler of POST) on a free port of 127.0.0.1."""
     config = uvicorn.Config(
         application(endpoints),
         http="h11",
@@ -82,17 +82,17 @@ async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    # Not server.serve(): that catches the process's signals, and looks ten times a second whether
-    # it should stop.
+    # Not server.serve(), which handles the signals of the process and checks ten times a second
+    # whether to stop.
     listener = socket.create_server(("127.0.0.1", 0), backlog=config.backlog)
-    # Its connections inherit it: without it a reply waits 40 ms for the client's acknowledgement.
+    # Connections inherit this option; without it, a reply waits 40 ms for the acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     await server.startup(sockets=[listener])
     return Running(server, listener)
 
 
 async def _ignore_disconnect(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """No error when a client disconnects before its request is complete."""
+    """Return an empty response if a client disconnects before its request is complete."""
     return Response()
 
 

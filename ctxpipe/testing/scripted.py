@@ -1,4 +1,4 @@
-"""A scripted API on 127.0.0.1: what the servers of all providers have in common."""
+"""Scripted API on 127.0.0.1: the base class of the servers of all providers."""
 
 from __future__ import annotations
 
@@ -37,41 +37,41 @@ if TYPE_CHECKING:
     from .running import Endpoint, Running
 
 STREAMING = ":streamGenerateContent"
-"""How a path of Gemini's ends that asks for a stream."""
+"""End of a path of Gemini's API that requests a stream."""
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
-"""The model: replies in order, or a function from the request's body to the reply.
+"""Script of the model: replies in order, or a function from the request's body to the reply.
 
 The function may be async.
 """
 
 _Interruption: TypeAlias = Failure | Cut | Hang
-"""A reply that ends before its answer is complete, or instead of one."""
+"""Reply that ends early or replaces the answer."""
 
 
 class MissingExtra(CtxpipeError, ImportError):
-    """The packages of an optional extra are not installed; the text names it."""
+    """Raised if the packages of an optional extra are not installed; the text names the extra."""
 
 
 class ScriptExhausted(CtxpipeError, RuntimeError):
-    """A request came in after the script's last reply."""
+    """Raised if a request arrives after the script's last reply."""
 
 
 @dataclass(slots=True)
 class Received:
-    """A request as it came in, and what became of it."""
+    """Request to the server, with the errors, the usage and the reply that it got."""
 
     path: str
     headers: Mapping[str, str]
     body: RequestBody
-    raw: bytes = field(default=b"", repr=False)  # the body as it came over the wire
+    raw: bytes = field(default=b"", repr=False)  # the unparsed body
     problems: tuple[str, ...] = ()
-    tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
+    tokens: int = 0  # billed for the prompt; 0 if the request was refused before
     prompt: BilledPrompt = field(default=BilledPrompt((), (), (), 0), repr=False)
-    cached: int = -1  # the last block that was in the cache when the request came in
+    cached: int = -1  # index of the last block that was in the cache on arrival
     usage: Usage | None = None
-    dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
+    dropped: tuple[str, ...] = ()  # paths of thinking blocks left out at the client's request
     ignored: tuple[str, ...] = ()  # ids of items of which the API reads its stored copy instead
     reply: Reply | None = None
     id: str = ""
@@ -79,15 +79,15 @@ class Received:
 
 @dataclass
 class ScriptedServer(ABC):
-    """A scripted API; a subclass for each provider has its paths and rules.
+    """Scripted API; a subclass for each provider has its paths and rules.
 
-    It runs in the caller's event loop on a free port of 127.0.0.1, and ends with every connection
-    when the block ends. Each request is checked by the API's rules and answered 400 when it breaks
-    one; such a request takes no reply from the script. *requests* contains everything that came in.
+    It runs in the caller's event loop on a free port of 127.0.0.1. At the end of the block it stops
+    and closes every connection. Each request is checked against the API's rules; if it breaks one,
+    it is answered with 400 and takes no reply from the script. *requests* has every request.
 
-    An error in the script, or a request after its last reply, is answered 500 and raised again when
-    the block ends. Raises SettingsError when *script* is a single text. Entering it raises
-    MissingExtra when starlette or uvicorn is not installed.
+    An error in the script, or a request after its last reply, is answered with 500 and raised at
+    the end of the block. Raises SettingsError if *script* is a single text. Entering the block
+    raises MissingExtra if starlette or uvicorn is not installed.
     """
 
     script: Script
@@ -108,39 +108,42 @@ class ScriptedServer(ABC):
         self._meter = Meter(self.model, as_counter(self.counter), self.clock)
         self._numbers = itertools.count(1)
 
-    # What a provider's server says of itself ------------------------------------------------------
+    # Paths, rules and formats of a provider -------------------------------------------------------
 
     _paths: ClassVar[Sequence[str]]
-    """Of the endpoints that it has."""
+    """Paths of the endpoints."""
 
     @abstractmethod
-    def _early_failure(self, received: Received) -> Failure | None:
-        """The error for what is checked before the body is read; None when that is valid."""
+    def _early_failure(self, exchange: Received) -> Failure | None:
+        """Return the error of the checks that precede parsing, or None."""
 
     @abstractmethod
-    def _problems(self, received: Received) -> Iterator[str]:
-        """The errors of the request; where there are none, it is counted.
+    def _problems(self, exchange: Received) -> Iterator[str]:
+        """Yield the errors of the request; count the tokens of a valid one.
 
         Runs in a worker thread.
         """
 
     @abstractmethod
-    def _message(self, received: Received, reply: Answer) -> JsonDict:
-        """The body of the plain answer *reply*, which is billed here. Runs in a worker thread."""
+    def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        """Return the body of the plain answer *reply*, and set the usage of the exchange.
+
+        Runs in a worker thread.
+        """
 
     @abstractmethod
-    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
-        """The events by which *message* is streamed."""
+    def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:
+        """Return the events of a stream of *message*."""
 
     @abstractmethod
-    def _error_body(self, failure: Failure, received: Received) -> JsonDict:
-        """The body of an error."""
+    def _error_body(self, failure: Failure, exchange: Received) -> JsonDict:
+        """Return the body of an error."""
 
-    def _error_event(self, failure: Failure, received: Received) -> bytes:
-        """The event that ends a stream with an error."""
-        return event(self._error_body(failure, received))
+    def _error_event(self, failure: Failure, exchange: Received) -> bytes:
+        """Return the event that ends a stream with an error."""
+        return event(self._error_body(failure, exchange))
 
-    # Life -----------------------------------------------------------------------------------------
+    # Start and stop -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         start = await anyio.to_thread.run_sync(_load)
@@ -157,7 +160,7 @@ class ScriptedServer(ABC):
         running = self._running
         self._running = None
         if running is not None:
-            # It takes a few turns of the loop, and must not be interrupted.
+            # Stopping takes a few turns of the loop, and must not be interrupted.
             with anyio.CancelScope(shield=True):
                 await running.stop()
         if error is None and self.errors:
@@ -165,68 +168,68 @@ class ScriptedServer(ABC):
 
     @property
     def url(self) -> str:
-        """The address at which it listens."""
+        """URL of the server; RuntimeError if it is not running."""
         if self._running is None:
             raise RuntimeError("the server is not running: use it in an 'async with' block")
         return self._running.url
 
     @property
     def refused(self) -> list[Received]:
-        """The requests that broke a rule."""
+        """Requests that broke a rule."""
         return [request for request in self.requests if request.problems]
 
     # Requests -------------------------------------------------------------------------------------
 
     async def _receive(self, request: Request) -> Response:
-        received = Received(
+        exchange = Received(
             path=request.url.path,
             headers=dict(request.headers),
             body={},
             raw=await request.body(),
             id=f"req_{next(self._numbers):024d}",
         )
-        self.requests.append(received)
-        return await _while_connected(request, partial(self._respond, request, received))
+        self.requests.append(exchange)
+        return await _while_connected(request, partial(self._respond, request, exchange))
 
-    async def _respond(self, request: Request, received: Received) -> Response:
+    async def _respond(self, request: Request, exchange: Received) -> Response:
         try:
             # In a worker thread, one request at a time: the loop is the caller's.
             failure = await anyio.to_thread.run_sync(
-                self._check, received, limiter=self._one_at_a_time
+                self._check, exchange, limiter=self._one_at_a_time
             )
             if failure is None:
-                return await self._answer(request, received)
-        except Exception as error:  # noqa: BLE001 -- of the script, or of the caller's counter
+                return await self._answer(request, exchange)
+        except Exception as error:  # noqa: BLE001 -- the script and the counter are the caller's
             self.errors.append(error)
             message = f"the script failed: {type(error).__name__}: {error}"
             failure = Failure(500, "api_error", message, {"x-should-retry": "false"})
-        received.reply = failure
-        return self._refusal(failure, received)
+        exchange.reply = failure
+        return self._refusal(failure, exchange)
 
-    def _check(self, received: Received) -> Failure | None:
-        """Check and count a request; return the API's error, or None when it is valid."""
-        failure = self._early_failure(received)
+    def _check(self, exchange: Received) -> Failure | None:
+        """Check and count a request; return the API's error, or None if it is valid."""
+        failure = self._early_failure(exchange)
         if failure is not None:
             return failure
         try:
-            encoding = received.headers.get("content-encoding", "")
-            received.body = parse_body(decode(received.raw, encoding))
+            encoding = exchange.headers.get("content-encoding", "")
+            exchange.body = parse_body(decode(exchange.raw, encoding))
         except (BadBody, EncodingError) as error:
-            received.problems = (str(error),)
+            exchange.problems = (str(error),)
         else:
-            received.problems = tuple(self._problems(received))
-        if not received.problems:
+            exchange.problems = tuple(self._problems(exchange))
+        if not exchange.problems:
             return None
-        return Failure(400, "invalid_request_error", received.problems[0])
+        return Failure(400, "invalid_request_error", exchange.problems[0])
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, received: Received) -> Response:
-        """The response to a valid request."""
-        received.cached = self._meter.find(received.prompt)
-        reply = await self._ask(received.body)
-        received.reply = reply
-        return await self._render(request, received, reply)
+    async def _answer(self, request: Request, exchange: Received) -> Response:
+        """Return the response to a valid request, the script's next reply."""
+        exchange.cached = self._meter.find(exchange.prompt)
+        reply = await self._ask(exchange.body)
+        exchange.reply = reply
+        return await self._render(request, exchange, reply)
 
     async def _ask(self, body: RequestBody) -> Answer | _Interruption:
         reply = self._next(body)
@@ -235,29 +238,29 @@ class ScriptedServer(ABC):
         if isinstance(reply, str):
             reply = answer(reply)
         if not isinstance(reply, Answer | _Interruption):
-            raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
+            raise TypeError(f"a script answers with a Reply or a text, not with {reply!r}")
         return reply
 
     async def _render(
-        self, request: Request, received: Received, reply: Answer | _Interruption
+        self, request: Request, exchange: Received, reply: Answer | _Interruption
     ) -> Response:
-        """The whole answer that *reply* is, or half of the one after which it breaks off."""
+        """Return the response for *reply*: the whole answer, an error, or half of an answer."""
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
-        begun = reply if isinstance(reply, Answer) else reply.after
-        if isinstance(reply, Failure) and not (begun and is_stream(received)):
-            return self._refusal(reply, received)
-        if begun is None:
+        answer_to_send = reply if isinstance(reply, Answer) else reply.after
+        if isinstance(reply, Failure) and not (answer_to_send and is_stream(exchange)):
+            return self._refusal(reply, exchange)
+        if answer_to_send is None:
             await self._end(request, reply)
         message = await anyio.to_thread.run_sync(
-            self._message, received, begun, limiter=self._one_at_a_time
+            self._message, exchange, answer_to_send, limiter=self._one_at_a_time
         )
-        if is_stream(received):
-            chunks = list(self._events(received, message))
-            if begun is not reply:
+        if is_stream(exchange):
+            chunks = list(self._events(exchange, message))
+            if answer_to_send is not reply:
                 del chunks[len(chunks) // 2 :]
-        elif begun is reply:
-            return json_response(message, received)
+        elif answer_to_send is reply:
+            return json_response(message, exchange)
         else:
             body = json.dumps(message).encode()
             chunks = [body[: len(body) // 2]]
@@ -265,28 +268,28 @@ class ScriptedServer(ABC):
         async def content() -> AsyncIterator[bytes]:
             for chunk in chunks:
                 yield chunk
-                await anyio.sleep(begun.pause_seconds)
+                await anyio.sleep(answer_to_send.pause_seconds)
             if isinstance(reply, Failure):
-                yield self._error_event(reply, received)
-            elif begun is not reply:
+                yield self._error_event(reply, exchange)
+            elif answer_to_send is not reply:
                 await self._end(request, reply)
 
-        return stream_response(content(), received)
+        return stream_response(content(), exchange)
 
     async def _end(self, request: Request, reply: Answer | _Interruption) -> NoReturn:
-        """Break the connection, or wait until the client does."""
+        """Break the connection, or wait until the client closes it."""
         if isinstance(reply, Cut) and self._running is not None:
             self._running.abort(request)
         while True:
             await anyio.sleep_forever()
 
-    def _refusal(self, failure: Failure, received: Received) -> Response:
-        error = self._error_body(failure, received)
-        return json_response(error, received, failure.status, **failure.headers)
+    def _refusal(self, failure: Failure, exchange: Received) -> Response:
+        error = self._error_body(failure, exchange)
+        return json_response(error, exchange, failure.status, **failure.headers)
 
 
 def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
-    """The function that starts a server.
+    """Import and return the function that starts a server.
 
     The first import reads hundreds of files: call this in a worker thread.
     """
@@ -300,12 +303,12 @@ def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
 
 
 def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
-    rest = iter(replies)
+    remaining_replies = iter(replies)
     count = 0
 
-    def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- a list answers any request
+    def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- the order decides, not the body
         nonlocal count
-        for reply in rest:
+        for reply in remaining_replies:
             count += 1
             return reply
         raise ScriptExhausted(f"a request came in after the script's last reply (it has {count})")
@@ -313,13 +316,13 @@ def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
     return next_reply
 
 
-def is_stream(received: Received) -> bool:
-    """Whether the client wants the answer as a stream."""
-    return bool(received.body.get("stream")) or received.path.endswith(STREAMING)
+def is_stream(exchange: Received) -> bool:
+    """Return True if the client requests a stream."""
+    return bool(exchange.body.get("stream")) or exchange.path.endswith(STREAMING)
 
 
 async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """The result of *work*, which is cancelled when the client disconnects."""
+    """Return the result of *work*; cancel it if the client disconnects."""
     from starlette.responses import Response as EmptyResponse
 
     response: Response = EmptyResponse()
@@ -337,19 +340,19 @@ async def _while_connected(request: Request, work: Callable[[], Awaitable[Respon
 
 
 def json_response(
-    body: JsonObject, received: Received, status: int = 200, **headers: str
+    body: JsonObject, exchange: Received, status: int = 200, **headers: str
 ) -> Response:
-    """The answer *body* to a request."""
+    """Return a JSON response with *body* and the id of the request."""
     from starlette.responses import JSONResponse
 
-    return JSONResponse(body, status, {"request-id": received.id, **headers})
+    return JSONResponse(body, status, {"request-id": exchange.id, **headers})
 
 
 def stream_response(
-    content: AsyncIterator[bytes] | Iterable[bytes], received: Received
+    content: AsyncIterator[bytes] | Iterable[bytes], exchange: Received
 ) -> Response:
-    """The answer that sends *content*, chunk by chunk."""
+    """Return a response that sends *content* chunk by chunk."""
     from starlette.responses import StreamingResponse
 
-    media_type = "text/event-stream" if is_stream(received) else "application/json"
-    return StreamingResponse(content, headers={"request-id": received.id}, media_type=media_type)
+    media_type = "text/event-stream" if is_stream(exchange) else "application/json"
+    return StreamingResponse(content, headers={"request-id": exchange.id}, media_type=media_type)

@@ -1,4 +1,4 @@
-"""The Messages API on 127.0.0.1: the real wire format, the real rules, answers from a script."""
+"""Messages API on 127.0.0.1, with the real wire format and rules, and answers from a script."""
 
 from __future__ import annotations
 
@@ -23,73 +23,73 @@ ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use
 class MessagesServer(ScriptedServer):
     """A scripted Messages API for tests: ``async with MessagesServer([...]) as server``.
 
-    It runs in the caller's event loop on a free port of 127.0.0.1, and ends with every connection
-    when the block ends. Each request is checked by the API's rules and answered 400 when it breaks
-    one; such a request takes no reply from the script. *requests* contains everything that came in.
-    Give its *url* to the SDK as ``base_url``.
+    It runs in the caller's event loop on a free port of 127.0.0.1. Give its *url* to the SDK as
+    ``base_url``. At the end of the block it stops and closes every connection. Each request is
+    checked against the API's rules; if it breaks one, it is answered with 400 and takes no reply
+    from the script. *requests* has every request.
 
-    An error in the script, or a request after its last reply, is answered 500 and raised again when
-    the block ends. Raises SettingsError when *script* is a single text. Entering it raises
-    MissingExtra when starlette or uvicorn is not installed.
+    An error in the script, or a request after its last reply, is answered with 500 and raised at
+    the end of the block. Raises SettingsError if *script* is a single text. Entering the block
+    raises MissingExtra if starlette or uvicorn is not installed.
     """
 
     _paths = (MESSAGES, COUNT_TOKENS)
 
     @property
     def calls(self) -> int:
-        """The number of messages that were asked for, refused ones included."""
+        """Number of requests for a message, including refused ones."""
         return [request.path for request in self.requests].count(MESSAGES)
 
     # Requests -------------------------------------------------------------------------------------
 
-    def _early_failure(self, received: Received) -> Failure | None:
-        headers = received.headers
+    def _early_failure(self, exchange: Received) -> Failure | None:
+        headers = exchange.headers
         if "x-api-key" not in headers and "authorization" not in headers:
             return Failure(401, "authentication_error", "x-api-key header is required")
         if "anthropic-version" not in headers:
             return Failure(400, "invalid_request_error", "anthropic-version: header is required")
-        if len(received.raw) > MAX_BODY_BYTES:
+        if len(exchange.raw) > MAX_BODY_BYTES:
             return Failure(413, "request_too_large", "Request exceeds the maximum size")
         return None
 
-    def _problems(self, received: Received) -> Iterator[str]:
-        counting = received.path == COUNT_TOKENS
-        invalid = problems(received.body, self.model, counting=counting)
+    def _problems(self, exchange: Received) -> Iterator[str]:
+        counting = exchange.path == COUNT_TOKENS
+        invalid = problems(exchange.body, self.model, counting=counting)
         if invalid:
             yield from invalid
             return
-        betas = received.headers.get("anthropic-beta", "")
-        refused, dropped = verify(received.body, self.model, betas)
-        received.dropped = tuple(dropped)
-        yield from refused
-        received.prompt = self._meter.read(received.body, betas)
-        received.tokens = received.prompt.tokens
-        if received.tokens > self.model.window and not counting:
-            yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
+        betas = exchange.headers.get("anthropic-beta", "")
+        error_texts, dropped_paths = verify(exchange.body, self.model, betas)
+        exchange.dropped = tuple(dropped_paths)
+        yield from error_texts
+        exchange.prompt = self._meter.read(exchange.body, betas)
+        exchange.tokens = exchange.prompt.tokens
+        if exchange.tokens > self.model.window and not counting:
+            yield f"prompt is too long: {exchange.tokens} tokens > {self.model.window} maximum"
 
     # Replies --------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, received: Received) -> Response:
-        if received.path == COUNT_TOKENS:
-            return json_response({"input_tokens": received.tokens}, received)
-        return await super()._answer(request, received)
+    async def _answer(self, request: Request, exchange: Received) -> Response:
+        if exchange.path == COUNT_TOKENS:
+            return json_response({"input_tokens": exchange.tokens}, exchange)
+        return await super()._answer(request, exchange)
 
-    def _message(self, received: Received, reply: Answer) -> JsonDict:
-        received.usage = self._meter.charge(received.prompt, received.cached)
+    def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        exchange.usage = self._meter.charge(exchange.prompt, exchange.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
         if any(block["type"] in THINKING for block in blocks):
-            blocks = sign(received.body, blocks)
+            blocks = sign(exchange.body, blocks)
         message = message_json(
             reply,
             blocks,
-            name=received.id.replace("req_", "msg_"),
-            model=received.body["model"],
-            usage=received.usage.as_dict(self._meter.output_tokens(blocks)),
+            name=exchange.id.replace("req_", "msg_"),
+            model=exchange.body["model"],
+            usage=exchange.usage.as_dict(self._meter.output_tokens(blocks)),
         )
-        if received.dropped:
-            notice = {"type": "thinking_dropped", "reason": "prefix_binding_mismatch"}
+        if exchange.dropped:
+            transformation = {"type": "thinking_dropped", "reason": "prefix_binding_mismatch"}
             message["input_transformations"] = [
-                {**notice, "path": path} for path in received.dropped
+                {**transformation, "path": path} for path in exchange.dropped
             ]
         return message
 
@@ -99,8 +99,8 @@ class MessagesServer(ScriptedServer):
             return dict(block)
         return {**block, "id": f"{prefix}_{next(self._numbers):022d}"}
 
-    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
-        return map(event, stream_events(message))
+    def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
+        return (event(one) for one in stream_events(message))
 
-    def _error_body(self, failure: Failure, received: Received) -> JsonDict:
-        return error_json(failure, received.id)
+    def _error_body(self, failure: Failure, exchange: Received) -> JsonDict:
+        return error_json(failure, exchange.id)

@@ -1,8 +1,8 @@
-"""Signatures of thinking blocks: the very bytes, and the conversation before them.
+"""Signatures of thinking blocks, which depend on their text and on the conversation before them.
 
 The models of late 2026 bind a thinking block to the system prompt, the tools and every message
-before it, and to the thinking block before it. A history that was changed before a thinking block
-is refused, unless the request asks for such blocks to be dropped.
+before it, and to the previous thinking block. If the history before a thinking block was changed,
+the API refuses the request, unless the request sets an option to drop such blocks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .._values import JsonDict, JsonObject
 from .rules import THINKING, Model
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
-NONE = "0" * 16
+NO_PREVIOUS = "0" * 16
 
 
 class Verdict(NamedTuple):
-    """The errors for thinking blocks of a request, and the paths of the blocks that are dropped."""
+    """Errors of the thinking blocks of a request, and paths of the blocks that are dropped."""
 
     problems: list[str]
     dropped: list[str]
@@ -31,10 +31,10 @@ class Verdict(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over a conversation.
+    """State of a pass over a conversation.
 
-    It keeps the digest of all that is not thinking, and the link to the last thinking block, if
-    there was one.
+    *digest* covers all blocks so far that are not thinking. *previous* is the digest of the last
+    thinking block's signature, "" if there was none.
     """
 
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
@@ -47,16 +47,20 @@ class _Walk:
             self.digest.update(json.dumps([role, bare(block)]).encode())
 
     def seal(self, block: JsonObject) -> str:
-        """The signature of the thinking block *block* at this place."""
+        """Return the signature of the thinking block *block* at this place."""
         own = _digest(block.get("thinking", ""))
-        sealed = f"{self.digest.hexdigest()}.{self.previous or NONE}.{own}"
-        return base64.b64encode(sealed.encode()).decode()
+        signed_text = f"{self.digest.hexdigest()}.{self.previous or NO_PREVIOUS}.{own}"
+        return base64.b64encode(signed_text.encode()).decode()
 
     def fault(self, block: JsonObject, model: Model) -> Literal["signature", "prefix"] | None:
-        """The fault of the thinking block *block* at this place, None where there is none."""
+        """Check the thinking block *block* at this place.
+
+        Returns "signature" if its bytes were changed, "prefix" if the conversation before it was
+        changed and *model* checks that, else None.
+        """
         try:
-            sealed = base64.b64decode(_signature(block), validate=True).decode()
-            prefix, previous, own = sealed.split(".")
+            signed_text = base64.b64decode(_signature(block), validate=True).decode()
+            prefix, previous, own = signed_text.split(".")
         except (binascii.Error, ValueError):
             return "signature"
         if own != _digest(block.get("thinking", "")):
@@ -67,20 +71,20 @@ class _Walk:
 
 
 def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
-    """*blocks* of an answer to *body*, each thinking block with its signature."""
+    """Return the *blocks* of an answer to *body*, each thinking block with its signature."""
     walk = _Walk()
     for _, role, block in _blocks(body):
         walk.read(role, block)
-    signed = [dict(block) for block in blocks]
-    for block in signed:
+    signed_blocks = [dict(block) for block in blocks]
+    for block in signed_blocks:
         if block["type"] in THINKING:
             block["signature" if block["type"] == "thinking" else "data"] = walk.seal(block)
         walk.read("assistant", block)
-    return signed
+    return signed_blocks
 
 
 def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
-    """Whether the thinking blocks in *body* may come back as they are.
+    """Check the signatures of the thinking blocks in the request *body*.
 
     *betas* is the header ``anthropic-beta``.
     """
@@ -90,8 +94,8 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
     if binding and BINDING_BETA not in betas:
         header = f"`anthropic-beta: {BINDING_BETA}`"
         return Verdict([f"thinking.block_binding: requires the beta header {header}"], [])
-    refused: list[str] = []
-    dropped: list[str] = []
+    error_texts: list[str] = []
+    dropped_paths: list[str] = []
     walk = _Walk()
     replies = [place for place, one in enumerate(body["messages"]) if one["role"] == "assistant"]
     latest = f"messages.{replies[-1]}." if replies else ""
@@ -99,26 +103,26 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
         fault = walk.fault(block, model) if block.get("type") in THINKING else None
         walk.read(role, block)
         if fault == "prefix" and binding.get("prefix_mismatch_behavior") == "drop_block":
-            dropped.append(path)
+            dropped_paths.append(path)
         elif fault == "prefix":
-            refused.append(
+            error_texts.append(
                 f"{path}: Invalid `signature` in `{block['type']}` block. The block is bound to a "
                 "different conversation. Remove the block, or set "
                 '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
             )
         elif fault and path.startswith(latest):
-            refused.append(
+            error_texts.append(
                 f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message "
                 "cannot be modified. These blocks must remain as they were in the original "
                 "response."
             )
         elif fault:
-            refused.append(f"{path}: Invalid `signature` in `{block['type']}` block")
-    return Verdict(refused, dropped)
+            error_texts.append(f"{path}: Invalid `signature` in `{block['type']}` block")
+    return Verdict(error_texts, dropped_paths)
 
 
 def _blocks(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
-    """Each block that a signature depends on: its path, its role, and itself."""
+    """Yield path, role and block of everything that a signature depends on, in order."""
     for role in ("system", "tools"):
         for block in as_blocks(body.get(role) or []):
             yield role, role, block
@@ -136,12 +140,12 @@ def _digest(text: object) -> str:
 
 
 def as_blocks(content: str | Sequence[JsonObject]) -> Sequence[JsonObject]:
-    """*content* as blocks: the API reads bare text as one text block."""
+    """Return *content* as blocks; a string becomes one text block, like in the API."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def bare(block: JsonObject) -> JsonDict:
-    """*block* as part of the prompt: without cache marks, and with its fields in one order."""
+    """Return *block* without cache marks and empty fields, its fields sorted."""
     fields: JsonDict = {}
     for key in sorted(block):
         value = block[key]

@@ -1,4 +1,4 @@
-"""The contract of a storage, as checks that any implementation can run."""
+"""Helpers for the contract of a storage: expectations, places, and checks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Failing: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[Any]]
 
 
 class ContractBroken(AssertionError):
-    """A storage does not do what its protocol says."""
+    """Raised if a storage breaks a promise of its protocol; the text is the promise."""
 
 
-def expect(is_kept: object, promise: str) -> None:
-    """Raise ContractBroken, saying the *promise*, unless it is kept."""
-    if not is_kept:
+def expect(is_satisfied: object, promise: str) -> None:
+    """Raise ContractBroken with the text *promise* unless *is_satisfied*."""
+    if not is_satisfied:
         raise ContractBroken(promise)
 
 
 async def expect_error(
     work: Awaitable[object], promise: str, kind: type[Exception] = StorageError
 ) -> Any:
-    """The error of that *kind* that *work* must raise. Raises ContractBroken for none."""
+    """Return the error of this *kind* that *work* raises; without an error raise ContractBroken."""
     try:
         await work
     except kind as error:
@@ -41,25 +41,25 @@ async def expect_error(
 
 
 async def eight_at_once(work: Callable[[int], Coroutine[Any, Any, object]]) -> None:
-    """Do *work* with each number below eight, all at the same time."""
+    """Run *work* with each number from 0 to 7, all at the same time."""
     async with anyio.create_task_group() as workers:
         for number in range(8):
             workers.start_soon(work, number)
 
 
 async def write_one(storage: Any, key: str, text: str) -> str:
-    """Write *text* under *key*; its location."""
+    """Write *text* under *key*, and return its location."""
     [location] = await storage.write([(key, text)])
     return str(location)
 
 
 async def text_at(storage: Any, location: str) -> str:
-    """The whole text that *storage* has at *location*."""
+    """Return the whole text that *storage* has at *location*."""
     return str((await storage.read(location)).text)
 
 
 async def text_or_none(storage: Any, location: str) -> str | None:
-    """The text at *location*, None where there is none."""
+    """Return the text at *location*, or None if it does not exist."""
     try:
         return await text_at(storage, location)
     except StorageError as error:
@@ -76,62 +76,65 @@ async def expect_texts(
 
 
 async def entries_of(journal: Any, session: str, start: int = 0) -> list[str]:
-    """The entries of *session* in *journal*, from number *start* on."""
+    """Return the entries of *session* in *journal*, from number *start* on."""
     return list(await journal.entries(session, start))
 
 
 @dataclass(slots=True)
 class StoragePlace:
-    """A new and empty place, and the storages on it.
+    """New and empty place, with the storages on it.
 
-    ``make``, ``redacting`` and ``failing`` are what `storage_conformance` was given.
+    ``make`` is the ``factory`` of `storage_conformance`; ``redacting`` and ``failing`` are its
+    arguments of these names.
     """
 
     make: Factory
     redacting: Any = None
     failing: Any = None
     name: str = field(default_factory=lambda: f"p{secrets.token_hex(6)}")
-    _made: dict[int, Any] = field(default_factory=dict)  # by identity: one may be given twice
+    # by id(): the factory may return the same storage twice
+    _open_storages: dict[int, Any] = field(default_factory=dict)
 
     async def storage(self, name: str = "") -> Any:
-        """A storage on this place, or on the one called *name*."""
+        """Return a storage on this place, or on the place with this *name*."""
         return await self._keep(self.make(name or self.name))
 
     async def other(self) -> Any:
-        """A storage on another place."""
+        """Return a storage on another place."""
         return await self.storage(f"{self.name}b")
 
     async def storages(self, count: int) -> list[Any]:
-        """Several on this place, as in several processes."""
+        """Return *count* storages on this place, like those of several processes."""
         return [await self.storage() for _ in range(count)]
 
     async def redacting_storage(self, redact: Callable[[str], str]) -> Any:
-        """A storage on this place that hides secrets with *redact*."""
+        """Return a storage on this place that hides secrets with *redact*."""
         return await self._keep(self.redacting(self.name, redact))
 
     async def close(self) -> None:
         """Close every storage that can be closed."""
-        for storage in self._made.values():
+        for storage in self._open_storages.values():
             if hasattr(storage, "aclose"):
                 with suppress(StorageError):
                     await storage.aclose()
 
-    async def _keep(self, made: Any) -> Any:
-        storage = await made if inspect.isawaitable(made) else made
-        self._made[id(storage)] = storage
+    async def _keep(self, storage: Any) -> Any:
+        if inspect.isawaitable(storage):
+            storage = await storage
+        self._open_storages[id(storage)] = storage
         return storage
 
 
 Check: TypeAlias = Callable[..., Awaitable[None]]
-"""A sentence of the contract.
+"""Check of one sentence of the contract.
 
-A parameter called *place* is given the place, any other one a storage on it.
+A parameter called *place* receives the `StoragePlace`, any other one a storage on it.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StorageCheck:
-    """One sentence of the contract; call it to have it checked. Raises ContractBroken."""
+    """Check of one sentence of the contract; a call runs it. Raises ContractBroken."""
 
     name: str
     check: Check = field(repr=False)
@@ -144,7 +147,7 @@ class StorageCheck:
         place = self.place()
         try:
             names = inspect.signature(self.check).parameters
-            given = [place if name == "place" else await place.storage() for name in names]
-            await self.check(*given)
+            arguments = [place if name == "place" else await place.storage() for name in names]
+            await self.check(*arguments)
         finally:
             await place.close()

@@ -1,8 +1,8 @@
-"""The rules of the Messages API for calls and results, of the client's tools and of its own.
+"""Rules of the Messages API for calls and results, of the client's tools and of server tools.
 
-A call of the client's tools is answered in the next message. A tool that the API runs itself is
-called and answered in the assistant's turn, which may be longer than one message: it goes on after
-a pause, and after the results of client calls that were made beside it.
+A call of a client's tool is answered in the next message. A server tool, which the API runs itself,
+is called and answered in the assistant's turn. That turn may have several messages: it continues
+after a pause, and after the results of client calls that were made at the same time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from .._values import JsonObject
 
 Messages: TypeAlias = Sequence[Any]
-"""The messages of a body, of whatever form."""
+"""Messages of a body, not yet checked."""
 
 Problems: TypeAlias = Iterator[str]
-"""The errors that a rule finds, in the API's words."""
+"""Errors that a rule yields, in the API's words."""
 
 SERVER_USES = frozenset({"server_tool_use", "mcp_tool_use"})
 SERVER_RESULTS = frozenset(
@@ -42,37 +42,37 @@ SERVER_ID = re.compile("srvtoolu_[a-zA-Z0-9_]+")
 
 
 def blocks_of(holder: JsonObject) -> Sequence[Any]:
-    """The blocks of a message or a tool result; bare text has none."""
+    """Return the blocks of a message or a tool result; none if the content is a string."""
     content = holder.get("content")
     return content if isinstance(content, list) else ()
 
 
 def each_block(messages: Messages) -> Iterator[tuple[str, JsonObject, JsonObject]]:
-    """Each block of *messages*: its path, its message, and itself."""
+    """Yield path, message and block for each block of *messages*."""
     for index, message in enumerate(messages):
         for place, block in enumerate(blocks_of(message)):
             yield f"messages.{index}.content.{place}", message, block
 
 
 def is_paused(message: JsonObject) -> bool:
-    """Whether an assistant's *message* may go on.
+    """Return True if the model may continue the assistant's *message*.
 
-    A call of a tool of the API waits in it, or the result of one ends it.
+    It has a call of a server tool without a result, or ends with the result of one.
     """
     blocks = blocks_of(message)
-    answered = {block.get("tool_use_id") for block in blocks}
-    waiting = {block.get("id") for block in blocks if _is_server_use(block)} - answered
-    return bool(waiting) or ends_in_result(message)
+    call_ids = {block.get("id") for block in blocks if _is_server_use(block)}
+    answered_ids = {block.get("tool_use_id") for block in blocks}
+    return bool(call_ids - answered_ids) or ends_in_result(message)
 
 
 def ends_in_result(message: JsonObject) -> bool:
-    """Whether the last block of an assistant's *message* is the result of a tool of the API."""
+    """Return True if the last block of an assistant's *message* is a server tool's result."""
     blocks = blocks_of(message)
     return bool(blocks) and _is_server_result(blocks[-1])
 
 
 def _is_server_use(block: JsonObject) -> bool:
-    # A type that is not known yet may be called and answered like the known ones.
+    # By the suffix, since newer server tools have types that are not in the tables above.
     return str(block["type"]).endswith("_tool_use")
 
 
@@ -90,14 +90,14 @@ def _is_result(block: JsonObject) -> bool:
 
 def _has_only_results(message: JsonObject) -> bool:
     blocks = blocks_of(message)
-    return bool(blocks) and all(map(_is_result, blocks))
+    return bool(blocks) and all(_is_result(block) for block in blocks)
 
 
 # Rules --------------------------------------------------------------------------------------------
 
 
 def places(messages: Messages) -> Problems:
-    """Observed: who may call, and who may answer."""
+    """Yield errors of the roles: the assistant calls, the user answers. Observed."""
     for index, message in enumerate(messages):
         kinds = {block["type"] for block in blocks_of(message)}
         if message["role"] != "assistant":
@@ -108,7 +108,10 @@ def places(messages: Messages) -> Problems:
 
 
 def client_calls(messages: Messages) -> Problems:
-    """Observed: every call is answered in the next message, once, before anything else in it."""
+    """Yield errors of calls of client tools.
+
+    Observed: each call is answered once, in the next message, before any other block of it.
+    """
     for index, (message, following) in enumerate(pairwise([*messages, {}])):
         yield from _duplicate_ids(index, message)
         calls = _call_ids(message)
@@ -130,17 +133,17 @@ def client_calls(messages: Messages) -> Problems:
 
 
 def _duplicate_ids(index: int, message: JsonObject) -> Problems:
-    seen: set[str] = set()
+    earlier_ids: set[str] = set()
     for place, block in enumerate(blocks_of(message)):
         if block["type"] != "tool_use":
             continue
-        if block["id"] in seen:
+        if block["id"] in earlier_ids:
             yield f"messages.{index}.content.{place}: `tool_use` ids must be unique"
-        seen.add(block["id"])
+        earlier_ids.add(block["id"])
 
 
 def orphans(messages: Messages) -> Problems:
-    """Observed: no result without a call in the message before."""
+    """Yield an error for each result without a call in the message before. Observed."""
     calls: list[str] = []
     for index, message in enumerate(messages):
         for place, block in enumerate(blocks_of(message)):
@@ -154,11 +157,12 @@ def orphans(messages: Messages) -> Problems:
 
 
 def server_calls(messages: Messages) -> Problems:
-    """Observed, and documented: a call of the API's own tools is answered later in the same turn.
+    """Yield errors of calls of server tools.
 
-    The turn ends with anything that the user says beside results of client calls. At the end of the
-    conversation a call may wait: the turn is paused, or its client calls were just answered. The
-    documentation does not mention the type of the result, so the id alone makes a pair.
+    Observed and documented: a call is answered later in the same turn. The turn ends with a user
+    message that has more than results of client calls. At the end of the conversation a call may
+    still wait: the turn is paused, or its client calls were just answered. The documentation does
+    not mention the type of the result, so only the ids are compared.
     """
     waiting: list[tuple[int, JsonObject]] = []
     for index, message in enumerate(messages):
@@ -180,9 +184,10 @@ def server_calls(messages: Messages) -> Problems:
             if _is_server_use(block):
                 waiting.append((index, block))
             elif _is_server_result(block):
-                answered = [it for it in waiting if it[1].get("id") == block.get("tool_use_id")]
-                if answered:
-                    waiting.remove(answered[0])
+                result_id = block.get("tool_use_id")
+                calls = [call for call in waiting if call[1].get("id") == result_id]
+                if calls:
+                    waiting.remove(calls[0])
                 elif block["type"] in SERVER_RESULTS or SERVER_ID.fullmatch(
                     str(block.get("tool_use_id"))
                 ):
@@ -200,7 +205,10 @@ def _no_call(where: str, block: JsonObject) -> str:
 
 
 def programmatic_calls(messages: Messages) -> Problems:
-    """Documented: while a program waits for its calls, the user sends only their results."""
+    """Yield errors of programmatic calls.
+
+    Documented: while a program waits for its calls, a user message has only their results.
+    """
     is_waiting = False
     for index, message in enumerate(messages):
         if message["role"] == "assistant":

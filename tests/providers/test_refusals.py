@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from ctxpipe.providers.refusals import MAX_TEXT, ROWS, Refusal, Row, as_refusal, read_refusal
+from ctxpipe.providers.refusals import (
+    MAX_TEXT,
+    ROWS,
+    Refusal,
+    RefusalPattern,
+    as_refusal,
+    read_refusal,
+)
 
 REFUSALS = [row for row in ROWS if row.is_refusal]
 
@@ -21,12 +28,12 @@ class ApiError(Exception):
 WINDOW_IS = "This model's maximum context length is"
 
 
-def named(row: Row) -> str:
+def named(row: RefusalPattern) -> str:
     return f"{row.provider}: {row.example[:50]}"
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=named)
-def test_each_providers_refusal_is_understood(row: Row):
+def test_each_providers_refusal_is_understood(row: RefusalPattern):
     for status in (400, 413, 422, 500, None):
         refusal = as_refusal(ApiError(status, row.example))
 
@@ -35,7 +42,7 @@ def test_each_providers_refusal_is_understood(row: Row):
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.is_refusal], ids=named)
-def test_what_only_looks_like_one_is_none(row: Row):
+def test_what_only_looks_like_one_is_none(row: RefusalPattern):
     for status in (400, 413, 422, None):
         assert as_refusal(ApiError(status, row.example)) is None, status
 
