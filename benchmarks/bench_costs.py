@@ -41,7 +41,7 @@ from ctxpipe.lab.batch import FileReplay, replay_files, workers
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
 from ctxpipe.lab.policies import BUDGET, Policy
 from ctxpipe.lab.references import Use
-from ctxpipe.lab.replay import PipelineMaker, Settings
+from ctxpipe.lab.replay import PipelineMaker, ReplaySettings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.placeholders.placeholders import Preview
@@ -223,7 +223,7 @@ def measured(
         for kind in kinds:
             jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
             page = partial(lines_around, lines=PAGE_LINES) if kind == "page" else None
-            settings = Settings(rest_every=rest, strict=strict, page=page)
+            settings = ReplaySettings(rest_every=rest, strict=strict, page=page)
             progress = partial(told, len(paths) * len(kinds), count)
             for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
                 before = done.get(file.path, file)

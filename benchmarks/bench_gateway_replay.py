@@ -35,7 +35,7 @@ from ctxpipe import ContextPipeline
 from ctxpipe.gateway.pipelines import Pipelines
 from ctxpipe.gateway.record import dollars
 from ctxpipe.lab.costs import bill
-from ctxpipe.lab.replay import Settings, replay
+from ctxpipe.lab.replay import ReplaySettings, replay
 from ctxpipe.lab.transcripts import Transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -76,7 +76,7 @@ def server(transcript: Transcript, window: int) -> MessagesServer:
     """An API that answers what the model of *transcript* has answered, and never waits."""
     contents: list[Any] = [message["content"] for message in transcript.messages]
     replies = [answer(*as_blocks(contents[at])) for at in transcript.replies]
-    model = Model(window=window, billing_factor=Settings().tokens_per_raw)
+    model = Model(window=window, billing_factor=ReplaySettings().tokens_per_raw)
     return MessagesServer(replies, model=model, clock=lambda: 0.0)
 
 
@@ -140,7 +140,7 @@ async def laboratory(transcript: Transcript, preset: str, window: int) -> float:
     def make(bench: Workbench) -> ContextPipeline:
         return Pipelines(preset, bench.storage, window=window).of(EXAMPLE_MODEL, "")
 
-    replayed = await replay(transcript, make, Settings(refetch=False, by_settings=True))
+    replayed = await replay(transcript, make, ReplaySettings(refetch=False, by_settings=True))
     # A summary that is extracted is no request.
     requests = [request for request in replayed.requests if request.purpose != "summary"]
     return bill(requests, prices_of(EXAMPLE_MODEL)).total

@@ -120,22 +120,22 @@ def billed(tmp_path: Path) -> Path:
     return path
 
 
-def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(sound, billed):
+def test_replay_compares_the_usage_in_a_transcript_with_the_simulation(sound, billed):
     replayed = ("replay", billed, sound, "--processes", 1)
     printed = run(*replayed).stdout
     found = json.loads(run(*replayed, "--json").stdout)["read"]
 
     assert re.search(
-        r"The bills of 5 calls hold \d+\.\d{3} times the prompt tokens .* came 94\.5%, simulated",
+        r"The usage of 5 calls reports \d+\.\d{3} times the prompt .* were 94\.5%, simulated",
         printed,
     )
-    assert printed.count("The bills of") == 2  # that file's, and in all
+    assert printed.count("The usage of") == 2  # that file's, and in all
     assert found[str(billed)]["calibration"]["billed_tokens"] == 5 * 2000
     assert found[str(sound)]["calibration"] is None
 
 
-def test_bills_are_compared_with_no_management_or_not_at_all(billed):
-    assert "The bills of" not in run("replay", billed, "--compare", "coding").stdout
+def test_usage_is_compared_only_with_the_replay_of_the_unchanged_history(billed):
+    assert "The usage of" not in run("replay", billed, "--compare", "coding").stdout
 
 
 def test_what_was_repaired_in_a_file_is_counted(tmp_path):
@@ -371,7 +371,9 @@ def test_inspect_says_when_the_cache_has_missed_nothing(three_bills):
     three_bills.write_text(two_turns, "utf-8")
     told = run("inspect", three_bills, "--cache").stdout
 
-    assert "2 requests, 33.3% of 9,000 tokens read from the cache; it missed nothing" in told
+    assert (
+        "2 requests, 33.3% of 9,000 tokens read from the cache; the cache had no avoidable" in told
+    )
 
 
 def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(three_bills, sound, tmp_path):

@@ -23,8 +23,8 @@ from ctxpipe import (
 from ctxpipe._text import as_dollars, as_percent, as_ratio, count_phrase, one_line, short_repr
 from ctxpipe.functions import CompactResult, OffloadedMessage, OffloadResult, Truncation
 from ctxpipe.lab.batch import FileReplay
-from ctxpipe.lab.replay import Replay
-from ctxpipe.lab.report import Figures, PageTurn, Replaced, Report, Run
+from ctxpipe.lab.replay import ReplayResult
+from ctxpipe.lab.report import Figures, PageTurn, PolicyRun, Replaced, Report
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.stages.compact import Restore
 from ctxpipe.stages.gates import RentOrBuyGate
@@ -88,8 +88,8 @@ SHOWN: list[object] = [
     CompactResult([user(LONG)]),
     Truncation([user(LONG)], Truncated(9, 5)),
     Transcript("talk.jsonl", [user(LONG)] * 300, "Anthropic messages", system=LONG[: len(CANARY)]),
-    FileReplay("talk.jsonl", {CANARY: Replay("talk.jsonl", ())}),
-    Report("talk.jsonl", (Run(FIGURES, (PageTurn({"user": 9.0}),)),)),
+    FileReplay("talk.jsonl", {CANARY: ReplayResult("talk.jsonl", ())}),
+    Report("talk.jsonl", (PolicyRun(FIGURES, (PageTurn({"user": 9.0}),)),)),
     Replaced("a result", original=LONG, placeholder=LONG),
 ]
 

@@ -17,7 +17,7 @@ from anyio import to_thread
 from benchmarks.recall import Cut, one_hop
 from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill, bill
-from ctxpipe.lab.replay import Settings, replay
+from ctxpipe.lab.replay import ReplaySettings, replay
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -257,6 +257,6 @@ async def cost(
 
     And the recall before them.
     """
-    replayed = await replay(transcript, make, Settings())
+    replayed = await replay(transcript, make, ReplaySettings())
     bills = {read: bill(replayed.requests, Prices.relative(read=read)) for read in read_prices}
     return bills, replayed.use.recall

@@ -1,6 +1,6 @@
-"""Many recorded conversations through several policies, in several processes.
+"""Replays of many recorded conversations in several processes.
 
-Each process replays one conversation at a time.
+Each process replays one conversation at a time, through all policies.
 """
 
 from __future__ import annotations
@@ -37,25 +37,31 @@ from ..settings import check_extra
 from .cache import Calibration, calibration
 from .policies import NONE
 from .records import Format
-from .replay import Moment, PipelineMaker, Replay, Settings, replay_all
+from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, replay_all
 from .report import Report
 from .transcripts import STDIN, Transcript, read_bytes, read_transcript
 
-Reporter: TypeAlias = Callable[[Transcript, Mapping[str, tuple[Replay, Sequence[Moment]]]], Report]
-"""Makes the report of a page, where the file is replayed: only that process has its contexts."""
+Reporter: TypeAlias = Callable[
+    [Transcript, Mapping[str, tuple[ReplayResult, Sequence[Moment]]]], Report
+]
+"""Function that makes the report of one file for the page.
 
-SECONDS_TO_ANSWER = 10
+It is called in the process that replays the file: no other has its contexts.
+"""
+
+DASK_TIMEOUT_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileReplay:
     """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
-    *calibration* sets the policy ``none``, where it was replayed, beside the usage in the file.
+    *calibration* compares the replay of the policy ``none`` with the usage in the file; None
+    if that policy was not replayed or the file has no usage.
     """
 
     path: str
-    replays: Mapping[str, Replay] = field(default_factory=dict)
+    replays: Mapping[str, ReplayResult] = field(default_factory=dict)
     error: str = ""
     format: Format | None = None
     model: str = ""
@@ -68,7 +74,7 @@ class FileReplay:
     __repr__ = short_repr
 
     def as_json(self) -> JsonDict:
-        """The facts that were read from the file, by name."""
+        """Return the facts about the file as a JSON object."""
         return {
             "format": self.format,
             "model": self.model,
@@ -84,31 +90,39 @@ def _replay_file(
     raw: bytes | None = None,
     *,
     makers: Mapping[str, PipelineMaker],
-    settings: Settings | None,
+    settings: ReplaySettings | None,
     reporter: Reporter | None,
 ) -> FileReplay:
-    """Replay the conversation at *path*, whose content is *raw*, where that has been read.
+    """Replay the conversation at *path* through each of *makers*.
 
-    Whatever fails is in the result's error.
+    *raw* is the content of the file; with None the file is read here. Raises nothing: every error
+    is reported in the result.
     """
     try:
         transcript = read_transcript(path, raw)
         moments: dict[str, list[Moment]] = {name: [] for name in makers}
-        watches = {name: seen.append for name, seen in moments.items() if reporter}
+        watches = {name: record.append for name, record in moments.items() if reporter}
         context = copy_context()
         context.run(is_alone.set, True)
-        done = context.run(anyio.run, replay_all, transcript, makers, settings, watches)
-        watched = {name: (one, moments[name]) for name, one in done.items()}
+        replays = context.run(anyio.run, replay_all, transcript, makers, settings, watches)
+        report = None
+        if reporter is not None:
+            report = reporter(
+                transcript, {name: (replay, moments[name]) for name, replay in replays.items()}
+            )
+        usage_calibration = None
+        if NONE in replays:
+            usage_calibration = calibration(transcript, replays[NONE])
         return FileReplay(
             path,
-            done,
+            replays,
             format=transcript.format,
             model=transcript.model,
             calls=transcript.calls,
             repaired=len(transcript.repaired),
             dropped=transcript.dropped,
-            calibration=calibration(transcript, done[NONE]) if NONE in done else None,
-            report=reporter(transcript, watched) if reporter else None,
+            calibration=usage_calibration,
+            report=report,
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
@@ -117,24 +131,24 @@ def _replay_file(
 def replay_files(
     paths: Sequence[str],
     makers: Mapping[str, PipelineMaker],
-    settings: Settings | None = None,
+    settings: ReplaySettings | None = None,
     *,
     executor: Workers | None = None,
     reporter: Reporter | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
-    """Replay each file through each maker; the result has the order of *paths*.
+    """Replay each file through each maker; return the results in the order of *paths*.
 
-    A file that cannot be replayed stops no other. Without the *executor* of `workers` or `cluster`
-    it is done in this process; with one the makers must be picklable, as `Policy` is. *reporter*
-    makes the report of a page for each file. *progress* is called with each file that is finished,
-    in any order.
+    A file that cannot be replayed has an error in its result and does not stop the others.
+    *executor* comes from `workers` or `cluster`; the makers must then be picklable, as `Policy` is.
+    Without it all files are replayed in this process. *reporter* makes each file's report for the
+    page. *progress* is called with each result as soon as it is available, in any order.
     """
-    # The largest begin first, so that no worker is left with one at the end.
+    # The largest files start first, so that no worker starts a long one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
     job = partial(_replay_file, makers=makers, settings=settings, reporter=reporter)
     results: dict[str, FileReplay] = {}
-    for result in _run(distinct, job, executor or Workers()):
+    for result in _replay_in(distinct, job, executor or Workers()):
         results[result.path] = result
         if progress is not None:
             progress(result)
@@ -153,9 +167,9 @@ def _size(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Where files are replayed: in *pool*, *at_once* of them, or without one in this process.
+    """The workers that replay files: a *pool* that holds up to *at_once* files, or this process.
 
-    Workers that may not see the caller's disk (*far*) are sent the files' contents.
+    With *far* the workers may have no access to the caller's disk and get the files' contents.
     """
 
     pool: Executor | None = None
@@ -165,20 +179,20 @@ class Workers:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Workers]:
-    """This number of processes, for as long as the context lasts.
+    """Start this number of worker processes; they end with the context.
 
-    Left early, for example by an interruption, they end at once.
+    They are terminated at once if the context ends with an exception, such as an interruption.
     """
     if processes <= 1:
         yield Workers()
         return
-    others = set(multiprocessing.active_children())
+    earlier_children = set(multiprocessing.active_children())
     # Not forked: the caller may have threads, for example one that draws a progress bar.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker)
     try:
         yield Workers(pool, processes + 1)
     except BaseException:
-        for child in set(multiprocessing.active_children()) - others:
+        for child in set(multiprocessing.active_children()) - earlier_children:
             child.terminate()
         raise
     finally:
@@ -186,40 +200,41 @@ def workers(processes: int) -> Iterator[Workers]:
 
 
 def _start_worker() -> None:
-    """Leave interruptions to the parent, and report in results only, not on the terminal."""
+    """Ignore interruptions, which the parent handles, and keep log lines off the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logger.addHandler(logging.NullHandler())
 
 
 @contextmanager
 def _block_interruptions() -> Iterator[None]:
-    """Processes started here ignore interruptions from the first moment on.
+    """Block SIGINT, so that a process started inside ignores it from its first moment on.
 
-    They could do so themselves only later.
+    A process can ignore interruptions by itself only once it has started.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 @contextmanager
 def cluster(address: str) -> Iterator[Workers]:
-    """The workers of the Dask scheduler at *address*.
+    """Connect to the workers of the Dask scheduler at *address*.
 
-    They are sent the files' contents and need ctxpipe, not the caller's disk. Raises SettingsError
-    when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or there are no workers.
+    The workers need ctxpipe, but not the caller's disk: they get the files' contents. Raises
+    SettingsError if ``ctxpipe[dask]`` is not installed, no scheduler answers at *address*, or the
+    scheduler has no workers.
     """
     check_extra("--scheduler", "distributed", "dask")
     distributed: Any = import_module("distributed")
     try:
-        # First the address: a client with a wrong one waits long, and reports it only then.
+        # Check the address first: a client with a wrong one reports it only after a long wait.
         distributed.comm.get_address_host_port(address)
-        client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
+        client = distributed.Client(address, timeout=DASK_TIMEOUT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         reason = str(error) or type(error).__name__
         raise SettingsError(f"no Dask scheduler answers at {address}: {reason}") from error
@@ -231,39 +246,42 @@ def cluster(address: str) -> Iterator[Workers]:
             yield Workers(pool, threads + 1, far=True)
 
 
-def _run(
+def _replay_in(
     paths: Sequence[str], job: Callable[..., FileReplay], executor: Workers
 ) -> Iterator[FileReplay]:
+    """Run *job* for each path, in the executor's pool or here; yield the results as they come."""
     if executor.pool is None:
-        yield from map(job, paths)
+        for path in paths:
+            yield job(path)
         return
-    rest = iter(paths)
-    waiting: dict[Future[FileReplay], str] = {}
+    remaining_paths = iter(paths)
+    pending: dict[Future[FileReplay], str] = {}
     while True:
-        for path in islice(rest, executor.at_once - len(waiting)):
-            waiting[_submit(path, job, executor, executor.pool)] = path
-        if not waiting:
+        for path in islice(remaining_paths, executor.at_once - len(pending)):
+            pending[_submit(path, job, executor, executor.pool)] = path
+        if not pending:
             return
-        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            path = waiting.pop(future)
+        for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            path = pending.pop(future)
             try:
                 yield future.result()
-            except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
+            except Exception as error:  # noqa: BLE001  a lost worker must not end the other files
                 yield FileReplay(path, error=_error_text(path, error))
 
 
 def _submit(
     path: str, job: Callable[..., FileReplay], executor: Workers, pool: Executor
 ) -> Future[FileReplay]:
+    """Submit *job* for *path* to *pool*; the future has the error if that fails."""
     try:
-        # A worker has another standard input.
+        # A worker process does not have the caller's standard input.
         raw = read_bytes(path) if executor.far or path == STDIN else None
-        with _block_interruptions():  # a pool starts its processes when they are needed
+        with _block_interruptions():  # the pool may start a process here
             return pool.submit(job, path, raw)
     except (CtxpipeError, BrokenExecutor) as error:
-        failed: Future[FileReplay] = Future()
-        failed.set_exception(error)
-        return failed
+        future: Future[FileReplay] = Future()
+        future.set_exception(error)
+        return future
 
 
 def _error_text(path: str, error: Exception) -> str:

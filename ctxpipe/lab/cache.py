@@ -1,6 +1,6 @@
-"""The usage that a recording has of its replies, read for the prompt cache.
+"""The prompt cache in a recorded conversation, by the usage that the API reported.
 
-Why the cache missed, and how far a replay is from the usage.
+`cache_report` finds the causes of the misses; `calibration` compares a replay with the usage.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, find_prices
 from ..tokens import TokenCounter
 from .records import Sums
-from .replay import Replay
+from .replay import ReplayResult
 from .transcripts import Transcript
 
 HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
-BILLED = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-LIMIT = 10**12
-"""More tokens than any prompt has; what reports them is no usage."""
-LEAST_KEPT = 0.7
-"""Of the prompt before: a shorter one is not the recorded history, but what the client made of it.
+USAGE_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+MAX_TOKENS = 10**12
+"""More tokens than any prompt has: a count from here on is not a usage."""
+MIN_PROMPT_RATIO = 0.7
+"""Smallest ratio of a prompt to the one before it.
+
+Below it the client has left out a part of the recorded history.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport(Sums):
-    """The use of the cache by *requests*, and the reasons for its misses.
+    """The use of the prompt cache by *requests*, and the causes of its misses.
 
-    *read*, *written* and *uncached* are billed tokens of all. *misses* are in the order of their
-    requests, *tallies* by cause, those of most tokens first. *shortened* counts the requests that
-    held far less than the recorded history: what the client left out is not known.
+    *read*, *written* and *uncached* are tokens of all requests together, by their usage. *misses*
+    are in the order of the requests; *tallies* have one row per cause, most tokens first.
+    *shortened* counts the requests that held far less than the recorded history, because the client
+    left out messages; their misses are not analyzed.
     """
 
     requests: int = 0
@@ -48,48 +51,51 @@ class CacheReport(Sums):
 
     @property
     def hit_rate(self) -> float:
-        """The share of the prompts that came from the cache."""
+        """The share of the prompt tokens that were read from the cache."""
         return self.read / self.tokens if self.tokens else 0.0
 
     @property
     def tokens(self) -> int:
-        """All billed tokens of the prompts."""
+        """The tokens of all prompts."""
         return self.read + self.written + self.uncached
 
     def as_json(self) -> JsonDict:
-        """The same by name."""
+        """Return the report as a JSON object."""
         return {**asdict(self), "hits": self.hit_rate}
 
     def __str__(self) -> str:
         requests = count_phrase(self.requests, "request")
-        hits, tokens = as_percent(self.hit_rate), as_number(self.tokens)
+        hits = as_percent(self.hit_rate)
+        tokens = as_number(self.tokens)
         return f"{requests}, {hits} of {tokens} tokens read from the cache"
 
 
 def cache_report(
     transcript: Transcript, counter: TokenCounter, prices: Prices | None = None
 ) -> CacheReport:
-    """The cache misses in *transcript*, each with its cause.
+    """Return the cache misses in *transcript*, each with its cause.
 
-    Without *prices* those of its models count, where they are listed. A transcript has no cache
-    marks, so one is assumed where the usage says that the cache ended. Raises TranscriptError where
-    the transcript has no usage.
+    The costs are by *prices*, or by the listed prices of each reply's model. A transcript does not
+    say where the cache marks were: a mark is assumed where, by the usage, the cached part ended.
+    Raises TranscriptError if the transcript has no usage.
     """
     diagnostics = CacheDiagnostics(counter)
-    found = CacheReport()
-    before = seconds = 0.0
+    report = CacheReport()
+    previous_tokens = 0.0
+    seconds = 0.0
     for index in transcript.replies:
-        bill = cache_usage(transcript.usages.get(index))
+        usage = cache_usage(transcript.usages.get(index))
         times = transcript.seconds
-        # The reply is sent for when what it answers is there; else its own time is the nearest.
+        # A request is sent right after the message that it ends with. Where that message has no
+        # time, the reply's own time is the nearest.
         seconds = max(seconds, times.get(index - 1, times.get(index, seconds)))
-        if bill is None or not bill.total:
+        if usage is None or not usage.total:
             continue
-        is_shortened = bill.total < LEAST_KEPT * before
+        is_shortened = usage.total < MIN_PROMPT_RATIO * previous_tokens
         if is_shortened:
             diagnostics = CacheDiagnostics(counter)
-        before = bill.total
-        sent = SentRequest(
+        previous_tokens = usage.total
+        request = SentRequest(
             transcript.messages[:index],
             seconds,
             transcript.system,
@@ -97,50 +103,60 @@ def cache_report(
             {"model": transcript.models.get(index, transcript.model)},
             are_marks_known=False,
         )
-        diagnostics.send(sent)
-        misses = tuple(diagnostics.observe(bill))
-        found += CacheReport(
-            1, bill.read, bill.written, bill.uncached, misses, shortened=int(is_shortened)
+        diagnostics.send(request)
+        misses = tuple(diagnostics.observe(usage))
+        report += CacheReport(
+            requests=1,
+            read=usage.read,
+            written=usage.written,
+            uncached=usage.uncached,
+            misses=misses,
+            shortened=int(is_shortened),
         )
-    if not found.requests:
-        raise TranscriptError(f"{transcript.name} holds no bills that tell of the prompt cache")
-    return replace(found, tallies=tuple(_tally(found.misses, prices)))
+    if not report.requests:
+        raise TranscriptError(f"{transcript.name} has no usage that reports the prompt cache")
+    return replace(report, tallies=tuple(_tally(report.misses, prices)))
 
 
 def total_report(reports: Iterable[CacheReport], prices: Prices | None = None) -> CacheReport:
-    """*reports*, at these *prices*, together: their sums, without the single misses."""
+    """Return the sums of *reports*, without the single misses, at these *prices*."""
     total = sum(reports, CacheReport())
     return replace(total, misses=(), tallies=tuple(_tally(total.misses, prices)))
 
 
 def rows(tallies: Iterable[Tally]) -> list[tuple[str, ...]]:
-    """A row of texts for each of *tallies*, under the `HEADINGS`."""
-    found: list[tuple[str, ...]] = []
-    for one in tallies:
-        cost = "" if one.cost is None else as_dollars(one.cost)
-        misses, tokens = as_number(one.misses), as_number(one.tokens)
-        found.append((str(one.cause), misses, tokens, cost, one.detail))
-    return found
+    """Return a table row for each of *tallies*, with a text for each of the `HEADINGS`."""
+    table: list[tuple[str, ...]] = []
+    for tally in tallies:
+        cost = "" if tally.cost is None else as_dollars(tally.cost)
+        misses = as_number(tally.misses)
+        tokens = as_number(tally.tokens)
+        table.append((str(tally.cause), misses, tokens, cost, tally.detail))
+    return table
 
 
 def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
-    """The *misses* by cause, at *prices*, or those listed for the model of each."""
-    listed = cache(find_prices)
+    """Return a tally of *misses* for each cause, most tokens first.
+
+    The costs are by *prices*, or by the listed prices of each miss's model.
+    """
+    prices_of = cache(find_prices)
     tallies: dict[Cause, Tally] = {}
     for miss in misses:
-        own = prices or listed(miss.model)
-        tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, own)
+        model_prices = prices or prices_of(miss.model)
+        tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, model_prices)
     return most_tokens_first(tallies.values())
 
 
-# Beside a replay ----------------------------------------------------------------------------------
+# Comparison with a replay -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Sums):
-    """The prompts of *calls* whose usage is known, as reported and as simulated without management.
+    """The prompt tokens of *calls* that have a usage: those reported and those simulated.
 
-    All their tokens, and the cached ones.
+    The simulation is the replay of the unchanged history. *billed_read* and *simulated_read* are
+    the tokens that were read from the cache.
     """
 
     calls: int = 0
@@ -150,7 +166,7 @@ class Calibration(Sums):
     simulated_read: float = 0
 
     def as_json(self) -> dict[str, float]:
-        """The tokens and shares by name."""
+        """Return the tokens, and the shares read from the cache, as a JSON object."""
         return {
             **asdict(self),
             "billed_hits": self.billed_read / self.billed_tokens,
@@ -158,27 +174,37 @@ class Calibration(Sums):
         }
 
     def __str__(self) -> str:
-        # What the transcript does not hold is another reason for a ratio above 1.
+        # The ratio is also above 1 if the transcript lacks a part of the prompts.
         return (
-            f"The bills of {count_phrase(self.calls, 'call')} hold "
+            f"The usage of {count_phrase(self.calls, 'call')} reports "
             f"{as_ratio(self.billed_tokens / self.simulated_tokens)} times the prompt tokens that "
-            "are simulated without management; from the cache came "
+            "are simulated for the unchanged history; read from the cache were "
             f"{as_percent(self.billed_read / self.billed_tokens)}, "
             f"simulated {as_percent(self.simulated_read / self.simulated_tokens)}."
         )
 
 
-def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
-    """*replay* of *transcript*, with no management, beside the usage in it.
+def calibration(transcript: Transcript, replay: ReplayResult) -> Calibration | None:
+    """Compare *replay*, in which nothing was changed, with the usage in *transcript*.
 
-    None where it has none.
+    Returns None if the transcript has no usage.
     """
-    found = Calibration()
+    total = Calibration()
     for step in replay.steps:
         usage = transcript.usages.get(transcript.replies[step.call], {})
-        counts = [usage.get(name) for name in BILLED]
-        fresh, read, written = (n if isinstance(n, int) and 0 < n < LIMIT else 0 for n in counts)
+        fresh, read, written = (_token_count(usage.get(name)) for name in USAGE_FIELDS)
         if fresh + read + written:
             use = step.requests[-1].use
-            found += Calibration(1, fresh + read + written, use.prompt, read, use.read)
-    return found if found.calls else None
+            total += Calibration(
+                calls=1,
+                billed_tokens=fresh + read + written,
+                simulated_tokens=use.prompt,
+                billed_read=read,
+                simulated_read=use.read,
+            )
+    return total if total.calls else None
+
+
+def _token_count(value: object) -> int:
+    """Return *value* if it is a possible number of tokens, else 0."""
+    return value if isinstance(value, int) and 0 < value < MAX_TOKENS else 0

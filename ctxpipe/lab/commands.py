@@ -26,12 +26,12 @@ from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
 from .batch import FileReplay, Reporter, cluster, replay_files, workers
-from .cache import HEADINGS, CacheReport, cache_report, rows, total_report
+from .cache import HEADINGS, CacheReport, Calibration, cache_report, rows, total_report
 from .contents import Contents, contents, total_contents
 from .narration import narrate
 from .page import page
 from .policies import NONE, POLICIES, policies
-from .replay import LAPSES_EVERY, PipelineMaker, Settings
+from .replay import LAPSES_EVERY, PipelineMaker, ReplaySettings
 from .report import DOLLARS, FIGURES, Figures, figures
 from .terminal import (
     SHOWN,
@@ -46,27 +46,30 @@ from .transcripts import STDIN, Transcript, read_transcript
 from .workbench import Workbench
 
 PRESET = "coding"
-NAMED_FILES = 2  # of those that a command was given
+MAX_NAMED_FILES = 2
+"""Number of files that a report names in its command; it only counts the others."""
 
 Files = Annotated[
     list[str],
     typer.Argument(
-        help="Transcripts (JSON, JSONL), or folders, of which all transcripts in them "
-        "are read; - is standard input.",
+        help="Transcripts (JSON, JSONL), or folders, in which all transcripts are read; "
+        "- is standard input.",
         show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Model = Annotated[
     str,
-    typer.Option(help=f"Whose prices to take, such as {EXAMPLE_MODEL}; default: in input tokens."),
+    typer.Option(
+        help=f"Model whose prices apply, such as {EXAMPLE_MODEL}; default: costs in input tokens."
+    ),
 ]
 ReadPrice = Annotated[
     float | None,
     typer.Option(
         "--read",
-        help="The price of a cached token, relative to an input token; default: the model's, "
-        "without --model 0.1.",
+        help="The price of a cached token, relative to an input token; default: the price of "
+        "the model, or 0.1 without --model.",
         max=1,
     ),
 ]
@@ -74,16 +77,19 @@ Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Lines that a stage has chosen to keep count as unseen: what is only there is "
-        "read back.",
+        help="Count the lines that a stage has chosen to keep as unseen: the agent reads them "
+        "back when a reply uses them.",
     ),
 ]
 Processes = Annotated[
-    int | None, typer.Option(help="How many; default: one for each processor.", min=1)
+    int | None,
+    typer.Option(help="Number of worker processes; default: one for each processor.", min=1),
 ]
 Scheduler = Annotated[
     str,
-    typer.Option(help="The address of a Dask cluster that does the work, such as tcp://host:8786."),
+    typer.Option(
+        help="Address of the Dask scheduler whose workers replay the files: tcp://host:8786."
+    ),
 ]
 
 
@@ -104,39 +110,40 @@ def replay(
     html: Annotated[
         Path | None,
         typer.Option(
-            help="Write a page: the policies side by side, turn by turn, and what each tool costs. "
-            "All files are on the one page."
+            help="Write an HTML page for all files: the policies side by side, turn by turn, and "
+            "the cost of each tool."
         ),
     ] = None,
     all_columns: Annotated[
-        bool, typer.Option("--all-columns", help="Print every figure, with a column for a policy.")
+        bool,
+        typer.Option("--all-columns", help="Print all figures, with a column for each policy."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replay conversations turn by turn: what they cost, and what the agent still sees.
+    """Replay conversations turn by turn: show their cost, and how much the agent still sees.
 
-    The first policy (none, unless --compare begins otherwise) is the baseline of the others.
+    The first policy of --compare is the baseline of the others.
     """
-    prices = _prices(model, read)
-    # Each is tried once, so that an invalid one is reported before the work begins.
-    makers = policies(map(str.strip, compare.split(",")), prices)
-    found = recordings(files)
+    prices = _prices(model, read_price=read)
+    # Each policy is read here, so that an invalid one is reported before the replays begin.
+    makers = policies([name.strip() for name in compare.split(",")], prices)
+    sources = recordings(files)
     reporter: Reporter | None = None
     if html:
-        # Replaying may take minutes: a page that cannot be written is an error before.
+        # Replays may take minutes, so an error in writing the page is reported before them.
         is_new = not html.exists()
-        _write_page(html, "", "a")
-        if is_new:  # it may be interrupted
+        _write_page(html, "", mode="a")
+        if is_new:  # an interruption must not leave an empty file
             html.resolve().unlink()
         reporter = partial(narrate, prices=prices if model else None)
-    count = min(processes or os.cpu_count() or 1, len(found.files))
-    at_work = cluster(scheduler) if scheduler else workers(count)
-    with at_work as executor, _progress() as progress:
-        task = progress.add_task("replaying", total=len(found.files))
+    process_count = min(processes or os.cpu_count() or 1, len(sources.files))
+    executor_context = cluster(scheduler) if scheduler else workers(process_count)
+    with executor_context as executor, _progress() as progress:
+        task = progress.add_task("replaying", total=len(sources.files))
         replays = replay_files(
-            found.files,
+            sources.files,
             makers,
-            Settings(rest_every=LAPSES_EVERY, strict=strict),
+            ReplaySettings(rest_every=LAPSES_EVERY, strict=strict),
             executor=executor,
             reporter=reporter,
             progress=lambda _file: progress.advance(task),
@@ -144,50 +151,53 @@ def replay(
     by_file = {file.path: figures([file.replays], prices) for file in replays}
     totals = figures([file.replays for file in replays], prices)
     unit = DOLLARS if model else "input tokens"
-    made = _describe_making(files, f"prices of {model}" if model else "costs in input tokens")
-    good = [file for file in replays if not file.error]
-    failed = [file for file in replays if file.error]
+    origin = _origin_line(files, f"prices of {model}" if model else "costs in input tokens")
+    successes = [file for file in replays if not file.error]
+    failures = [file for file in replays if file.error]
     if as_json:
         print_json(
             {
-                "made": made,
+                "made": origin,
                 "unit": unit,
-                "files": {it.path: list(map(asdict, by_file[it.path])) for it in good},
-                "read": {file.path: file.as_json() for file in good},
-                "all": list(map(asdict, totals)),
-                "errors": {file.path: file.error for file in failed},
-                "skipped": found.unreadable,
+                "files": {
+                    file.path: [asdict(row) for row in by_file[file.path]] for file in successes
+                },
+                "read": {file.path: file.as_json() for file in successes},
+                "all": [asdict(row) for row in totals],
+                "errors": {file.path: file.error for file in failures},
+                "skipped": sources.unreadable,
             }
         )
     else:
-        _print_replays(good, by_file, totals, unit, model, all_columns=all_columns)
-        if prices.write_1h > prices.write:  # elsewhere there are no such marks
+        _print_replays(successes, by_file, totals, unit, model, all_columns=all_columns)
+        if prices.write_1h > prices.write:  # the provider has cache marks for an hour
             _print_hours(totals)
-        if good:
-            print_line(made)
-    for file in failed:
+        if successes:
+            print_line(origin)
+    for file in failures:
         print_error(file.error)
-    reports = [file.report for file in good if file.report]
+    reports = [file.report for file in successes if file.report]
     if html and reports:
-        _write_page(html, page(reports, totals, unit, made), "w")
+        _write_page(html, page(reports, totals, unit, origin), mode="w")
         print_notice(f"page: {html}")
-    if failed:
+    if failures:
         raise typer.Exit(1)
 
 
-def _describe_making(files: Sequence[str], prices: str) -> str:
-    """What made a report, when, by which command, and whose *prices* it takes."""
-    others = files[NAMED_FILES:]  # a shell may have named a hundred
-    command = shlex.join(["ctxpipe", *(word for word in sys.argv[1:] if word not in others)])
+def _origin_line(files: Sequence[str], prices: str) -> str:
+    """Return a line with the version, the date, the *prices* and the command of a report."""
+    others = files[MAX_NAMED_FILES:]  # a pattern of the shell may match hundreds
+    arguments = [argument for argument in sys.argv[1:] if argument not in others]
+    command = shlex.join(["ctxpipe", *arguments])
     if others:
         command += f", and {len(others)} more"
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 
 def _write_page(html: Path, text: str, mode: str) -> None:
-    """Write *text* into the page, or with the *mode* "a" after what is in it.
+    """Write *text* to the file of the page; the *mode* is that of `open`.
 
-    Raises SettingsError.
+    Raises SettingsError if the file cannot be written.
     """
     try:
         with html.open(mode, encoding="utf-8", newline="\n") as file:
@@ -198,13 +208,13 @@ def _write_page(html: Path, text: str, mode: str) -> None:
 
 
 def _progress() -> Progress:
-    """A progress bar on standard error, if that is a terminal."""
+    """Return a progress bar on standard error; it is disabled if that is not a terminal."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_replays(
-    read: Sequence[FileReplay],
+    replays: Sequence[FileReplay],
     by_file: Mapping[str, Sequence[Figures]],
     totals: Sequence[Figures],
     unit: str,
@@ -212,27 +222,30 @@ def _print_replays(
     *,
     all_columns: bool,
 ) -> None:
+    """Print a table for each of *replays*, one for all, and the meaning of the figures."""
     costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
-    for file in read:
+    for file in replays:
         faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
         title = f"{_display_name(file.path)} ({costs}{faults})"
         print_figures(title, by_file[file.path], unit, all_columns=all_columns)
         if file.calibration:
             print_line(str(file.calibration))
             print_line("")
-    if len(read) > 1:
-        title = f"all {len(read)} conversations ({costs})"
+    if len(replays) > 1:
+        title = f"all {len(replays)} conversations ({costs})"
         print_figures(title, totals, unit, all_columns=all_columns)
-        billed = [file.calibration for file in read if file.calibration]
-        if billed:
-            print_line(str(sum(billed[1:], billed[0])))
-    for name, meaning in FIGURES.items() if read else ():
+        calibrations = [file.calibration for file in replays if file.calibration]
+        if calibrations:
+            print_line(str(sum(calibrations, Calibration())))
+    if not replays:
+        return
+    for name, meaning in FIGURES.items():
         if name in SHOWN or all_columns:
             print_line(f"{name:7}  {meaning}")
 
 
 def _print_hours(totals: Sequence[Figures]) -> None:
-    """Print what cache marks for an hour would have cost, and whether to place them."""
+    """Print the cost of cache marks for an hour, and advice whether to place them."""
     for row in totals:
         advice = "place them, cache_seconds=3600" if row.hour < 1 else "do not place them"
         ratio = as_ratio(row.hour)
@@ -240,129 +253,143 @@ def _print_hours(totals: Sequence[Figures]) -> None:
 
 
 def _display_name(path: str) -> str:
+    """Return the name of a file for a title."""
     return "standard input" if path == STDIN else Path(path).name
 
 
 def inspect(
     files: Files,
-    most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
+    most: Annotated[int, typer.Option(help="Number of largest blocks to list.", min=0)] = 10,
     cache: Annotated[
-        bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
+        bool,
+        typer.Option("--cache", help="Show why the prompt cache missed, by the usage in the file."),
     ] = False,
     plan: Annotated[
         str,
         typer.Option(
-            help="What this policy, or the pipeline of a TOML file, would change at the end."
+            help="Show what this policy, or the pipeline of a TOML file, would change at the end."
         ),
     ] = "",
     model: Model = "",
     as_json: AsJson = False,
 ) -> None:
-    """What fills the context: by kind, by tool, and the largest blocks.
+    """Show the contents of the context: tokens by kind and by tool, and the largest blocks.
 
-    Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
-    tokens are billed ones, and the prices those of each reply's model, or of --model. With --plan:
-    what each stage would do at the end of the transcript, without doing it.
+    Tokens are counted with tiktoken. With --cache: the tokens that were not read from the prompt
+    cache, and why, by the usage in the file, at the prices of --model or of each reply's model.
+    With --plan: the change that each stage would make at the end of the transcript.
     """
     if cache and plan:
         raise SettingsError("give --cache or --plan, not both")
-    prices = _prices(model, None) if model else None
-    found = recordings(files)
-    whose = f"prices of {model or 'the model of each reply'}" if cache else "tokens of tiktoken"
-    inspect_each = partial(_inspect_each, found, _describe_making(files, whose), as_json)
+    prices = _prices(model, read_price=None) if model else None
+    sources = recordings(files)
+    basis = f"prices of {model or 'the model of each reply'}" if cache else "tokens of tiktoken"
+    inspect_each = partial(_inspect_each, sources, _origin_line(files, basis), as_json)
     if plan:
         [make] = policies([plan]).values()
         inspect_each(partial(_plan, make=make), _print_plan, _total_plan)
     elif cache:
-        look = partial(cache_report, counter=TokenCounter(), prices=prices)
-        inspect_each(look, _print_cache, partial(total_report, prices=prices))
+        report = partial(cache_report, counter=TokenCounter(), prices=prices)
+        inspect_each(report, _print_cache, partial(total_report, prices=prices))
     else:
-        fill = partial(contents, counter=TokenCounter(), most=most)
-        inspect_each(fill, _print_contents, partial(total_contents, most=most))
+        measure = partial(contents, counter=TokenCounter(), max_blocks=most)
+        inspect_each(measure, _print_contents, partial(total_contents, max_blocks=most))
 
 
-class _Shown(Protocol):
+class _View(Protocol):
     """A view of a conversation that can be printed as JSON."""
 
     def as_json(self) -> JsonDict: ...
 
 
-S = TypeVar("S", bound=_Shown)
+S = TypeVar("S", bound=_View)
 
 
 def _inspect_each(
-    found: Recordings,
-    made: str,
+    sources: Recordings,
+    origin: str,
     as_json: bool,
-    look: Callable[[Transcript], S],
+    view: Callable[[Transcript], S],
     show: Callable[[str, S], None],
     add: Callable[[Iterable[S]], S],
 ) -> None:
-    """Print what *look* finds in each file and, of several, what *add* makes of them together.
+    """Print the *view* of each transcript and, if there are several, their sum by *add*.
 
-    *made* says what made the report.
+    *show* prints a view under a title. *origin* is the last line of the report. Raises typer.Exit
+    with the code 1 if a file cannot be read.
     """
-    shown: dict[str, S] = {}
+    views: dict[str, S] = {}
     errors: dict[str, str] = {}
     with _progress() as progress:
-        for path in progress.track(found.files, description="reading"):
+        for path in progress.track(sources.files, description="reading"):
             try:
-                shown[path] = look(read_transcript(path))
+                views[path] = view(read_transcript(path))
             except CtxpipeError as error:
                 errors[path] = str(error)
     if as_json:
         print_json(
             {
-                "made": made,
-                "files": {path: one.as_json() for path, one in shown.items()},
-                "all": add(shown.values()).as_json(),
+                "made": origin,
+                "files": {path: file_view.as_json() for path, file_view in views.items()},
+                "all": add(views.values()).as_json(),
                 "errors": errors,
-                "skipped": found.unreadable,
+                "skipped": sources.unreadable,
             }
         )
     else:
-        for path, one in shown.items():
-            show(_display_name(path), one)
-        if len(shown) > 1:
-            show(f"all {len(shown):,} conversations", add(shown.values()))
-        if shown:
-            print_line(made)
+        for path, file_view in views.items():
+            show(_display_name(path), file_view)
+        if len(views) > 1:
+            show(f"all {len(views):,} conversations", add(views.values()))
+        if views:
+            print_line(origin)
     for text in errors.values():
         print_error(text)
     if errors:
         raise typer.Exit(1)
 
 
-def _print_contents(name: str, filling: Contents) -> None:
-    total = filling.kinds.total() or 1
-    kinds = filling.kinds.most_common()
+def _print_contents(name: str, view: Contents) -> None:
+    total = view.kinds.total() or 1
+    kinds = view.kinds.most_common()
     shares = [(kind, as_number(n), as_percent(n / total)) for kind, n in kinds]
-    print_table(f"{name}: {filling}", ("what", "tokens", "share"), shares)
-    if filling.tools:
-        tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in filling.by_tool]
+    print_table(f"{name}: {view}", ("what", "tokens", "share"), shares)
+    if view.tools:
+        tools = [(tool, as_number(calls), as_number(n)) for tool, calls, n in view.by_tool]
         print_table("by tool", ("tool", "calls", "tokens"), tools)
     blocks = [
-        (_display_name(it.file), f"{it.message}", it.what, as_number(it.tokens), it.begins)
-        for it in filling.largest
+        (
+            _display_name(block.file),
+            str(block.message),
+            block.what,
+            as_number(block.tokens),
+            block.begins,
+        )
+        for block in view.largest
     ]
     headings = ("file", "message", "what", "tokens", "begins")
-    first = 1 if filling.format else 0  # several conversations have no format in common
-    print_table("largest blocks", headings[first:], [block[first:] for block in blocks])
+    # The column "file" is for several conversations, which have no format in common.
+    first_column = 1 if view.format else 0
+    block_rows = [block[first_column:] for block in blocks]
+    print_table("largest blocks", headings[first_column:], block_rows)
 
 
 def _print_cache(name: str, report: CacheReport) -> None:
     if report.tallies:
         print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
     else:
-        print_line(f"{name}: {report}; it missed nothing that it could hold.")
+        print_line(f"{name}: {report}; the cache had no avoidable misses.")
     if report.shortened:
         times = count_phrase(report.shortened, "time")
-        print_line(f"{times} the client sent far less than the recorded history: not judged.")
+        print_line(f"{times} the client sent far less than the recorded history: not analyzed.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The plan of each stage: its name, "would act", and what or why; and the tokens *saved*."""
+    """A dry run of a pipeline: the plan of each stage, and the tokens *saved* by all.
+
+    A plan has the name of the stage, the outcome, and the change or the reason.
+    """
 
     stages: list[dict[str, str]]
     saved: int
@@ -372,7 +399,7 @@ class _Plan:
 
 
 def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
-    """The plan of the pipeline that *make* makes, at the end of *transcript*."""
+    """Return the plan of the pipeline that *make* returns, at the end of *transcript*."""
     plan = partial(
         make(Workbench()).plan, session_id="plan", system=transcript.system, tools=transcript.tools
     )
@@ -398,23 +425,29 @@ def _print_plan(name: str, plan: _Plan) -> None:
         print_line(title)
 
 
-def _prices(model: str, read: float | None) -> Prices:
+def _prices(model: str, read_price: float | None) -> Prices:
+    """Return the prices of *model*, or relative ones for "", with *read_price* if it is set.
+
+    Raises SettingsError if no prices are listed for the model.
+    """
     prices = find_prices(model) if model else Prices.relative()
     if prices is None:
         raise SettingsError(
             f"no prices are known for the model {model!r}; "
             "without --model costs are in input tokens"
         )
-    return prices if read is None else replace(prices, read=read * prices.input)
+    if read_price is None:
+        return prices
+    return replace(prices, read=read_price * prices.input)
 
 
 SUFFIXES = (".json", ".jsonl")
-MOST_REASONS = 5
+MAX_REASONS = 5
 
 
 @dataclass(slots=True)
 class Recordings:
-    """The *files* to read, and what was skipped in folders.
+    """The *files* to read, and the files that were skipped in folders.
 
     *unreadable* has the reason by path; *others* are the files that are neither JSON nor JSONL.
     """
@@ -424,7 +457,7 @@ class Recordings:
     others: list[str] = field(default_factory=list)
 
     def describe_skipped(self) -> str:
-        """The skipped files, for a reader; "" where there are none."""
+        """Return the counts and reasons of the skipped files as a text, or "" without any."""
         kinds = {
             "without a conversation that can be read": len(self.unreadable),
             "neither JSON nor JSONL": len(self.others),
@@ -433,61 +466,65 @@ class Recordings:
         if not parts:
             return ""
         lines = [f"skipped: {', '.join(parts)}", *self.unreadable.values()]
-        more = len(lines) - 1 - MOST_REASONS
+        more = len(lines) - 1 - MAX_REASONS
         if more > 0:
-            lines[1 + MOST_REASONS :] = [f"and {more:,} more"]
+            lines = [*lines[: 1 + MAX_REASONS], f"and {more:,} more"]
         return "\n  ".join(lines)
 
 
 def recordings(names: Iterable[str]) -> Recordings:
-    """The recordings that *names* stand for, files and folders; what was skipped is said.
+    """Return the recordings at *names*, the paths of files and folders.
 
-    A folder is searched to the bottom, without what is hidden in it; each JSON and JSONL file in it
-    that holds a conversation is a recording. Raises TranscriptError for a folder that holds none.
+    In a folder and its subfolders, each JSON or JSONL file with a conversation is a recording;
+    hidden files and folders are left out. Prints the skipped files on standard error. Raises
+    TranscriptError if a folder has no recording.
     """
-    found = Recordings()
+    result = Recordings()
     with _progress() as progress:
         for path in names:
             if os.path.isdir(path):
-                found.files += _search(path, found, progress)
+                result.files += _search(path, result, progress)
             else:
-                found.files.append(path)
-    found.files = list(dict.fromkeys(found.files))
-    skipped = found.describe_skipped()
-    if skipped:
-        print_notice(skipped)
-    return found
+                result.files.append(path)
+    result.files = list(dict.fromkeys(result.files))
+    skipped_files = result.describe_skipped()
+    if skipped_files:
+        print_notice(skipped_files)
+    return result
 
 
-def _search(folder: str, found: Recordings, progress: Progress) -> list[str]:
-    """The recordings in *folder*; what is none is noted in *found*."""
+def _search(folder: str, result: Recordings, progress: Progress) -> list[str]:
+    """Return the recordings in *folder*; add the skipped files to *result*."""
     candidates = []
-    for path in _walk(folder, found):
+    for path in _walk(folder, result):
         if path.lower().endswith(SUFFIXES):
             candidates.append(path)
         else:
-            found.others.append(path)
+            result.others.append(path)
     recordings = []
     for path in progress.track(candidates, description="looking"):
         try:
             read_transcript(path)
         except CtxpipeError as error:
-            found.unreadable[path] = str(error)
+            result.unreadable[path] = str(error)
         else:
             recordings.append(path)
     if not recordings:
-        rest = found.describe_skipped() or "it is empty"
-        raise TranscriptError(f"{folder} holds no recording that can be read; {rest}")
+        reason = result.describe_skipped() or "it is empty"
+        raise TranscriptError(f"{folder} holds no recording that can be read; {reason}")
     return recordings
 
 
-def _walk(folder: str, found: Recordings) -> Iterator[str]:
-    """The regular files below *folder*, in the order of their names."""
+def _walk(folder: str, result: Recordings) -> Iterator[str]:
+    """Yield the regular files below *folder* in the order of their names, but no hidden ones.
 
-    def note(error: OSError) -> None:
-        found.unreadable[str(error.filename)] = f"{error.filename}: {error.strerror}"
+    Adds the folders that cannot be read to *result*.
+    """
 
-    for parent, folders, files in os.walk(folder, onerror=note):
+    def record_error(error: OSError) -> None:
+        result.unreadable[str(error.filename)] = f"{error.filename}: {error.strerror}"
+
+    for parent, folders, files in os.walk(folder, onerror=record_error):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             path = os.path.join(parent, name)

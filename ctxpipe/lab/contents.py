@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from heapq import nlargest
-from operator import attrgetter
 
 from .._text import count_phrase, one_line
 from .._values import JsonDict
@@ -19,7 +18,10 @@ from .transcripts import Transcript
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of the conversation *file*: where it is, what it is, its tokens and how it begins."""
+    """A block of the conversation *file*.
+
+    *message* is the index of its message, *what* its kind or tool, *begins* the start of its text.
+    """
 
     message: int
     what: str
@@ -32,8 +34,8 @@ class Block:
 class Contents(Sums):
     """The contents of one conversation, or of several together.
 
-    *kinds* are the raw tokens by the kind of block, *tools* those by tool, of which *tool_calls*
-    counts the calls. *format* is "" for several.
+    *kinds* has the raw tokens of each kind of block, *tools* those of each tool, and *tool_calls*
+    the number of calls of each tool. *format* is "" for several conversations.
     """
 
     format: str = ""
@@ -47,15 +49,16 @@ class Contents(Sums):
 
     @property
     def by_tool(self) -> list[tuple[str, int, int]]:
-        """Each tool's name, calls and tokens, the largest first."""
+        """The name, calls and tokens of each tool, the largest first."""
         return [(name, self.tool_calls[name], n) for name, n in self.tools.most_common()]
 
     def as_json(self) -> JsonDict:
-        """The same by name."""
+        """Return the contents as a JSON object."""
         kinds = dict(self.kinds.most_common())
-        own = {**asdict(self), "kinds": kinds, "tools": self.by_tool, "tokens": self.kinds.total()}
-        del own["tool_calls"]
-        return own
+        tokens = self.kinds.total()
+        fields = {**asdict(self), "kinds": kinds, "tools": self.by_tool, "tokens": tokens}
+        del fields["tool_calls"]
+        return fields
 
     def __str__(self) -> str:
         parts = [
@@ -66,34 +69,38 @@ class Contents(Sums):
         ]
         if self.repaired:
             parts.append(f"{count_phrase(self.repaired, 'fault')} repaired")
-        return ", ".join(filter(None, parts))
+        return ", ".join(part for part in parts if part)
 
 
-def contents(transcript: Transcript, counter: TokenCounter, most: int) -> Contents:
-    """The contents of *transcript*, with its *most* largest blocks."""
+def contents(transcript: Transcript, counter: TokenCounter, max_blocks: int) -> Contents:
+    """Return the contents of *transcript*, with at most *max_blocks* of its largest blocks."""
     messages = transcript.messages
-    found = Contents(transcript.format, len(messages), transcript.calls, len(transcript.repaired))
+    result = Contents(transcript.format, len(messages), transcript.calls, len(transcript.repaired))
     pieces = Pieces(counter)
     blocks = []
     for index, message in enumerate(messages):
         pieces.learn(message)
         for piece in pieces.of(message):
-            # What is neither text nor of a tool is called as the API calls it.
+            # Blocks such as images have the name that the API gives them.
             name = piece.key[0]
-            is_of_kind = name in {"text", "call", "result", *THINKING}
-            what = KINDS[piece.kind] if is_of_kind else name
-            found.kinds[what] += piece.tokens
+            has_kind = name in {"text", "call", "result", *THINKING}
+            what = KINDS[piece.kind] if has_kind else name
+            result.kinds[what] += piece.tokens
             if piece.tool:
                 what = piece.name
-                found.tools[piece.tool] += piece.tokens
-                found.tool_calls[piece.tool] += name == "call"
+                result.tools[piece.tool] += piece.tokens
+                result.tool_calls[piece.tool] += name == "call"
             begins = one_line(piece.text)
             blocks.append(Block(index, what, piece.tokens, begins, transcript.name))
-    return replace(found, largest=nlargest(most, blocks, key=attrgetter("tokens")))
+    return replace(result, largest=_largest(blocks, max_blocks))
 
 
-def total_contents(all_contents: Iterable[Contents], most: int) -> Contents:
-    """*all_contents* together, with the *most* largest blocks of all."""
+def total_contents(all_contents: Iterable[Contents], max_blocks: int) -> Contents:
+    """Return the sum of *all_contents*, with at most *max_blocks* of their largest blocks."""
     total = sum(all_contents, Contents())
-    largest = nlargest(most, total.largest, key=attrgetter("tokens"))
-    return replace(total, format="", largest=largest)
+    return replace(total, format="", largest=_largest(total.largest, max_blocks))
+
+
+def _largest(blocks: list[Block], max_blocks: int) -> list[Block]:
+    """Return the *max_blocks* blocks of *blocks* that have the most tokens."""
+    return nlargest(max_blocks, blocks, key=lambda block: block.tokens)

@@ -1,4 +1,4 @@
-"""The costs of a conversation: prompt caching by the published rules, and its price."""
+"""The costs of a conversation: prompt caching by the published rules, and the prices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
-"""Why a request was made.
-
-For the recorded reply, to read something back before it, or to have a summary written.
-"""
+"""The purpose of a request: the recorded reply, a read-back before it, or a summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """A prompt's tokens as billed: *read* from the cache, *written* to it, or *fresh*, neither."""
+    """The tokens of a prompt: *read* from the cache, *written* to it, or *fresh* (neither)."""
 
     read: float
     written: float
@@ -35,11 +32,12 @@ class CacheUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One request of a replay, before the recorded *call*.
+class ReplayRequest:
+    """A request of a replay, sent for the recorded *call* (counted from 0).
 
-    *output* are the reply's tokens, as billed. *marked* is what the prompt would use with all four
-    cache marks around every change, *hour* with marks for an hour; None where that is not known.
+    *output* is the number of tokens of the reply. *marked* is the cache use with all four cache
+    marks around every change; *hour* is the cache use with marks that last an hour. None if it
+    was not simulated.
     """
 
     call: int
@@ -51,16 +49,16 @@ class Request:
 
 
 class PromptCache:
-    """The provider's cache for one conversation, request by request.
+    """A simulation of the provider's prompt cache for one conversation, request by request.
 
-    An entry lives five minutes after its last use, and is written only where a request has a mark.
-    Requests are marked after the system prompt and at their end. One that was rewritten is also
-    marked before what changed (`Result.first_changed_index`), where the old entries end. A mark
-    after it as well, where the next change will begin, is the last of the four that a request may
-    have. Every use is told three times: without that mark, with it, and without it, but with marks
-    for an hour.
+    A cache entry ends at a cache mark of a request and expires five minutes after its last use.
+    Each request has a mark after the system prompt and one at its end. A request whose context was
+    rewritten has a third mark before the first change (`Result.first_changed_index`), where the old
+    entries end. A fourth mark, the last that the API allows, can be set after the change, where the
+    next change will begin. Each request is simulated three times: without the fourth mark, with it,
+    and without it but with marks that last an hour.
 
-    Tokens are counted by the caller. What is before the messages counts as one block.
+    The caller counts the tokens. The system prompt and the tools count as one block.
     """
 
     def __init__(self) -> None:
@@ -68,7 +66,7 @@ class PromptCache:
         self._context: Sequence[Message] = ()
         self._settings: object = None
         self._chain: list[int] = []
-        self._ends = [0]  # the last block of the first 0, 1, 2 … messages
+        self._ends = [0]  # index of the last block of the first 0, 1, 2 … messages
         self._numbers = count()
 
     def request(
@@ -80,67 +78,81 @@ class PromptCache:
         *,
         is_sent: bool = True,
     ) -> list[CacheUse]:
-        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
+        """Simulate a request with *context*; return its cache use in each of the three variants.
 
-        These include what is before the messages. *settings* is what of the request, besides its
-        messages, their cache depends on. One that is not sent (*is_sent*) leaves the cache as it
-        was.
+        *sums* are the tokens of the first 0, 1, 2 … messages, including the system prompt and the
+        tools. *settings* are the other properties of the request: if they differ from those of the
+        last request, no message is read from the cache. With *is_sent* False the use is computed,
+        but the cache is not changed.
         """
         if is_sent:
             if settings != self._settings:
                 del self._chain[1:]
             self._settings = settings
-        shared = common_prefix(self._context, context)
-        ends = self._ends[: shared + 1]
-        sizes = [max(1, len(blocks(message))) for message in context[shared:]]
+        shared_count = common_prefix(self._context, context)
+        ends = self._ends[: shared_count + 1]
+        sizes = [max(1, len(blocks(message))) for message in context[shared_count:]]
         ends += accumulate(sizes, initial=ends.pop())
-        # The same prefix has the same numbers; what differs from the last request has new ones.
-        chain = self._chain[: ends[shared] + 1]
+        # Blocks of the common prefix keep their numbers; all blocks after it get new ones.
+        chain = self._chain[: ends[shared_count] + 1]
         chain += [next(self._numbers) for _ in range(len(chain), ends[-1] + 1)]
         lengths = {0, len(context)}  # how many messages precede each mark
-        more = set[int]()
-        if shared < len(self._context):
-            lengths.add(shared)
-            more.add(_change_end(self._context, context, shared))
+        fourth_length = set[int]()
+        if shared_count < len(self._context):
+            lengths.add(shared_count)
+            fourth_length.add(_change_end(self._context, context, shared_count))
         uses = []
-        kinds = ((lengths, FIVE_MINUTES), (lengths | more, FIVE_MINUTES), (lengths, HOUR))
-        for cache, (marked, lifetime) in zip(self._caches, kinds, strict=True):
+        variants = (
+            (lengths, FIVE_MINUTES),
+            (lengths | fourth_length, FIVE_MINUTES),
+            (lengths, HOUR),
+        )
+        for cache, (mark_lengths, lifetime) in zip(self._caches, variants, strict=True):
             marks = [
                 CacheMark(ends[length], lifetime)
-                for length in sorted(marked)
+                for length in sorted(mark_lengths)
                 if sums[length] >= DEFAULT_MINIMUM
             ]
-            read = cache.find(chain, marks, seconds)
-            read_tokens = 0.0 if read < 0 else sums[bisect_left(ends, read)]
+            last_block = cache.find(chain, marks, seconds)
+            read_tokens = 0.0 if last_block < 0 else sums[bisect_left(ends, last_block)]
             rest = sums[-1] - read_tokens
-            uses.append(CacheUse(read_tokens, rest) if marks else CacheUse(0.0, 0.0, rest))
+            if marks:
+                uses.append(CacheUse(read_tokens, written=rest))
+            else:
+                uses.append(CacheUse(read=0.0, written=0.0, fresh=rest))
             if is_sent:
-                cache.keep(chain, marks, read, seconds)
+                cache.keep(chain, marks, last_block, seconds)
         if is_sent:
-            self._chain, self._context, self._ends = chain, context, ends
+            self._chain = chain
+            self._context = context
+            self._ends = ends
         return uses
 
 
-def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
-    """The end of the rewritten part in *after*.
+def _change_end(before: Sequence[Message], after: Sequence[Message], shared_count: int) -> int:
+    """Return the index in *after* where the rewritten part ends.
 
-    What follows was there before, and then comes what is new.
+    After the *shared_count* messages that both contexts begin with, *after* has the rewritten part,
+    then messages of *before* that did not change, then new messages.
     """
-    kept = {id(message) for message in before[shared:]}
+    previous_ids = {id(message) for message in before[shared_count:]}
     end = len(after)
-    while end > shared and id(after[end - 1]) not in kept:
+    while end > shared_count and id(after[end - 1]) not in previous_ids:
         end -= 1
-    while end > shared and id(after[end - 1]) in kept:
+    while end > shared_count and id(after[end - 1]) in previous_ids:
         end -= 1
     return end
 
 
-# The bill -----------------------------------------------------------------------------------------
+# Costs --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Bill(Sums):
-    """The cost of requests, in the unit of the prices, and their tokens."""
+    """The cost of requests, in the unit of the prices, and their tokens.
+
+    *refetches* counts the requests that only read something back.
+    """
 
     read: float = 0.0
     written: float = 0.0
@@ -152,31 +164,34 @@ class Bill(Sums):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The whole cost."""
         return self.read + self.written + self.fresh + self.output
 
     @property
     def hit_rate(self) -> float:
-        """The share of the prompts that came from the cache."""
+        """The share of the prompt tokens that were read from the cache."""
         return self.read_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def with_all_marks(requests: Iterable[Request]) -> list[Request]:
-    """*requests* as they would be billed with all four cache marks, where that is known."""
+def with_all_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
+    """Return *requests* with their use under all four cache marks, if it was simulated."""
     return [replace(request, use=request.marked or request.use) for request in requests]
 
 
-def with_hour_marks(requests: Iterable[Request]) -> list[Request]:
-    """*requests* as they would be billed with cache marks for an hour, where that is known."""
+def with_hour_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
+    """Return *requests* with their use under cache marks for an hour, if it was simulated."""
     return [replace(request, use=request.hour or request.use) for request in requests]
 
 
-def bill(requests: Iterable[Request], prices: Prices) -> Bill:
-    """The cost of *requests*. They are cached for as long as the rules of their replay say."""
+def bill(requests: Iterable[ReplayRequest], prices: Prices) -> Bill:
+    """Return the cost of *requests* at *prices*.
+
+    The cache use of each request was computed by its replay; *prices* do not change it.
+    """
     return sum((_request_bill(request, prices) for request in requests), Bill())
 
 
-def _request_bill(request: Request, prices: Prices) -> Bill:
+def _request_bill(request: ReplayRequest, prices: Prices) -> Bill:
     use = request.use
     cliff = prices.cliff(use.prompt)
     return Bill(

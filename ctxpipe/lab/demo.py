@@ -1,6 +1,6 @@
-"""``ctxpipe demo``: what ctxpipe does with a context, on files of this machine.
+"""The command ``ctxpipe demo``: an agent without a model reads files of this machine.
 
-No model is asked and nothing is sent: in each turn the agent reads one file.
+In each turn the agent reads one file. No model is called and nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..tools import answer, offload_tools
 from ..wire.values import result_block, use_block
 
 PACKAGE = Path(__file__).parents[1]
-ENDINGS = (".c", ".go", ".java", ".js", ".md", ".php", ".py", ".rb", ".rs", ".sh", ".ts", ".txt")
+SUFFIXES = (".c", ".go", ".java", ".js", ".md", ".php", ".py", ".rb", ".rs", ".sh", ".ts", ".txt")
 MAX_FILES = 120
 MAX_FILE_BYTES = 200_000
-ROWS = 8
-LINES = 3
+TABLE_ROWS = 8
+EXCERPT_LINES = 3
 
 
 def demo(
@@ -39,78 +39,81 @@ def demo(
         Path, typer.Argument(help="Default: ctxpipe's own source.", show_default=False)
     ] = PACKAGE,
     storage: Annotated[
-        Path | None, typer.Option(help="Keep what leaves the context in this folder.")
+        Path | None, typer.Option(help="Keep the texts that leave the context in this folder.")
     ] = None,
 ) -> None:
-    """A first look, without a key: an agent reads files; see what becomes of its context."""
+    """Show, without an API key, how ctxpipe shapes the context of an agent that reads files."""
     files = list(islice(text_files(folder), MAX_FILES))
     if not files:
         raise SettingsError(f"there is no folder {folder}, or no text file in it")
     if storage:
-        storage.mkdir(parents=True, exist_ok=True)  # a stage that cannot write only skips
+        storage.mkdir(parents=True, exist_ok=True)  # an error here; the stages would only skip
     with tempfile.TemporaryDirectory(prefix="ctxpipe-") as temporary:
         anyio.run(show, files, LocalStorage(storage or temporary))
     if storage:
         print(f"\nThe files are in {storage}.")
-    print("\nWhat would it do for conversations of yours? ctxpipe replay FILE")
+    print("\nTo try it on a conversation of your own: ctxpipe replay FILE")
 
 
 def text_files(folder: Path) -> Iterator[str]:
-    """The files of source and text below *folder*, in order."""
+    """Yield the paths of source and text files below *folder*, in the order of their names."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in sorted(names):
             path = os.path.join(place, name)
-            if name.endswith(ENDINGS) and 0 < os.path.getsize(path) < MAX_FILE_BYTES:
+            if name.endswith(SUFFIXES) and 0 < os.path.getsize(path) < MAX_FILE_BYTES:
                 yield path
 
 
 async def show(files: Sequence[str], storage: LocalStorage) -> None:
-    """Play the agent's turns, and print what becomes of its context."""
+    """Play the agent's turns and print the tokens of its requests."""
     stages = presets.coding_agent(storage, work_dir=None, summarize=ExtractiveSummarizer())
     pipeline = ContextPipeline(stages)
     session = pipeline.session("demo", journal=storage)
     history: list[Message] = [{"role": "user", "content": "Read the files."}]
     print(f"An agent reads {len(files)} files, one in each turn. The tokens of its requests:\n")
     print(f"{'turn':>8} {'with ctxpipe':>14} {'without':>14}")
-    every = -(-len(files) // ROWS)
-    sent = sent_without = refused = 0
-    file = visible = ""  # the first that a result has left the context for, what the model sees
+    every = -(-len(files) // TABLE_ROWS)  # rounded up
+    shaped_tokens = 0
+    original_tokens = 0
+    invalid_requests = 0
+    file = ""  # the first file that a result was moved to
+    placeholder = ""  # the text in its place, which the model sees
     for turn, path in enumerate(files, 1):
         history += await messages_of(turn, path)
         context = await session.run(history)
         whole = await pipeline.counter.count(history)
-        sent += context.tokens_after
-        sent_without += whole
-        refused += bool(check(context.messages))
+        shaped_tokens += context.tokens_after
+        original_tokens += whole
+        invalid_requests += bool(check(context.messages))
         detail = context.reports[0].detail
         if not file and isinstance(detail, Offloaded):
             [file] = detail.files
             [result] = tool_results(context.messages[-1:])
-            visible = str(result.content)
+            placeholder = str(result.content)
         if turn % every == 0 or turn == len(files):
             print(f"{turn:>8} {context.tokens_after:>14,} {whole:>14,}")
-    print(f"{'in all':>8} {sent:>14,} {sent_without:>14,}\n")
-    print(f"requests that the API's rules refuse: {refused}")
+    print(f"{'in all':>8} {shaped_tokens:>14,} {original_tokens:>14,}\n")
+    print(f"requests that the API's rules refuse: {invalid_requests}")
     print(f"the history can be read back whole: {await session.history() == history}")
     if file:
-        await show_read_back(session, file, visible)
+        await show_read_back(session, file, placeholder)
 
 
 async def messages_of(turn: int, path: str) -> list[Message]:
-    """The agent's call to read *path*, and its result."""
+    """Return the agent's call to read *path*, and the result with the text of the file."""
     text = await anyio.Path(path).read_text("utf-8", errors="replace")
     call: Any = use_block(f"t{turn}", "read_file", {"path": path})
     result: Any = result_block(f"t{turn}", text)
     return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
 
 
-async def show_read_back(session: Session, file: str, visible: str) -> None:
-    """Print what the model sees of a text that left, and what it gets when it searches that."""
+async def show_read_back(session: Session, file: str, placeholder: str) -> None:
+    """Print the *placeholder* of a text that was moved to *file*, and a search in that file."""
     print("\nWhat the model sees of the first result that has left its context begins with\n")
-    print(*visible.splitlines()[:LINES], sep="\n")
-    arguments = {"path": file, "pattern": "def ", "limit": LINES}
+    print(*placeholder.splitlines()[:EXCERPT_LINES], sep="\n")
+    arguments = {"path": file, "pattern": "def ", "limit": EXCERPT_LINES}
     call: Any = use_block("search", "search_offloaded", arguments)
-    found = await answer(call, offload_tools(session))
+    result = await answer(call, offload_tools(session))
     print("\nand when it calls search_offloaded with the pattern 'def ' it gets\n")
-    print(found["content"])
+    print(result["content"])

@@ -1,8 +1,8 @@
-"""Conversations on their way through policies, as one HTML file that needs no network.
+"""The report of replays as one HTML file that needs no network.
 
-The page's script prints the report. Anybody may have written what is in a transcript: it is in the
-file as JSON only, the script shows it as text, and the page forbids itself every other script and
-every request.
+A script in the page shows the report. The texts of a transcript are untrusted: the page contains
+them only as JSON, its script shows them only as text, and its content security policy forbids all
+other scripts and all requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from operator import attrgetter
 from string import Template
 from typing import NamedTuple
 
@@ -25,100 +24,108 @@ from .cache import rows
 from .policies import WINDOW
 from .report import DOLLARS, FIGURES, HEADINGS, Figures, Report, cells, cost
 
-TEXT_BYTES = 1_200_000
-"""All texts of actions together: the page must stay below 3 MB."""
+MAX_TEXT_BYTES = 1_200_000
+"""Limit for all texts of actions together; it keeps the page below 3 MB."""
 
 
 def page(
     reports: Sequence[Report],
     totals: Sequence[Figures],
     unit: str = "input tokens",
-    made: str = "",
+    origin: str = "",
 ) -> str:
-    """The page of *reports*, all of the same policies, as HTML; *made* says what made it, and when.
+    """Return the page of *reports*, all of the same policies, as HTML.
 
-    *totals* are the figures of each policy over all conversations, with costs in *unit*: "dollars",
-    or any other word for it. What cannot be encoded as UTF-8 becomes a question mark.
+    *totals* are the figures of each policy over all conversations, with costs in *unit*: "dollars"
+    or the name of another unit. *origin* is a line about the program, date and command that made
+    the page. Characters that cannot be encoded as UTF-8 become question marks.
     """
     script = _asset("page.js")
     html = Template(_asset("page.html")).substitute(
         hash=source_hash(script),
         style=palette() + _asset("page.css"),
-        data=json_data({**_data(reports, totals, unit), "made": made}),
+        data=json_data({**_data(reports, totals, unit), "made": origin}),
         script=script,
     )
     return html.encode("utf-8", "replace").decode()
 
 
 def _asset(name: str) -> str:
+    """Return the text of a file in the folder ``assets``."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> JsonDict:
-    """The data of the page's script: the reports as they are, and their sum."""
-    ours, advice = len(totals) - 1, None
-    if ours and totals[0].calls:
+    """Return the input of the page's script: the reports, their totals and the advice."""
+    policy_index = len(totals) - 1
+    advice = None
+    if policy_index and totals[0].calls:
         advice = advise(totals)
-        # What is kept as it is says nothing: the page then begins with the last policy.
-        ours = [row.policy for row in totals].index(advice.policy) or ours
+        # A comparison of the baseline with itself shows nothing. If the advice is to keep the
+        # baseline, the page opens with the last policy.
+        policy_index = [row.policy for row in totals].index(advice.policy) or policy_index
     turns = count_phrase(sum(len(report.labels) for report in reports), "turn")
     if len(reports) > 1:
         turns = f"{count_phrase(len(reports), 'conversation')}, {turns}"
     conversations = []
     for report in reports:
-        found = [run.figures for run in report.runs]
+        cache_table = None
+        if report.cache is not None:
+            cache_table = [CAUSES, *rows(report.cache)]
         conversations.append(
             {
                 **asdict(report),
-                "figures": [cells(row, unit) for row in found],
-                "cache": None if report.cache is None else [CAUSES, *rows(report.cache)],
+                "figures": [cells(run.figures, unit) for run in report.runs],
+                "cache": cache_table,
             }
         )
     return {
         "unit": unit,
-        "lead": lead(turns, totals[ours], totals[0], unit) if totals else "",
+        "lead": lead(turns, totals[policy_index], totals[0], unit) if totals else "",
         "advice": advice,
         "kinds": KINDS,
         "meanings": FIGURES,
         "headings": HEADINGS,
         "totals": [cells(row, unit) for row in totals],
         "policies": [row.policy for row in totals],
-        "chosen": [ours, 0],
+        "chosen": [policy_index, 0],
         "conversations": conversations,
         "texts": _texts(conversations),
     }
 
 
 def _texts(conversations: Sequence[JsonDict]) -> list[str]:
-    """Each text of an action once; in its place is the index.
+    """Replace the texts of all actions with indices, in place; return the list of the texts.
 
-    The middle is cut out of long ones, to fit all in TEXT_BYTES.
+    Each text is in the list once. Long texts lose their middle, so that all fit in MAX_TEXT_BYTES.
     """
     indices: dict[str, int] = {}
-    runs = (run for conversation in conversations for run in conversation["runs"])
-    actions = (action for run in runs for turn in run["turns"] for action in turn["actions"])
-    for change in (change for action in actions for change in action["replaced"]):
-        for side in ("original", "placeholder"):
-            change[side] = indices.setdefault(change[side], len(indices))
+    runs = [run for conversation in conversations for run in conversation["runs"]]
+    turns = [turn for run in runs for turn in run["turns"]]
+    actions = [action for turn in turns for action in turn["actions"]]
+    for action in actions:
+        for change in action["replaced"]:
+            for side in ("original", "placeholder"):
+                change[side] = indices.setdefault(change[side], len(indices))
     limit = 20_000
     sizes = [len(text.encode("utf-8", "replace")) for text in indices]
-    while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
+    while limit > 100 and sum(min(size, limit) for size in sizes) > MAX_TEXT_BYTES:
         limit = limit * 3 // 4
     return [shorten(text, limit) for text in indices]
 
 
-LEAST_SEEN = 0.9
-"""Below, an agent misses what it has read."""
+MIN_SEEN_SHARE = 0.9
+"""Share that must stay in the context; below it an agent misses what it has read."""
 
-LEAST_FOUND = 0.95
-"""The least share that must be found again where it is out of sight."""
+MIN_FOUND_SHARE = 0.95
+"""Share that must stay in the context or be readable again, if less stays in the context."""
 
-LEAST_SAVED = 0.02
-"""Of the baseline's cost; less is not worth a change."""
+MIN_SAVED_SHARE = 0.02
+"""Share of the baseline's cost that a policy must save to be worth a change."""
 
 
 class Advice(NamedTuple):
-    """The *policy* to take, what to do with it in one word, and the *reason* in sentences."""
+    """The *policy* to use, the *verb* for it ("Use", "Try", "Keep" …), and the *reason*."""
 
     verb: str
     policy: str
@@ -126,52 +133,56 @@ class Advice(NamedTuple):
 
 
 def advise(rows: Sequence[Figures]) -> Advice:
-    """Choose among the policies of *rows*, of which the first is the baseline.
+    """Choose one of the policies of *rows*; the first is the baseline.
 
-    The cheapest that keeps enough in sight; where none does, the cheapest that keeps enough within
-    reach; where none saves anything, the baseline. A prompt larger than the window rules a policy
-    out.
+    A policy is a candidate if its prompts fit in the window and it saves enough. The choice is the
+    cheapest candidate that keeps enough in the context, else the cheapest that keeps enough
+    readable, else the baseline. If no policy fits in the window, it is the one with the smallest
+    prompts.
     """
     baseline = rows[0]
     fitting = [row for row in rows if row.peak <= WINDOW]
     if not fitting:
-        smallest = min(rows, key=attrgetter("peak"))
+        smallest = min(rows, key=lambda row: row.peak)
         reason = f"No policy keeps every prompt below {as_number(WINDOW)} tokens."
         return Advice("Shorten further than", smallest.policy, f"{reason} This comes closest.")
-    least = 1 - LEAST_SAVED if baseline in fitting else math.inf
-    saving = [row for row in fitting if row.ratio <= least]
-    in_sight = [row for row in saving if row.seen >= LEAST_SEEN]
-    in_reach = [row for row in saving if row.found >= LEAST_FOUND]
-    best = min(in_sight or in_reach, key=attrgetter("cost"), default=None)
+    max_ratio = 1 - MIN_SAVED_SHARE if baseline in fitting else math.inf
+    candidates = [row for row in fitting if row.ratio <= max_ratio]
+    in_sight = [row for row in candidates if row.seen >= MIN_SEEN_SHARE]
+    in_reach = [row for row in candidates if row.found >= MIN_FOUND_SHARE]
+    best = min(in_sight or in_reach, key=lambda row: row.cost, default=None)
     if best is None:
-        reason = f"Nothing that saves {as_percent(LEAST_SAVED)} keeps enough in sight or reach."
+        saving = as_percent(MIN_SAVED_SHARE)
+        reason = f"No policy that saves {saving} keeps enough in sight or within reach."
         return Advice("Keep", baseline.policy, reason)
     reason = (
-        f"It is the cheapest that left {as_percent(LEAST_SEEN)} or more of what the replies used "
-        f"in sight: {as_percent(best.seen)}."
+        f"It is the cheapest that left {as_percent(MIN_SEEN_SHARE)} or more of what the replies "
+        f"used in sight: {as_percent(best.seen)}."
     )
     if in_sight:
         return Advice("Use", best.policy, reason)
     reason = (
-        f"It is the cheapest that kept {as_percent(LEAST_FOUND)} or more within reach: "
+        f"It is the cheapest that kept {as_percent(MIN_FOUND_SHARE)} or more within reach: "
         f"{as_percent(best.found)}. But it left {as_percent(best.seen)} in sight: look at your "
         "agent's answers, or keep more in sight."
     )
     return Advice("Try", best.policy, reason)
 
 
-def lead(subject: str, ours: Figures, baseline: Figures, unit: str) -> str:
-    """The result in two sentences: cost and what stayed in sight, then the largest prompt.
+def lead(subject: str, candidate: Figures, baseline: Figures, unit: str) -> str:
+    """Return the result in two sentences: cost and recall, then the largest prompt.
 
-    *subject* is what was replayed, such as "125 turns".
+    *subject* says how much was replayed, such as "125 turns".
     """
-    mine, theirs = (cost(row.cost, unit) for row in (ours, baseline))
-    of_what = "" if unit == DOLLARS else f" {unit}"
-    ratio = ours.cost / baseline.cost if baseline.cost else 1.0
+    candidate_cost = cost(candidate.cost, unit)
+    baseline_cost = cost(baseline.cost, unit)
+    unit_name = "" if unit == DOLLARS else f" {unit}"
+    ratio = candidate.cost / baseline.cost if baseline.cost else 1.0
     difference = f"{as_percent(abs(1 - ratio))} {'more' if ratio > 1 else 'less'}"
     return (
-        f"{subject}: {ours.policy} cost {mine}{of_what} instead of {theirs} ({baseline.policy}), "
-        f"{difference}, and {as_percent(ours.seen)} of what the replies used stayed in "
-        f"sight ({as_percent(ours.found)} with what could be read back). The largest context was "
-        f"{as_number(ours.peak)} tokens instead of {as_number(baseline.peak)}."
+        f"{subject}: {candidate.policy} cost {candidate_cost}{unit_name} instead of "
+        f"{baseline_cost} ({baseline.policy}), {difference}, and {as_percent(candidate.seen)} of "
+        "what the replies used stayed in sight "
+        f"({as_percent(candidate.found)} with what could be read back). The largest context was "
+        f"{as_number(candidate.peak)} tokens instead of {as_number(baseline.peak)}."
     )

@@ -1,4 +1,4 @@
-"""Ways to treat a context, by name, to be compared with each other on recorded conversations."""
+"""Policies: pipelines by name, to compare with each other on recorded conversations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ NONE = "none"
 
 WINDOW = 200_000
 BUDGET = Budget(window=WINDOW, trigger=167_000)
-"""The tokens at which the most widespread coding agent compacts."""
+"""The budget of the policies; it compacts where the most widespread coding agent does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Makes the pipeline of one replay: the stages of *name*, or those that *config* describes.
+    """A maker of the pipeline of a replay: with the stages of *name*, or those of *config*.
 
-    Raises SettingsError for a name that does not exist.
+    Raises SettingsError if there is neither a *config* nor a policy of this name.
     """
 
     name: str
@@ -47,7 +47,8 @@ class Policy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         if self.config is None:
-            stages, budget = POLICIES[self.name](bench, self.prices), BUDGET
+            stages = POLICIES[self.name](bench, self.prices)
+            budget = BUDGET
         else:
             budget = self.config.budget()
             stages = self.config.stages(
@@ -57,27 +58,29 @@ class Policy:
 
 
 def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:
-    """The policies of these *names*; one that ends in ``.toml`` is a file that describes it.
+    """Return the policies of these *names*, by name.
 
-    Raises SettingsError for a name that does not exist, or a file that describes none.
+    A name that ends in ``.toml`` is the path of a file that describes a pipeline. Raises
+    SettingsError if there is no policy of a name, or a file does not describe a pipeline.
     """
-    found = {}
-    for given in names:
-        name, config = given, None
-        if given.endswith(".toml"):
-            config = read_config(given)
+    result = {}
+    for name_or_path in names:
+        name = name_or_path
+        config = None
+        if name_or_path.endswith(".toml"):
+            config = read_config(name_or_path)
             # A file such as coding.toml keeps its suffix: the stem is the name of a preset.
-            path = PurePath(given)
+            path = PurePath(name_or_path)
             name = path.name if path.stem in POLICIES else path.stem
-        found[name] = Policy(name, prices or Prices.relative(), config)
-    return found
+        result[name] = Policy(name, prices or Prices.relative(), config)
+    return result
 
 
 def _compact(bench: Workbench) -> Compact:
     return Compact(
         ExtractiveSummarizer(),
         archive=bench.storage,
-        restore=Restore(files=bench.files, shell=True),  # noqa: S604  our field
+        restore=Restore(files=bench.files, shell=True),  # noqa: S604  ctxpipe's field, no subprocess
         breaker=Breaker(clock=bench.clock),
     )
 
@@ -86,10 +89,11 @@ def _preset(name: str, bench: Workbench, prices: Prices) -> list[Stage]:
     return preset_stages(name, bench.storage, files=bench.files, prices=prices, clock=bench.clock)
 
 
-_Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
+_StageMaker: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
 
-# In raw tokens: 80,000 are billed as 100,000, where the API's context editing begins by default.
-POLICIES: Mapping[str, _Stages] = {
+# In raw tokens: the API counts 80,000 of them as 100,000, where its context editing begins by
+# default.
+POLICIES: Mapping[str, _StageMaker] = {
     NONE: lambda _bench, _prices: [],
     "compact": lambda bench, _prices: [_compact(bench)],
     "clear-old": lambda bench, _prices: [
@@ -98,19 +102,19 @@ POLICIES: Mapping[str, _Stages] = {
     ],
     **{name: partial(_preset, name) for name in (*OLD_EXCHANGES, "chat")},
 }
-"""The stages behind each name."""
+"""The function that makes the stages, by the name of the policy."""
 
 
-# Context editing, as the API does it --------------------------------------------------------------
+# Context editing as in the API --------------------------------------------------------------------
 
 CLEARED = "[Old tool result content cleared]"
 
 
 @dataclass(frozen=True, slots=True)
 class ClearOldResults:
-    """Context editing: above *trigger* tokens, clear every result but the last *keep*.
+    """Context editing: above *trigger* raw tokens, clear all tool results but the last *keep*.
 
-    Only if that frees *at_least* tokens.
+    The stage skips if that would free fewer than *at_least* tokens.
     """
 
     trigger: int
@@ -122,20 +126,25 @@ class ClearOldResults:
         if tokens <= self.trigger:
             return Skip(f"{tokens:,} tokens, no more than {self.trigger:,}")
         results = list(tool_results(turn.messages))
-        chosen = clearable(turn, results[: max(0, len(results) - self.keep)])
-        freed = sum(freed for _, freed in chosen)
-        if freed < self.at_least:
-            return Skip(f"{freed:,} tokens could be freed, fewer than {self.at_least:,}")
-        return clear_results(turn, chosen)
+        savings = clearable(turn, results[: max(0, len(results) - self.keep)])
+        saved_tokens = sum(tokens for _, tokens in savings)
+        if saved_tokens < self.at_least:
+            return Skip(f"{saved_tokens:,} tokens could be freed, fewer than {self.at_least:,}")
+        return clear_results(turn, savings)
 
 
-def clear_results(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
-    """Put the API's words in the place of the results *chosen*."""
-    return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
+def clear_results(turn: Turn, savings: Sequence[tuple[ToolResult, int]]) -> Change:
+    """Replace the results of *savings*, as `clearable` returns them, with the API's placeholder."""
+    return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in savings}))
 
 
 def clearable(turn: Turn, results: Sequence[ToolResult]) -> list[tuple[ToolResult, int]]:
-    """Those of *results* that are longer than the API's words, each with the tokens it frees."""
+    """Return the *results* longer than the API's placeholder, each with the tokens it frees."""
     count = turn.counter.text
-    freed = [(result, count(text_of(result.content)) - count(CLEARED)) for result in results]
-    return [(result, tokens) for result, tokens in freed if tokens > 0]
+    placeholder_tokens = count(CLEARED)
+    savings = []
+    for result in results:
+        tokens = count(text_of(result.content)) - placeholder_tokens
+        if tokens > 0:
+            savings.append((result, tokens))
+    return savings

@@ -1,11 +1,13 @@
-"""A recorded conversation, turn by turn through a pipeline, as in an agent: append, run, call."""
+"""The replay of a recorded conversation through a pipeline, as an agent would run it.
+
+For each recorded reply: append the new messages, run the pipeline, call the model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TypeAlias, cast
 
 from .._text import short_repr
@@ -20,42 +22,49 @@ from ..session.session import Session, conversation_of
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block
-from .costs import CacheUse, PromptCache, Purpose, Request
+from .costs import CacheUse, PromptCache, Purpose, ReplayRequest
 from .references import Context, Past, SourceBlock, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, SeenFiles, Workbench
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
-"""Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
+"""Function that makes the pipeline of a replay.
+
+The workbench takes the place of the agent's disk and clock.
+"""
 
 Watch: TypeAlias = "Callable[[Moment], object]"
-"""Is shown each run of a pipeline, once the model has replied."""
+"""Function that gets each run of a pipeline, after the model's reply."""
 
 LAPSES_EVERY = 33
-"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
+"""Number of calls between two expiries of the cache, for transcripts without times.
 
-REFETCH_WEIGHT = 1.0
-"""The weight from which on missing atoms are read back."""
+In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache.
+"""
+
+MIN_REFETCH_WEIGHT = 1.0
+"""Smallest weight of missing atoms for which the agent reads them back."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
-"""The tokens of a summary's request and reply, where the summarizer reports no usage."""
+"""The tokens of a summary's prompt and reply if the summarizer reports no usage."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How a conversation is replayed.
+class ReplaySettings:
+    """The settings of a replay.
 
-    With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
-    request, and the whole block again in the context, or what *page* returns of its text for the
-    atoms that are missing. *tokens_per_raw* is what the API bills for a token of the pipeline's
-    counter. Where a transcript has no times, the cache never expires, or before every
-    *rest_every*-th call: `LAPSES_EVERY` is what real sessions show. With *by_settings* the cache of
-    the messages also ends where the first image comes, or stale thinking has to be controlled.
-
-    Lines that a stage has chosen to keep are chosen by what the measure looks for. So a second
-    yardstick takes none of them for seen; with *strict* the agent also reads back what that
-    yardstick does not count.
+    - *refetch*: the agent reads back what a reply uses and the context no longer shows. This costs
+      one more request and puts the whole block into the context again, or the text that *page*
+      returns for the block's text and the missing atoms.
+    - *tokens_per_raw*: the tokens that the API counts for one token of the pipeline's counter.
+    - *rest_every*: for a transcript without times, the cache expires before every Nth call; with 0
+      it never expires. `LAPSES_EVERY` is the value of real sessions.
+    - *by_settings*: the messages also leave the cache when the first image comes, or when the
+      request options for stale thinking begin or end.
+    - *strict*: the agent also reads back what it sees only in lines that a stage has chosen to
+      keep. A stage chooses them by the atoms that the recall is measured with, so the usual recall
+      may be too high; `Use.strict_recall` does not count these lines.
     """
 
     refetch: bool = True
@@ -67,64 +76,68 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Step:
-    """One *call* of a replay: its *requests*, the call itself last, and the *use* by the reply."""
+class ReplayStep:
+    """A recorded *call* of a replay, and the *use* of earlier messages by its reply.
+
+    *requests* are all requests that were sent for it; the last is the one that the reply answers.
+    """
 
     call: int
-    requests: tuple[Request, ...]
+    requests: tuple[ReplayRequest, ...]
     use: Use
 
     __repr__ = short_repr
 
     @property
     def prompt_tokens(self) -> float:
-        """The tokens of the prompt that the reply answers."""
+        """The number of tokens of the prompt that the reply answers."""
         return self.requests[-1].use.prompt
 
 
 @dataclass(slots=True)
 class Moment:
-    """A run of the pipeline before the model's *call*, and the requests that followed.
+    """A run of the pipeline for the recorded *call*, with the requests that followed it.
 
-    They are those for summaries, then the one with the context *after*, which *reply* answers.
+    The context was *before* and became *after*. *requests* are those for summaries, then the one
+    with the new context, which *reply* answers.
     """
 
     call: int
     before: Sequence[Message]
     after: Sequence[Message]
     reports: Sequence[StageReport]
-    requests: list[Request] = field(default_factory=list)
+    requests: list[ReplayRequest] = field(default_factory=list)
     reply: Sequence[Message] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Replay:
-    """A conversation's way through a pipeline."""
+class ReplayResult:
+    """The result of replaying a conversation through a pipeline."""
 
     transcript: str
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
     tokens_per_raw: float = 1.0
 
     __repr__ = short_repr
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """Every request, in order."""
+    def requests(self) -> tuple[ReplayRequest, ...]:
+        """All requests, in their order."""
         return tuple(request for step in self.steps for request in step.requests)
 
     @property
     def use(self) -> Use:
-        """The use by all replies together: the online recall."""
+        """The use by all replies together, from which the recall is computed."""
         return sum((step.use for step in self.steps), Use())
 
 
 async def replay(
     transcript: Transcript,
     make: PipelineMaker,
-    settings: Settings | None = None,
+    settings: ReplaySettings | None = None,
     watch: Watch | None = None,
-) -> Replay:
-    """Replay *transcript* through the pipeline that *make* makes, as `replay_all` does."""
+) -> ReplayResult:
+    """Replay *transcript* through the pipeline that *make* returns, as `replay_all` does."""
     watches = {} if watch is None else {"": watch}
     return (await replay_all(transcript, {"": make}, settings, watches))[""]
 
@@ -132,87 +145,94 @@ async def replay(
 async def replay_all(
     transcript: Transcript,
     makers: Mapping[str, PipelineMaker],
-    settings: Settings | None = None,
+    settings: ReplaySettings | None = None,
     watches: Mapping[str, Watch] | None = None,
-) -> dict[str, Replay]:
-    """Replay *transcript* through the pipeline of each of *makers*, all of them call by call.
+) -> dict[str, ReplayResult]:
+    """Replay *transcript* through the pipelines of *makers*, all of them call by call.
 
-    Deterministic: the same input, the same replay. What the pipelines write stays in memory. Of
-    *watches*, the one by the name of a maker is shown the context before and after each run of its
-    pipeline. Raises what a pipeline raises.
+    Returns the replays by the names of *makers*. The same input always gives the same replay. The
+    files that the pipelines write stay in memory. A function in *watches* gets each run of the
+    pipeline that has the same name. Raises the errors of the pipelines.
     """
-    settings = settings or Settings()
-    # What was said, the agent's files and the time are the same, whatever the pipeline: so the
-    # texts of a conversation are read once.
+    settings = settings or ReplaySettings()
+    # The recorded messages, the agent's files and the time are the same for all pipelines. They
+    # share them, so that each text is read once.
     past = Past(AtomIndex())
-    clock, files, counter = Clock(), SeenFiles(), TokenCounter()
-    runs = {}
+    clock = Clock()
+    files = SeenFiles()
+    counter = TokenCounter()
+    loops = {}
     for name, make in makers.items():
         bench = Workbench(clock, files, counter)
         watch = (watches or {}).get(name)
-        runs[name] = _Run(transcript, make(bench), settings, bench, past, watch)
-    steps: dict[str, list[Step]] = {name: [] for name in runs}
+        loops[name] = _AgentLoop(transcript, make(bench), settings, bench, past, watch)
+    steps: dict[str, list[ReplayStep]] = {name: [] for name in loops}
     start = 0
-    for call, at in enumerate(transcript.replies):
-        new = transcript.messages[start:at]
-        past.learn(new)
-        files.learn(new)
-        times = [transcript.seconds.get(place, 0.0) for place in range(start, at + 1)]
+    for call, reply_index in enumerate(transcript.replies):
+        new_messages = transcript.messages[start:reply_index]
+        past.learn(new_messages)
+        files.learn(new_messages)
+        times = [transcript.seconds.get(index, 0.0) for index in range(start, reply_index + 1)]
         clock.now = max([clock.now, *times])
         every = settings.rest_every
         if every and call and call % every == 0 and not transcript.seconds:
             clock.now += FIVE_MINUTES + 1
-        reply = transcript.messages[at]
-        used = past.uses_of(reply)
-        for name, run in runs.items():
-            steps[name].append(await run.step(call, new, reply, used))
+        reply = transcript.messages[reply_index]
+        atoms = past.uses_of(reply)
+        for name, loop in loops.items():
+            steps[name].append(await loop.play_call(call, new_messages, reply, atoms))
         past.learn([reply])
         files.learn([reply])
-        start = at + 1
-    ratio = settings.tokens_per_raw
-    return {name: Replay(transcript.name, tuple(done), ratio) for name, done in steps.items()}
+        start = reply_index + 1
+    return {
+        name: ReplayResult(transcript.name, tuple(replay_steps), settings.tokens_per_raw)
+        for name, replay_steps in steps.items()
+    }
 
 
 @dataclass
-class _Run:
-    """The agent's loop, with the recorded messages in place of a model and its tools."""
+class _AgentLoop:
+    """An agent's loop in which the recorded messages replace the model and its tools."""
 
     transcript: Transcript
     pipeline: ContextPipeline
-    settings: Settings
+    settings: ReplaySettings
     bench: Workbench
     past: Past
     watch: Watch | None
     context: list[Message] = field(default_factory=list)
-    is_controlled: bool = False  # the context holds stale thinking
-    fetched: int = 0
-    steps: dict[str, str] = field(default_factory=dict)  # by a call's id: the file with all of it
-    overhead: int | None = None
+    has_request_options: bool = False  # the last run set options that control stale thinking
+    refetch_count: int = 0
+    archive_files: dict[str, str] = field(default_factory=dict)  # of shortened calls, by id
+    overhead_tokens: int | None = None  # of the system prompt and the tools
 
     def __post_init__(self) -> None:
         name = self.transcript.name
         self.session: Session = self.pipeline.session(
             name, cache_seconds=FIVE_MINUTES, clock=self.bench.clock
         )
-        if isinstance(self.session, Session):  # not where a benchmark replays a peer's
-            # A replay has figures of its own, and nothing prints what they would find.
+        if isinstance(self.session, Session):  # a benchmark replays sessions of other libraries
+            # A replay computes its own figures; nothing would print the findings of observers.
             conversation_of(self.session).observers.clear()
         self.ledger = Ledger(self.pipeline.counter)
         self.cache = PromptCache()
         self.visible = Context(self.past.index, name)
         self.store = Store(self.past.index, self.bench.storage.stored)
 
-    async def step(
-        self, call: int, new: Sequence[Message], reply: Message, used: Sequence[Atom]
-    ) -> Step:
-        """The *call* with *new* messages; its *reply* has *used* these atoms of the past."""
-        self.context = [*self.context, *new]
+    async def play_call(
+        self, call: int, new_messages: Sequence[Message], reply: Message, atoms: Sequence[Atom]
+    ) -> ReplayStep:
+        """Append *new_messages*, run the pipeline and play the recorded *reply*.
+
+        *atoms* are those of earlier messages that the reply uses.
+        """
+        self.context = [*self.context, *new_messages]
         moments = [await self._run_pipeline(call)]
         self.visible.update(self.context)
         use, missing = use_of(
-            used, self.past, self.visible, self.store, strict=self.settings.strict
+            atoms, self.past, self.visible, self.store, strict=self.settings.strict
         )
-        if self.settings.refetch and sum(missing.values()) >= REFETCH_WEIGHT:
+        if self.settings.refetch and sum(missing.values()) >= MIN_REFETCH_WEIGHT:
             ask, answer = self._refetch(missing)
             await self._send(moments[0], "refetch", ask)
             self.context = [*self.context, ask, answer]
@@ -220,65 +240,76 @@ class _Run:
         await self._send(moments[-1], "reply", reply)
         self.context = [*self.context, reply]
         requests = [request for moment in moments for request in moment.requests]
-        return Step(call, tuple(requests), use)
+        return ReplayStep(call, tuple(requests), use)
 
     async def _run_pipeline(self, call: int) -> Moment:
-        """Run the pipeline; a summary that it had written is a request too."""
+        """Run the pipeline on the context; add a request for each summary that was written."""
         before = self.context
         result = await self.session.run(
             before, system=self.transcript.system, tools=self.transcript.tools
         )
         self.context = result.messages
-        self.is_controlled = bool(result.request_options)
+        self.has_request_options = bool(result.request_options)
         moment = Moment(call, before, self.context, result.reports)
         for report in result.reports:
             detail = report.detail
             if report.outcome is not Outcome.CHANGED:
                 continue
             if isinstance(detail, Collapsed):
-                files = zip(detail.calls, detail.files, strict=True)
-                self.steps.update((call_id, file) for call_id, file in files if call_id)
+                for call_id, file in zip(detail.calls, detail.files, strict=True):
+                    if call_id:
+                        self.archive_files[call_id] = file
             if isinstance(detail, Compacted):
                 moment.requests.append(await self._summary_request(moment, detail))
         return moment
 
-    async def _summary_request(self, moment: Moment, compacted: Compacted) -> Request:
-        """The request for a summary.
+    async def _summary_request(self, moment: Moment, compaction: Compacted) -> ReplayRequest:
+        """Return the request for a summary.
 
-        As the summarizer reports it, else with the conversation's prefix in the cache.
+        Its tokens are those that the summarizer reports. Without such a report, the request is
+        taken to be the context before the compaction and a prompt, read from the conversation's
+        cache as far as possible.
         """
-        if compacted.input_tokens:
-            cached = compacted.cached_tokens
-            use = CacheUse(cached, 0, compacted.input_tokens - cached)
-            return Request(moment.call, "summary", use, compacted.output_tokens)
+        if compaction.input_tokens:
+            cached_tokens = compaction.cached_tokens
+            fresh_tokens = compaction.input_tokens - cached_tokens
+            use = CacheUse(read=cached_tokens, written=0, fresh=fresh_tokens)
+            return ReplayRequest(moment.call, "summary", use, compaction.output_tokens)
         sums = await self._sums(moment.before)
         uses = self.cache.request(moment.before, sums, self.bench.clock.now, is_sent=False)
-        # Nothing is written to the cache: no request reads it twice.
+        # Nothing is written to the cache, because no later request would read it.
         use, *others = [
-            CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
+            CacheUse(
+                read=prefix.read,
+                written=0,
+                fresh=prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS,
+            )
             for prefix in uses
         ]
-        return Request(moment.call, "summary", use, SUMMARY_TOKENS, *others)
+        return ReplayRequest(moment.call, "summary", use, SUMMARY_TOKENS, *others)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
-        if self.overhead is None:
-            self.overhead = await self.ledger.counter.count(
+        """Return the tokens of the first 0, 1, 2 … messages, with the system prompt and tools."""
+        if self.overhead_tokens is None:
+            self.overhead_tokens = await self.ledger.counter.count(
                 [], system=self.transcript.system, tools=self.transcript.tools
             )
         sums = await self.ledger.prefix_sums(context)
-        return [self.settings.tokens_per_raw * (tokens + self.overhead) for tokens in sums]
+        return [self.settings.tokens_per_raw * (tokens + self.overhead_tokens) for tokens in sums]
 
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
-        """Call the model, which answers *output*, and let the session read the usage."""
+        """Send the context to the model, which answers *output*; report its usage."""
         sums = await self._sums(self.context)
         settings = None
         if self.settings.by_settings:
-            content = chain.from_iterable(map(blocks, self.context))
-            settings = self.is_controlled, any(map(has_image, content))
+            has_images = any(
+                has_image(block) for message in self.context for block in blocks(message)
+            )
+            settings = (self.has_request_options, has_images)
         use, *others = self.cache.request(self.context, sums, self.bench.clock.now, settings)
-        [raw] = await self.ledger.counter.counts([output])
-        tokens = self.settings.tokens_per_raw * raw
-        moment.requests.append(Request(moment.call, purpose, use, tokens, *others))
+        [raw_tokens] = await self.ledger.counter.counts([output])
+        tokens = self.settings.tokens_per_raw * raw_tokens
+        moment.requests.append(ReplayRequest(moment.call, purpose, use, tokens, *others))
         moment.reply = [output]
         if self.watch is not None:
             self.watch(moment)
@@ -293,15 +324,16 @@ class _Run:
     # Reading back ---------------------------------------------------------------------------------
 
     def _refetch(self, missing: Mapping[Atom, float]) -> tuple[Message, Message]:
-        """Calls for what is *missing*, and the results, as an agent would read them back."""
+        """Return a message that calls for the *missing* atoms, and a message with the results."""
         page = self.settings.page
-        pointers = self.steps | dict(_pointers(self.context))
+        pointers = self.archive_files | dict(_pointers(self.context))
         calls = []
         results = []
         for source in sources_to_fetch(missing, self.past):
-            self.fetched += 1
-            call_id = f"refetch-{self.fetched}"
-            calls.append(use_block(call_id, *self._call(source, pointers.get(source.call_id))))
+            self.refetch_count += 1
+            call_id = f"refetch-{self.refetch_count}"
+            name, arguments = self._call(source, pointers.get(source.call_id))
+            calls.append(use_block(call_id, name, arguments))
             text = source.text if page is None else page(source.text, missing.keys())
             results.append(result_block(call_id, text))
         ask = {"role": "assistant", "content": calls}
@@ -309,27 +341,27 @@ class _Run:
         return cast("Message", ask), cast("Message", answer)
 
     def _call(self, source: SourceBlock, pointer: str | None) -> tuple[str, JsonObject]:
-        """The tool and the arguments that bring *source* back.
+        """Return the name and the arguments of a tool call that brings *source* back.
 
-        Read the file that the placeholder or the note names, else repeat the call, else ask for the
-        message.
+        The call reads the file *pointer* that a placeholder or a note names. Without a pointer it
+        repeats the recorded call; a source without a call is read from the history.
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
         if source.role == "user" and source.call_id:
-            before = self.transcript.messages[max(0, source.message - 1)]
-            for call in tool_calls([before]):
+            previous = self.transcript.messages[max(0, source.message - 1)]
+            for call in tool_calls([previous]):
                 if call.id == source.call_id:
                     return call.name, call.input
         return "read_history", {"message": source.message}
 
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """The id of each call whose result or input was offloaded, and the location of that."""
+    """Yield the id of each call with an offloaded result or input, and the file it is in."""
     contents: list[tuple[str, object]] = []
     contents += [(call.id, text) for call in tool_calls(context) for text in strings(call.input)]
     contents += [(result.tool_use_id, result.content) for result in tool_results(context)]
     for call_id, content in contents:
-        where = any_reference(content)
-        if where is not None:
-            yield call_id, where
+        reference = any_reference(content)
+        if reference is not None:
+            yield call_id, reference

@@ -1,4 +1,4 @@
-"""The report of replays under some policies, which tables, JSON and page print."""
+"""The report of replays, which the tables, the JSON output and the HTML page show."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ..providers.prices import HOUR, Prices
 from ..tokens.spent import Kind
 from .costs import Bill, bill, with_all_marks, with_hour_marks
 from .references import Use
-from .replay import Replay
+from .replay import ReplayResult
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Replaced:
     """A replacement in the context: the *original* and the *placeholder*, with their tokens.
 
-    *placeholder* is "" where nothing is, *where* the file that has the whole.
+    *placeholder* is "" if the original was removed. *where* is the file with the whole original,
+    or "".
     """
 
     name: str
@@ -46,7 +47,7 @@ class Action:
 
 @dataclass(slots=True, repr=False)
 class PageTurn:
-    """One model call: the tokens of its prompt by kind, its cost, and what the stages did."""
+    """A turn: the tokens of its prompt by kind, its cost, and the actions of the stages."""
 
     tokens: Mapping[Kind, float] = field(default_factory=dict)
     cost: float = 0.0
@@ -57,10 +58,10 @@ class PageTurn:
 
 @dataclass(slots=True)
 class BlockFate:
-    """One of the biggest blocks, seen from *turn* on, counted from 1, and what became of it.
+    """A block among the biggest of a conversation, and its *fate* in words.
 
-    *until* is the turn in which it left, by the action with this index among those of that turn;
-    None as long as it is in the context.
+    The block comes into the context in *turn* (counted from 1). It leaves in the turn *until*, by
+    the action with the index *action* in that turn; None means that it stays to the end.
     """
 
     name: str
@@ -76,8 +77,8 @@ class BlockFate:
 class CostShare:
     """The share of one tool, or one kind of text, in the cost.
 
-    *calls* of the tool; *tokens* of its texts, each counted once; *sent* tokens, counted in every
-    prompt that held them; and the part of the cost that they caused.
+    *calls* counts the calls of the tool. *tokens* counts each of its texts once, *sent* in every
+    prompt that contains it. *cost* is the part of the cost that they cause.
     """
 
     name: str
@@ -89,9 +90,9 @@ class CostShare:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy on one conversation, or on all.
+    """The figures of a policy for one conversation, or for all.
 
-    `FIGURES` says what each figure means; costs are in the unit of the prices.
+    `FIGURES` explains each figure; costs are in the unit of the prices.
     """
 
     policy: str
@@ -109,8 +110,8 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Run:
-    """One conversation's way through one policy."""
+class PolicyRun:
+    """The replay of a conversation under one policy, for the page."""
 
     figures: Figures
     turns: Sequence[PageTurn] = ()
@@ -122,21 +123,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """One conversation's way through some policies; the first is the baseline of the others.
+    """The replays of one conversation under some policies; the first policy is the baseline.
 
-    *labels* say in a few words what the model did in each turn. *cache* has a row for each cause
-    for which the prompt cache missed, as really billed; None where no usage is known.
+    *labels* describe the model's reply of each turn in a few words. *cache* has a row for each
+    cause of prompt cache misses in the recording, or is None without usage in the recording.
     """
 
     title: str
-    runs: Sequence[Run]
+    runs: Sequence[PolicyRun]
     labels: Sequence[str] = ()
     cache: Sequence[Tally] | None = None
 
     __repr__ = short_repr
 
 
-# Figures: on a terminal, in JSON and on the page --------------------------------------------------
+# Figures of the tables, of JSON and of the page ---------------------------------------------------
 
 FIGURES: Mapping[str, str] = {
     "ratio": "the cost divided by that of the first policy",
@@ -149,10 +150,10 @@ FIGURES: Mapping[str, str] = {
     "strict": "the same without the lines that a stage has chosen to keep",
     "found": "the same with what the context named the place of",
 }
-"""The meaning of each figure of a replay. Tables, JSON and the page call it by this name."""
+"""The explanation of each figure of a replay, by the name it has in tables, JSON and the page."""
 
 DOLLARS = "dollars"
-"""A unit of costs; any other word stands for input tokens."""
+"""The unit of costs in dollars; any other unit means input tokens."""
 
 HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
 
@@ -164,51 +165,55 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 
 
 def cost(amount: float, unit: str) -> str:
-    """A cost in dollars, where that is the *unit*, or in whole input tokens."""
+    """Return *amount* as a text: in dollars if that is the *unit*, else in whole input tokens."""
     return as_dollars(amount) if unit == DOLLARS else as_number(amount)
 
 
 def cells(row: Figures, unit: str) -> tuple[str, ...]:
-    """The texts of *row* under the `HEADINGS`."""
-    found = (write(getattr(row, name)) for name, write in _FORMATS.items())
-    return (row.policy, as_number(row.calls), cost(row.cost, unit), *found)
+    """Return the texts of *row*, one for each of the `HEADINGS`."""
+    texts = [write(getattr(row, name)) for name, write in _FORMATS.items()]
+    return (row.policy, as_number(row.calls), cost(row.cost, unit), *texts)
 
 
-def figures(conversations: Iterable[Mapping[str, Replay]], prices: Prices) -> list[Figures]:
-    """A row for each policy through which all *conversations* were replayed.
+def figures(conversations: Iterable[Mapping[str, ReplayResult]], prices: Prices) -> list[Figures]:
+    """Return a row for each policy, over all *conversations*.
 
-    *ratio* is its cost divided by that of the first. One that could not be replayed is empty.
+    Each of *conversations* has its replays by policy; it is empty if it could not be replayed. The
+    first policy is the baseline of the ratios.
     """
-    groups: dict[str, list[Replay]] = {}
+    groups: dict[str, list[ReplayResult]] = {}
     for replays in conversations:
         for name, replay in replays.items():
             groups.setdefault(name, []).append(replay)
     rows: list[Figures] = []
     for name, group in groups.items():
         requests = [request for replay in group for request in replay.requests]
-        own, marked = bill(requests, prices), bill(with_all_marks(requests), prices)
-        hourly = bill(with_hour_marks(requests), replace(prices, ttl_seconds=HOUR))
+        costs = bill(requests, prices)
+        all_marks_costs = bill(with_all_marks(requests), prices)
+        hour_marks_costs = bill(with_hour_marks(requests), replace(prices, ttl_seconds=HOUR))
         if not rows:
-            first, first_marked = own, marked
+            baseline = costs
+            all_marks_baseline = all_marks_costs
         use = sum((replay.use for replay in group), Use())
         prompts = [step.prompt_tokens for replay in group for step in replay.steps]
         row = Figures(
             policy=name,
             calls=len(prompts),
-            cost=own.total,
-            ratio=_ratio(own, first),
-            marked=_ratio(marked, first_marked),
-            hits=own.hit_rate,
+            cost=costs.total,
+            ratio=_ratio(costs, baseline),
+            marked=_ratio(all_marks_costs, all_marks_baseline),
+            hits=costs.hit_rate,
             peak=max(prompts, default=0.0),
-            fetched=own.refetches,
+            fetched=costs.refetches,
             seen=use.recall,
             strict=use.strict_recall,
             found=use.with_reread,
-            hour=_ratio(hourly, own),
+            hour=_ratio(hour_marks_costs, costs),
         )
         rows.append(row)
     return rows
 
 
-def _ratio(one: Bill, other: Bill) -> float:
-    return one.total / other.total if other.total else 1.0
+def _ratio(costs: Bill, baseline: Bill) -> float:
+    """Return *costs* divided by *baseline*, or 1 if the baseline costs nothing."""
+    return costs.total / baseline.total if baseline.total else 1.0

@@ -37,7 +37,7 @@ def test_what_saves_nothing_or_loses_too_much_changes_nothing(row: Figures):
     advice = advise([NONE, row])
 
     assert (advice.verb, advice.policy) == ("Keep", "none")
-    assert advice.reason.startswith("Nothing that saves 2.0%")
+    assert advice.reason.startswith("No policy that saves 2.0%")
 
 
 def test_a_baseline_that_does_not_fit_the_window_is_no_choice():

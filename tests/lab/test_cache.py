@@ -129,7 +129,7 @@ def test_prices_that_are_not_listed_leave_the_cost_open():
 
 @pytest.mark.parametrize("usage", [{}, {"input_tokens": 5}, {"prompt_tokens": 3}])
 def test_a_file_without_bills_of_the_cache_is_said_to_have_none(usage: dict[str, Any]):
-    with pytest.raises(TranscriptError, match="holds no bills that tell of the prompt cache"):
+    with pytest.raises(TranscriptError, match="has no usage that reports the prompt cache"):
         report(recorded([dict(usage), dict(usage)]))
 
 
@@ -179,12 +179,12 @@ async def test_a_bill_that_no_prompt_can_have_is_none():
     assert calibration(transcript, await replay(transcript, Policy("none"))) is None
 
 
-def test_how_far_a_replay_is_from_the_bills_is_a_sentence():
+def test_a_calibration_is_printed_as_a_sentence():
     found = Calibration(
         1, billed_tokens=1300, simulated_tokens=1000, billed_read=1196, simulated_read=950
     )
 
     assert str(found) == (
-        "The bills of 1 call hold 1.300 times the prompt tokens that are simulated without "
-        "management; from the cache came 92.0%, simulated 95.0%."
+        "The usage of 1 call reports 1.300 times the prompt tokens that are simulated for the "
+        "unchanged history; read from the cache were 92.0%, simulated 95.0%."
     )

@@ -9,7 +9,7 @@ from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.lab.costs import CacheUse, PromptCache, Request, bill
+from ctxpipe.lab.costs import CacheUse, PromptCache, ReplayRequest, bill
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices
 
@@ -182,9 +182,9 @@ def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
 
 def test_a_bill_adds_up_what_was_read_written_fresh_and_said():
     requests = [
-        Request(0, "reply", CacheUse(0, 1000, 200), 10),
-        Request(1, "refetch", CacheUse(1000, 500), 20),
-        Request(1, "summary", CacheUse(1500, 0, 400), 100),
+        ReplayRequest(0, "reply", CacheUse(0, 1000, 200), 10),
+        ReplayRequest(1, "refetch", CacheUse(1000, 500), 20),
+        ReplayRequest(1, "summary", CacheUse(1500, 0, 400), 100),
     ]
     found = bill(requests, Prices.relative())
 
@@ -200,7 +200,7 @@ def test_a_bill_adds_up_what_was_read_written_fresh_and_said():
 def test_above_a_cliff_the_whole_request_is_dearer():
     prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 2, 1.5),))
     below, above = (
-        bill([Request(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001)
+        bill([ReplayRequest(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001)
     )
 
     assert below.total == 1250 + 50
@@ -208,7 +208,7 @@ def test_above_a_cliff_the_whole_request_is_dearer():
 
 
 def test_bills_of_two_parts_are_the_bill_of_the_whole():
-    requests = [Request(i, "reply", CacheUse(i, 2 * i, i), i) for i in range(5)]
+    requests = [ReplayRequest(i, "reply", CacheUse(i, 2 * i, i), i) for i in range(5)]
     prices = Prices.relative()
 
     assert bill(requests[:2], prices) + bill(requests[2:], prices) == bill(requests, prices)

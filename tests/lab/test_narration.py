@@ -13,10 +13,10 @@ from models import MODEL
 from workdays import SYSTEM, TOOLS, batch, compact, direct, none, transcript
 
 from ctxpipe import BatchOffload, ContextPipeline
-from ctxpipe.lab.costs import CacheUse, Request, bill
+from ctxpipe.lab.costs import CacheUse, ReplayRequest, bill
 from ctxpipe.lab.narration import narrate
-from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay
-from ctxpipe.lab.report import CostShare, Run
+from ctxpipe.lab.replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, replay
+from ctxpipe.lab.report import CostShare, PolicyRun
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -27,7 +27,7 @@ from ctxpipe.tokens import TokenCounter
 
 PRICES = Prices(2.0, 3.0, 4.0, 1.0, 10.0)
 COUNTER = TokenCounter()
-RAW = Settings(tokens_per_raw=1.0)
+RAW = ReplaySettings(tokens_per_raw=1.0)
 
 ASK = user("Read them both.")
 CALL = assistant(tool_use("t1", "Read", {"path": "a.py"}))
@@ -41,7 +41,7 @@ def ranks() -> None:
     COUNTER.text("a")
 
 
-async def narrated(make: PipelineMaker, turns: int = 8) -> tuple[Run, list[Moment]]:
+async def narrated(make: PipelineMaker, turns: int = 8) -> tuple[PolicyRun, list[Moment]]:
     moments: list[Moment] = []
     done = await replay(transcript(turns=turns), make, RAW, watch=moments.append)
     [run] = narrate(transcript(turns=turns), {"mine": (done, moments)}).runs
@@ -60,14 +60,14 @@ def moment(
     reply: Sequence[Message] = (),
 ) -> Moment:
     after = before if after is None else after
-    request = Request(0, "reply", use or CacheUse(0.0, 0.0, tokens(*after)), tokens(*reply))
+    request = ReplayRequest(0, "reply", use or CacheUse(0.0, 0.0, tokens(*after)), tokens(*reply))
     return Moment(0, before, after, reports, [request], reply)
 
 
-def told(*moments: Moment, prices: Prices = PRICES) -> Run:
+def told(*moments: Moment, prices: Prices = PRICES) -> PolicyRun:
     [run] = narrate(
         Transcript("t", [ASK, ANSWER], "Anthropic messages"),
-        {"mine": (Replay("t", ()), moments)},
+        {"mine": (ReplayResult("t", ()), moments)},
         prices,
     ).runs
     return run
@@ -188,7 +188,7 @@ def test_a_block_names_the_action_that_removed_it_where_a_stage_acts_twice_in_a_
 # Shares of the cost -------------------------------------------------------------------------------
 
 
-def by_name(run: Run) -> dict[str, CostShare]:
+def by_name(run: PolicyRun) -> dict[str, CostShare]:
     return {share.name: share for share in run.shares}
 
 
@@ -225,7 +225,7 @@ def test_a_text_counts_once_but_is_sent_with_every_prompt():
 
 
 def test_a_request_for_a_summary_is_the_summaries_own():
-    summary = Request(0, "summary", CacheUse(100.0, 0.0, 20.0), 30.0)
+    summary = ReplayRequest(0, "summary", CacheUse(100.0, 0.0, 20.0), 30.0)
     sent = moment([ASK])
     sent.requests.insert(0, summary)
 
@@ -246,7 +246,7 @@ def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said):
     reply = assistant(*calls) if calls else assistant("Done.")
     recorded = Transcript("folder/t.jsonl", [ASK, reply], "Anthropic messages")
 
-    report = narrate(recorded, {"none": (Replay("t", ()), ())})
+    report = narrate(recorded, {"none": (ReplayResult("t", ()), ())})
 
     assert (report.title, list(report.labels)) == ("t.jsonl", [said])
     assert report.cache is None

@@ -31,9 +31,9 @@ from ctxpipe.lab.report import (
     CostShare,
     Figures,
     PageTurn,
+    PolicyRun,
     Replaced,
     Report,
-    Run,
 )
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
@@ -111,14 +111,14 @@ def long_run(
     tokens: float,
     price: float,
     action: Callable[[int], Action] | None = None,
-) -> Run:
+) -> PolicyRun:
     """Turns that grow by *tokens* of each kind, each with an *action* where that is given."""
     made = []
     for turn in range(1, turns + 1):
         actions = [action(turn)] if action else []
         made.append(PageTurn(dict.fromkeys(KINDS, tokens * turn), price, actions))
     shares = [CostShare("Read", turns, 10.0 * turns, 100.0 * turns, price * turns)]
-    return Run(row(policy, price * turns), made, shares)
+    return PolicyRun(row(policy, price * turns), made, shares)
 
 
 def offload(turn: int) -> Action:
@@ -161,7 +161,7 @@ def data_of(written: str) -> dict[str, Any]:
 def test_no_text_of_a_transcript_becomes_markup():
     replaced = Replaced(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2.0, 1.0)
     turn = PageTurn({"user": 5.0}, 6.0, [Action(HOSTILE, HOSTILE, HOSTILE, 1.0, [replaced])])
-    run = Run(
+    run = PolicyRun(
         row(HOSTILE, 2.0),
         [turn],
         [CostShare(HOSTILE, 1, 1.0, 1.0, 1.0)],
@@ -179,7 +179,7 @@ def test_the_policy_that_is_advised_is_shown_first_beside_the_baseline():
     rows = row("none", 4.0), row("a", 2.0, 0.5, 0.95), row("b", 1.0, 0.25, 0.5)
     turn = PageTurn({"user": 5.0}, 1.0)
 
-    data = data_of(written(Report("", [Run(each, [turn]) for each in rows], ("",))))
+    data = data_of(written(Report("", [PolicyRun(each, [turn]) for each in rows], ("",))))
 
     assert data["lead"].startswith("1 turn: a cost $2.00 instead of $4.00 (none), 50.0% less")
     assert data["advice"][:2] == ["Use", "a"]
@@ -260,7 +260,7 @@ def mark(chrome: Chrome, number: int = 0) -> WebElement:
 
 
 def test_a_report_without_turns_says_so(browser, tmp_path):
-    report = Report("Nothing", [Run(row("none", 0.0))])
+    report = Report("Nothing", [PolicyRun(row("none", 0.0))])
     (tmp_path / "page.html").write_text(page([report], figures_of(report)))
     browser.get((tmp_path / "page.html").as_uri())
 

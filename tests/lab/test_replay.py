@@ -25,7 +25,14 @@ from benchmarks.baselines import Baseline, KeepLast
 from ctxpipe import BatchOffload, Budget, Collapse, Compact, ContextPipeline, DirectOffload
 from ctxpipe.lab.costs import CacheUse, bill
 from ctxpipe.lab.policies import Policy
-from ctxpipe.lab.replay import Moment, PipelineMaker, Replay, Settings, replay, replay_all
+from ctxpipe.lab.replay import (
+    Moment,
+    PipelineMaker,
+    ReplayResult,
+    ReplaySettings,
+    replay,
+    replay_all,
+)
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, compact_json, tool_calls, tool_results
@@ -39,8 +46,8 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
-FREE = Settings(refetch=False)
-BY_SETTINGS = Settings(refetch=False, by_settings=True)
+FREE = ReplaySettings(refetch=False)
+BY_SETTINGS = ReplaySettings(refetch=False, by_settings=True)
 FACT = "the old staging server keeps its keys in vault_entry_4711"
 LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
 
@@ -142,7 +149,7 @@ async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it
 
 async def test_without_times_the_cache_never_lapses_unless_the_agent_rests():
     transcript = recorded(work(6, long=[0]))
-    awake, resting = [await replay(transcript, NONE, Settings(rest_every=n)) for n in (0, 3)]
+    awake, resting = [await replay(transcript, NONE, ReplaySettings(rest_every=n)) for n in (0, 3)]
 
     assert [request.use.read > 0 for request in awake.requests[2:]] == [True] * 5
     found = [request.use.read > 0 for request in resting.requests[2:]]
@@ -192,8 +199,8 @@ async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
 
 
 async def refetching(
-    last: str, settings: Settings | None = None, keep_recent: int = 1
-) -> tuple[Replay, Seen]:
+    last: str, settings: ReplaySettings | None = None, keep_recent: int = 1
+) -> tuple[ReplayResult, Seen]:
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -272,7 +279,7 @@ async def test_what_no_tool_has_said_is_asked_for_as_a_message():
     ("last", "settings"), [(f"Here it is:\n{FACT}", FREE), ("It was vault_entry_4711.", None)]
 )
 async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
-    last, settings: Settings | None
+    last, settings: ReplaySettings | None
 ):
     found, _ = await refetching(last, settings)
 
@@ -392,7 +399,9 @@ async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm()
     assert len(found.steps) == 2
 
 
-def replayed(file: Path, make: PipelineMaker, settings: Settings | None = None) -> Replay:
+def replayed(
+    file: Path, make: PipelineMaker, settings: ReplaySettings | None = None
+) -> ReplayResult:
     return anyio.run(replay, read_transcript(file), make, settings)
 
 
@@ -401,7 +410,7 @@ def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_
     shared,
 ):
     file = shared / "transcripts" / "kimicli-fetchurl.jsonl"
-    found, resting = replayed(file, NONE), replayed(file, NONE, Settings(rest_every=33))
+    found, resting = replayed(file, NONE), replayed(file, NONE, ReplaySettings(rest_every=33))
 
     assert found.use.recall == 1
     assert found.use.total > 100

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ctxpipe.lab.costs import CacheUse, Request
+from ctxpipe.lab.costs import CacheUse, ReplayRequest
 from ctxpipe.lab.references import Use
-from ctxpipe.lab.replay import Replay, Step
+from ctxpipe.lab.replay import ReplayResult, ReplayStep
 from ctxpipe.lab.report import Figures, cells, figures
 from ctxpipe.providers.prices import Prices
 
 PRICES = Prices.relative()
 
 
-def replayed(*, read: float, fresh: float, use: Use) -> Replay:
-    request = Request(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
-    return Replay("t", (Step(0, (request,), use),))
+def replayed(*, read: float, fresh: float, use: Use) -> ReplayResult:
+    request = ReplayRequest(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
+    return ReplayResult("t", (ReplayStep(0, (request,), use),))
 
 
 def test_the_cost_is_told_in_that_of_the_baseline():
@@ -46,10 +46,10 @@ def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
 
 
 def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them():
-    def marked(fresh: float, with_marks: float) -> Replay:
+    def marked(fresh: float, with_marks: float) -> ReplayResult:
         use = CacheUse(0.0, 0.0, fresh)
-        request = Request(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
-        return Replay("t", (Step(0, (request,), Use()),))
+        request = ReplayRequest(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
+        return ReplayResult("t", (ReplayStep(0, (request,), Use()),))
 
     replays = {"none": marked(1000, 800), "some": marked(900, 200)}
     none, some = figures([replays], PRICES)
@@ -59,9 +59,11 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
 
 def test_marks_for_an_hour_are_told_in_the_cost_of_the_same_policy():
     lapsed, kept = CacheUse(0.0, 1000.0), CacheUse(900.0, 100.0)
-    request = Request(0, "reply", lapsed, 0.0, hour=kept)
+    request = ReplayRequest(0, "reply", lapsed, 0.0, hour=kept)
 
-    (row,) = figures([{"none": Replay("t", (Step(0, (request,), Use()),))}], Prices.relative())
+    (row,) = figures(
+        [{"none": ReplayResult("t", (ReplayStep(0, (request,), Use()),))}], Prices.relative()
+    )
 
     assert row.hour == (900 * 0.1 + 100 * 2) / (1000 * 1.25)
 
