@@ -3,7 +3,7 @@
     python scripts/build_vocab.py FOLDER
 
 FOLDER holds ``cl100k_base.tiktoken`` and ``o200k_base.tiktoken`` as published by OpenAI. Prints the
-lines for ``SHIPPED`` in ``ctxpipe/tokens/vocabulary.py``, which compares them with what the
+lines for ``RANK_FILES`` in ``ctxpipe/tokens/vocabulary.py``, which compares them with what the
 installed tiktoken expects.
 """
 
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
         official = (folder / f"{name}.tiktoken").read_bytes()
         packed = pack(official)
         (TARGET / f"{name}.bin").write_bytes(packed)
-        print(f'    "{name}": Shipped(')
+        print(f'    "{name}": RankFile(')
         print(f'        official_sha256="{hashlib.sha256(official).hexdigest()}",')
         print(f'        packed_sha256="{hashlib.sha256(packed).hexdigest()}",')
         print("    ),")

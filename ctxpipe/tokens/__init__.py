@@ -1,4 +1,4 @@
-"""All that counts tokens: exact counts, running totals, the API's bills, and the budget."""
+"""Token counting: exact counts, running totals, usage reported by the API, and the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of a context as a reply's usage reports them, and the part that is billed."""
+"""The tokens of a context that a reply's usage reports, and the part of it that the API reads."""
 
 from __future__ import annotations
 
@@ -17,49 +17,53 @@ _MISSING = object()
 
 
 def server_summary(message: Message) -> int | None:
-    """The index of the last block in which the server has summarized all before it.
+    """Return the index of the last block with a summary by the server, or None.
 
-    The API ignores what comes before such a block. A compaction block without content is a summary
-    that failed, and is ignored itself.
+    The API ignores all content before such a block. A compaction block without content is a
+    summary that failed, and the API ignores that block.
     """
-    last = None
-    for place, block in enumerate(blocks(message)):
+    last_index = None
+    for index, block in enumerate(blocks(message)):
         if kind(block) == "compaction" and field(block, "content"):
-            last = place
-    return last
+            last_index = index
+    return last_index
 
 
 def part_after_summary(message: Message) -> Message:
-    """*message* from its last summary by the server on; the same object without one."""
-    place = server_summary(message)
-    if not place:
+    """Return *message* from its last summary by the server on, or the same object without one."""
+    index = server_summary(message)
+    if not index:  # no summary, or nothing before it
         return message
-    return with_content(message, blocks(message)[place:])
+    return with_content(message, blocks(message)[index:])
 
 
-# The bill -----------------------------------------------------------------------------------------
+# Usage --------------------------------------------------------------------------------------------
 
 
-def has_usage(given: object) -> bool:
-    """Whether *given* is the usage of a reply, or a whole reply with one. Gateways leave it out."""
-    return field(usage_of(given), "input_tokens", _MISSING) is not _MISSING
+def has_usage(reply: object) -> bool:
+    """Return True if *reply* is a reply with its usage, or the usage alone.
+
+    Some gateways leave the usage out.
+    """
+    return field(usage_of(reply), "input_tokens", _MISSING) is not _MISSING
 
 
-def check_usage(given: object) -> None:
-    """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
-    if not has_usage(given):
+def check_usage(reply: object) -> None:
+    """Raise SettingsError unless *reply* is a reply with its usage, or the usage alone."""
+    if not has_usage(reply):
         raise SettingsError(
-            f"usage is {type(given).__name__} without input_tokens; "
+            f"usage is {type(reply).__name__} without input_tokens; "
             "give the usage of a reply: observe(reply.usage)"
         )
 
 
 def context_tokens(reply: object) -> int:
-    """The input tokens of the context of *reply*, or of its usage alone; 0 when they are unknown.
+    """Return the input tokens of the request that *reply* answers, or 0 if they are unknown.
 
-    A reply for which the server ran tools is billed for the sum of several requests: only the
-    first of them, which is among its iterations, is the bill of what was sent. What the server has
-    cleared was sent, too.
+    *reply* is a reply or its usage. If the server ran tools, the usage is the sum of several
+    requests to the model. Only the first of these, which is in the list of iterations, has the
+    context that the client sent. Tokens that the server cleared before it asked the model are
+    added, because the client sent them.
     """
     usage = usage_of(reply)
     iterations = _items(usage, "iterations")
@@ -76,12 +80,12 @@ def context_tokens(reply: object) -> int:
 
 
 def cached_tokens(reply: object) -> int:
-    """The input tokens of *reply*, or of its usage alone, that the cache has read or written."""
+    """Return the input tokens that the cache read or wrote; *reply* is a reply or its usage."""
     return _sum(usage_of(reply), _CACHED)
 
 
 def usage_of(reply: object) -> object:
-    """The usage of *reply*, or *reply* itself where it is one."""
+    """Return the usage of *reply*, or *reply* itself if it has none, because it is a usage."""
     usage = field(reply, "usage")
     return reply if usage is None else usage
 
@@ -102,7 +106,10 @@ def _count(tokens: object) -> int:
 
 
 def _first_request(iterations: Sequence[object]) -> int:
-    """The input of the first request to the model that replied; 0 if a summary came before it."""
+    """Return the input tokens of the first request to the model that replied.
+
+    Returns 0 if the server compacted the conversation before that request.
+    """
     requests = [entry for entry in iterations if field(entry, "type") in _MESSAGES]
     if not requests:
         return 0
@@ -120,4 +127,4 @@ def _ran_server_tools(reply: object, usage: object) -> bool:
     counts = field(usage, "server_tool_use")
     if not isinstance(counts, Mapping):
         counts = getattr(counts, "__dict__", {})
-    return any(map(_count, counts.values()))
+    return any(_count(count) for count in counts.values())

@@ -1,4 +1,4 @@
-"""When to compact, and how far: window, trigger and target, exact to the token."""
+"""The budget of a context: its window, and the trigger and the target of compaction, in tokens."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, excerpt
 Share: TypeAlias = int | float | Decimal
 """A number of tokens (int), or a fraction of the window (float or Decimal, above 0, at most 1)."""
 
-_LEAST_WINDOW = 100
-_TARGET_OF_TRIGGER = Fraction(6, 10)
-_USABLE_OF_WINDOW = Fraction(9, 10)
+_MIN_WINDOW = 100
+_TARGET_RATIO = Fraction(6, 10)
+_USABLE_RATIO = Fraction(9, 10)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Budget:
-    """How many tokens a context may have.
+    """The number of tokens that a context may have.
 
-    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000, or that of a
-    known model where it is smaller, as `ctxpipe.providers.prices.context_window` says). Compaction
+    *window* is the model's context window. The default is CONTEXT_TOKEN_LIMIT, 200,000, or the
+    smaller window of a model that `ctxpipe.providers.prices.context_window` lists. Compaction
     begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of
-    the window) and aims at *target* (default: 0.6 of the trigger). With *reserve_output*, the
-    tokens that an answer needs, it also begins above 0.9 of the window less that reserve: `trigger`
-    is then the lower of the two. Fractions are compared as the decimals they are written as.
+    the window), and reduces it to *target* (default: 0.6 of the trigger). *reserve_output* is the
+    number of tokens that an answer needs. With it, compaction also begins when a context has more
+    than 0.9 of the window less the reserve: `trigger` is then the lower of the two. A fraction is
+    used as the decimal number that is written, such as exactly 7/100 for 0.07.
 
     Raises SettingsError, naming the setting, for an invalid value.
     """
@@ -37,9 +38,8 @@ class Budget:
     trigger: int
     target: int
     reserve_output: int | None
-    is_default: bool = field(
-        init=False, repr=False, compare=False
-    )  # its window: a model may have less
+    # True if the window is the default, so that a model with a smaller window overrides it.
+    is_default: bool = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Budget:
             name = f"the window ({CONTEXT_TOKEN_LIMIT.name})"
             window = CONTEXT_TOKEN_LIMIT()
         _check_tokens(name, window)
-        if window < _LEAST_WINDOW:
+        if window < _MIN_WINDOW:
             raise SettingsError(
                 f"{name} is {window} tokens, too few for any request; "
                 "give the model's context window, such as 200_000"
@@ -65,8 +65,8 @@ class Budget:
             trigger = COMPACT_THRESHOLD_RATIO()
         trigger_tokens = math.ceil(_share(name, trigger, window))
         if reserve_output is not None:
-            _check_tokens("reserve_output", reserve_output, least=0, most=window)
-            usable = window * _USABLE_OF_WINDOW - reserve_output
+            _check_tokens("reserve_output", reserve_output, min_tokens=0, max_tokens=window)
+            usable = window * _USABLE_RATIO - reserve_output
             if usable <= 0:
                 raise SettingsError(
                     f"reserve_output leaves {math.floor(usable)} tokens of the window"
@@ -74,9 +74,9 @@ class Budget:
                 )
             trigger_tokens = min(trigger_tokens, math.floor(usable) + 1)
         if target is None:
-            target_share = trigger_tokens * _TARGET_OF_TRIGGER
+            target_share = trigger_tokens * _TARGET_RATIO
         else:
-            target_share = _share("target", target, window, least=0)
+            target_share = _share("target", target, window, min_tokens=0)
         target_tokens = math.floor(target_share)
         if target_tokens >= trigger_tokens:
             raise SettingsError(
@@ -90,37 +90,46 @@ class Budget:
         object.__setattr__(self, "is_default", is_default)
 
     def within(self, window: int) -> Budget:
-        """The same budget for a model whose window is *window* tokens; itself if no smaller."""
+        """Return the budget for a model with a smaller *window*, or this one if it is not smaller.
+
+        Trigger and target are lowered as far as the window requires.
+        """
         if window >= self.window:
             return self
         reserve = min(self.reserve_output or 0, window // 2)
-        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_OF_WINDOW) - reserve))
+        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_RATIO) - reserve))
         target = min(self.target, self.target * trigger // self.trigger)
-        return Budget(max(window, _LEAST_WINDOW), trigger, target)
+        return Budget(max(window, _MIN_WINDOW), trigger=trigger, target=target)
 
     def reached(self, tokens: int) -> bool:
-        """Whether a context of *tokens* is to be compacted."""
+        """Return True if a context of *tokens* tokens must be compacted."""
         return tokens >= self.trigger
 
 
-def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
+def _share(name: str, value: Share, window: int, *, min_tokens: int = 1) -> Fraction:
+    """Return *value* in tokens, a number of tokens or a fraction of *window*.
+
+    Raises SettingsError, naming the setting *name*, if it is neither.
+    """
     if isinstance(value, int):
-        _check_tokens(name, value, least=least, most=window)
+        _check_tokens(name, value, min_tokens=min_tokens, max_tokens=window)
         return Fraction(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(
             f"{name} is {excerpt(value)}: neither a whole number of tokens"
             " nor a fraction above 0 and up to 1"
         )
-    # The decimal as written: 0.07 is 7/100, not the binary number next to it.
+    # By its text: 0.07 is 7/100, not the binary number next to it.
     return Fraction(str(value)) * window
 
 
-def _check_tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> None:
+def _check_tokens(
+    name: str, value: int, *, min_tokens: int = 1, max_tokens: int | None = None
+) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingsError(f"{name} is {excerpt(value)}, not a whole number of tokens")
-    if value < least or (most is not None and value > most):
-        valid = f"{least} or more"
-        if most is not None:
-            valid = f"between {least} and {most}, the window"
+    if value < min_tokens or (max_tokens is not None and value > max_tokens):
+        valid = f"{min_tokens} or more"
+        if max_tokens is not None:
+            valid = f"between {min_tokens} and {max_tokens}, the window"
         raise SettingsError(f"{name} is {value} tokens: it must be {valid}")

@@ -1,4 +1,4 @@
-"""The token counter: exact, memoized, never on the event loop for long."""
+"""The token counter, which remembers counts and never blocks the event loop for long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
-"""What may be given as a counter: ours, or a function from a text to its number of tokens."""
+"""A counter: a `TokenCounter`, or a function that returns the number of tokens of a text."""
 
 
 def _is_encoding(value: object) -> bool:
@@ -47,28 +47,29 @@ COUNTING = Wanted(
     lambda value: isinstance(value, TokenCounter) or _is_encoding(value),
     f"a TokenCounter, {_ENCODING.words}",
 )
-"""What may be given as a counter, to be checked early."""
+"""The check of an argument that is a counter."""
 
 T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
-# Some 2 ms of counting English, 5 ms of Chinese; a thread hop takes 0.1 ms.
+# Counting so many characters takes about 2 ms for English and 5 ms for Chinese. Handing the work to
+# a thread takes 0.1 ms.
 HOP_CHARS = 16_384
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
-_KEPT_CHARS = 1_000  # of a text that is its own key: encoding takes forty times as long as a digest
+# A longer text has its digest as its key in the memo: a digest takes 1/40 of the time of encoding.
+_MAX_KEY_CHARS = 1_000
 
 
 class TokenCounter:
-    """Counts texts, blocks and messages in tokens of tiktoken.
+    """Counter of the tokens of texts, blocks and messages.
 
     *encoding* is the name of an encoding that ships with the package ("cl100k_base",
-    "o200k_base"), any ``tiktoken.Encoding``, or a function from a text to its number of tokens,
-    which may be called in a worker thread. Raises SettingsError for a name that does not exist.
-    Nothing is loaded before it is needed.
+    "o200k_base"), any ``tiktoken.Encoding``, or a function that returns the number of tokens of a
+    text, which may be called in a worker thread. Raises SettingsError for an unknown name. The
+    encoding is loaded when it is first needed.
 
-    No text makes it raise; text that looks like a special token is text. Each distinct text is
-    encoded once: the counts of the texts used last are kept, by digests of those that are long, up
-    to *memo_bytes*.
+    No text raises an error, and a text that looks like a special token is counted as text. Counts
+    of texts are remembered up to *memo_bytes*, so that a text is usually encoded only once.
     """
 
     def __init__(
@@ -80,22 +81,22 @@ class TokenCounter:
         _ENCODING.check("encoding", encoding)
         SIZE.check("memo_bytes", memo_bytes)
         self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
-        self._known: Memo[str | bytes, int] = Memo(memo_bytes)
+        self._memo: Memo[str | bytes, int] = Memo(memo_bytes)
         self.encoded_chars: int = 0
-        """How many characters were encoded so far; the memo avoids encoding a text twice."""
+        """The number of characters that were encoded so far, without those the memo saved."""
 
     def __repr__(self) -> str:
         return f"TokenCounter({self._encoder!r})"
 
     @property
     def memo_bytes(self) -> int:
-        """The bytes that the remembered texts take at present."""
-        return self._known.bytes
+        """The number of bytes that remembered counts take now."""
+        return self._memo.bytes
 
     async def warm(self) -> None:
-        """Load the encoding ahead, in a worker thread.
+        """Load the encoding in a worker thread, before it is needed.
 
-        The load holds the interpreter for about 100 ms.
+        Loading blocks all threads for about 100 ms.
         """
         if not self._encoder.ready:
             await in_thread(self._encoder.load, abandon_on_cancel=True)
@@ -103,48 +104,57 @@ class TokenCounter:
     # Counting -------------------------------------------------------------------------------------
 
     def text(self, text: str, /) -> int:
-        """The raw tokens of *text*."""
+        """Return the raw tokens of *text*."""
         return self._sum((text,))
 
     def block(self, block: Block, /) -> int:
-        """The raw tokens of one content block."""
+        """Return the raw tokens of one content block."""
         return self._sum(parts.content_parts([block]))
 
     def block_estimate(self, block: Block, /) -> int:
-        """The raw tokens of *block*, without a long wait.
+        """Return the raw tokens of *block*, estimated if counting would take long.
 
-        A long text that was not counted lately is taken to have a token for each four characters.
+        A long text whose count is not remembered is estimated at one token per four characters.
         """
-        tokens, unknown = self._split(parts.content_parts([block]))
-        for text in unknown:
+        tokens, new_texts = self._split(parts.content_parts([block]))
+        for text in new_texts:
             is_short = len(text) <= HOP_CHARS and self._encoder.ready
-            tokens += self._learn(text) if is_short else len(text) // 4
+            tokens += self._encode(text) if is_short else len(text) // 4
         return tokens
 
     def message(self, message: Message, /) -> int:
-        """The raw tokens of a message's content; nothing is added for its frame."""
+        """Return the raw tokens of a message's content; nothing is added for its frame."""
         return self._sum(parts.content_parts(field(message, "content")))
 
     def estimate(
-        self, message: Message, kept: Message, per_char: float, enough: int
+        self, message: Message, new_message: Message, tokens_per_char: float, enough_tokens: int
     ) -> tuple[int, int]:
-        """About how many tokens *message* has, and how many it has at least, up to *enough*.
+        """Return an estimate of the tokens of *message*, and a lower bound of them.
 
-        A long text that is not in *kept* is not encoded: it is taken to have *per_char* tokens for
-        each character.
+        A long text that is not in *new_message*, which replaces the message, is not encoded: it is
+        estimated by *tokens_per_char*. The lower bound reads a text only as far as needed to find
+        *enough_tokens*.
         """
-        stays = parts.content_parts(field(kept, "content"))
-        exact = about = least = 0
+        remaining_parts = parts.content_parts(field(new_message, "content"))
+        estimate = 0
+        min_tokens = 0
         for part in parts.content_parts(field(message, "content")):
+            tokens: int | None
             if not isinstance(part, str):
-                exact += part
-            elif len(part) <= _KEPT_CHARS or part in stays:
-                exact += self.text(part)
+                tokens = part
+            elif len(part) <= _MAX_KEY_CHARS or part in remaining_parts:
+                tokens = self.text(part)
+            elif len(part) <= HOP_CHARS:
+                tokens = self._look_up(part)
             else:
-                known = self._look_up(part) if len(part) <= HOP_CHARS else None
-                about += math.ceil(len(part) * per_char) if known is None else known
-                least += self._encoder.at_least(part, enough) if known is None else known
-        return exact + about, exact + least
+                tokens = None
+            if tokens is not None:
+                estimate += tokens
+                min_tokens += tokens
+            elif isinstance(part, str):
+                estimate += math.ceil(len(part) * tokens_per_char)
+                min_tokens += self._encoder.at_least(part, enough_tokens)
+        return estimate, min_tokens
 
     def total(
         self,
@@ -153,7 +163,7 @@ class TokenCounter:
         system: object = None,
         tools: Iterable[object] | None = None,
     ) -> int:
-        """The raw tokens of *messages*, the system prompt and the tool definitions."""
+        """Return the raw tokens of *messages*, the system prompt and the tool definitions."""
         return self._sum(self._parts(messages, system, tools))
 
     async def count(
@@ -163,31 +173,30 @@ class TokenCounter:
         system: object = None,
         tools: Iterable[object] | None = None,
     ) -> int:
-        """The same number as `total`.
-
-        Much text is counted in a worker thread, in one hop.
-        """
-        messages, tools = list(messages), list(tools or ())
+        """Return the same number as `total`, counting large contents in a worker thread."""
+        messages = list(messages)
+        tools = list(tools or ())
         total = partial(self.total, messages, system=system, tools=tools)
         return await self._run([*messages, system, *tools], total)
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
-        """The tokens of each message, as with `count`."""
+        """Return the raw tokens of each message, counting large contents in a worker thread."""
         messages = list(messages)
-        return await self._run(messages, partial(list, map(self.message, messages)))
+        return await self._run(messages, lambda: [self.message(message) for message in messages])
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text, as with `count`."""
-        return await self._run(texts, partial(list, map(self.text, texts)))
+        """Return the raw tokens of each text, counting large texts in a worker thread."""
+        return await self._run(texts, lambda: [self.text(text) for text in texts])
 
     async def _run(self, values: Sequence[object], count: Callable[[], T]) -> T:
+        """Return the result of *count*, called in a worker thread if *values* are large."""
         if self._encoder.ready and weight(values, HOP_CHARS) <= HOP_CHARS:
             return count()
-        # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
-        # for the count: the thread goes on and only fills the memo.
+        # All texts in one call of a thread: a call per text costs more than counting a text. A
+        # cancelled turn does not wait for the count: the thread continues, and only fills the memo.
         return await in_thread(count, abandon_on_cancel=True)
 
-    # Questions that need no full count ------------------------------------------------------------
+    # Comparison with a limit ----------------------------------------------------------------------
 
     def over(
         self,
@@ -197,9 +206,10 @@ class TokenCounter:
         system: object = None,
         tools: Iterable[object] | None = None,
     ) -> bool:
-        """Whether *what* has more than *limit* tokens.
+        """Return True if *what*, a text or messages, has more than *limit* raw tokens.
 
-        Bounds are tried first; then text after text is encoded until the answer is certain.
+        Usually bounds are enough to decide. Otherwise texts are encoded, one after the other, until
+        the limit is exceeded.
         """
         if isinstance(what, str):
             if self._encoder.at_least(what, limit + 1) > limit:
@@ -207,18 +217,18 @@ class TokenCounter:
             content: Iterable[Part] = (what,)
         else:
             content = self._parts(what, system, tools)
-        tokens, unknown = self._split(content)
-        if tokens + sum(map(self._encoder.at_most, unknown)) <= limit:
+        tokens, new_texts = self._split(content)
+        if tokens + sum(self._encoder.at_most(text) for text in new_texts) <= limit:
             return False
-        if tokens + sum(self._encoder.at_least(text, limit + 1) for text in unknown) > limit:
+        if tokens + sum(self._encoder.at_least(text, limit + 1) for text in new_texts) > limit:
             return True
-        for text in unknown:
+        for text in new_texts:
             if tokens > limit:
                 break
-            tokens += self._learn(text)
+            tokens += self._encode(text)
         return tokens > limit
 
-    # Within ---------------------------------------------------------------------------------------
+    # Internals ------------------------------------------------------------------------------------
 
     def _parts(
         self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
@@ -230,45 +240,46 @@ class TokenCounter:
             yield compact_json(tool)
 
     def _sum(self, content: Iterable[Part]) -> int:
-        # A loop: in a turn with nothing to do this is most of what is called.
-        tokens = 0
+        # A loop, because this takes most of the time of a turn in which no stage acts.
+        total = 0
         for part in content:
             if not isinstance(part, str):
-                tokens += part
+                total += part
                 continue
-            known = self._look_up(part)
-            tokens += self._learn(part) if known is None else known
-        return tokens
+            tokens = self._look_up(part)
+            total += self._encode(part) if tokens is None else tokens
+        return total
 
     def _look_up(self, text: str) -> int | None:
-        """The tokens of *text*, None unless they are remembered: by a digest where it is long."""
-        return self._known.get(text if len(text) <= _KEPT_CHARS else text_digest(text))
+        """Return the remembered number of tokens of *text*, or None."""
+        return self._memo.get(text if len(text) <= _MAX_KEY_CHARS else text_digest(text))
 
-    def _learn(self, text: str) -> int:
+    def _encode(self, text: str) -> int:
+        """Return the number of tokens of *text* by encoding it, and remember it."""
         tokens = self._encoder.count(text)
         self.encoded_chars += len(text)
-        key = text if len(text) <= _KEPT_CHARS else text_digest(text)
-        self._known.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
+        key = text if len(text) <= _MAX_KEY_CHARS else text_digest(text)
+        self._memo.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
-        """The tokens of what is known, and the texts that are not."""
-        known = 0
-        unknown: list[str] = []
+        """Return the tokens of the parts whose count is remembered, and the other texts."""
+        total = 0
+        new_texts: list[str] = []
         for part in content:
             if not isinstance(part, str):
-                known += part
+                total += part
                 continue
             tokens = self._look_up(part)
             if tokens is None:
-                unknown.append(part)
+                new_texts.append(part)
             else:
-                known += tokens
-        return known, unknown
+                total += tokens
+        return total, new_texts
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:
-    """*counter* as a `TokenCounter`; None is one instance that the whole process shares."""
+    """Return *counter* as a `TokenCounter`; for None, the one that the whole process shares."""
     if counter is None:
         return _default_counter()
     if isinstance(counter, TokenCounter):
@@ -288,12 +299,12 @@ def count_tokens(
     *,
     counter: Counting | None = None,
 ) -> int:
-    """The raw tokens of *messages*, and of the system prompt and the tools where given."""
+    """Return the raw tokens of *messages*, and of *system* and *tools* if there are any."""
     return as_counter(counter).total(messages, system=system, tools=tools)
 
 
 def conservative(tokens: int) -> int:
-    """ceil(1.5 x *tokens*): enough for what the API may make of them."""
+    """Return ceil(1.5 x *tokens*), a safe estimate of the tokens that the API counts."""
     return -(-3 * tokens // 2)
 
 
@@ -306,10 +317,10 @@ def should_compact(
     system: object = None,
     tools: Iterable[object] | None = None,
 ) -> bool:
-    """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list.
+    """Return True if the raw tokens reach limit x ratio, compared exactly.
 
-    The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO
-    (0.92) where they are not given. Raises SettingsError if either is not a number.
+    Returns False for an empty list. The default limit is CONTEXT_TOKEN_LIMIT (200,000) and the
+    default ratio is COMPACT_THRESHOLD_RATIO (0.92). Raises SettingsError if either is not a number.
     """
     if not messages:
         return False

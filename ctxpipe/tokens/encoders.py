@@ -1,4 +1,4 @@
-"""What turns one text into a number of tokens: tiktoken, or a function of the user's own."""
+"""Encoders that count the tokens of one text: tiktoken, or a function of the user."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import tiktoken
 
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
-# Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
-_ENGINE_LIMIT = 200_000
-# What tiktoken 0.12 takes milliseconds for; with ten times as much, nearly a second.
+# Far below the run of 999,999 characters on which tiktoken's pattern engine fails.
+_MAX_ENGINE_CHARS = 200_000
+# tiktoken 0.12 takes milliseconds for a run of this length, but nearly a second for ten times it.
 _RUN_CHARS = 4_096
-_WORD_CHARS = 16  # more than most words have
+_WORD_CHARS = 16  # most words are shorter
 _LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 
 
@@ -30,10 +30,10 @@ class Tiktoken:
     def __init__(self, encoding: str | tiktoken.Encoding) -> None:
         self._encoding: tiktoken.Encoding | None = None
         if isinstance(encoding, str):
-            self._shipped = True
+            self._is_shipped = True
             self._name = vocabulary.check_name(encoding)
         else:
-            self._shipped = False
+            self._is_shipped = False
             self._name = encoding.name
             self._encoding = encoding
 
@@ -42,63 +42,71 @@ class Tiktoken:
 
     @property
     def ready(self) -> bool:
-        """Whether counting needs no loading first."""
+        """True if the encoding is loaded."""
         return self._encoding is not None or vocabulary.is_loaded(self._name)
 
     def load(self) -> tiktoken.Encoding:
+        """Load the encoding, if it is not loaded, and return it."""
         if self._encoding is None:
             self._encoding = vocabulary.load(self._name)
         return self._encoding
 
-    def at_least(self, text: str, enough: int) -> int:
-        """A number of tokens that *text* has, looking only as far as to find *enough*."""
-        if not self._shipped:
-            # Another encoding may have longer tokens, or a pattern that leaves text out.
+    def at_least(self, text: str, enough_tokens: int) -> int:
+        """Return a lower bound of the tokens of *text*, without encoding it.
+
+        Reads only as much of the text as needed to find *enough_tokens*.
+        """
+        if not self._is_shipped:
+            # Another encoding may have longer tokens, or a pattern that skips some text.
             return 0
-        # Every word has a token of its own: in both patterns no piece goes on after a blank, but
-        # with a slash after a line break. The controls at which `split` divides, too, are tokens.
-        begin = text[: enough * _WORD_CHARS]
+        # Every word has at least one token of its own: in both patterns a piece ends before a
+        # blank, except before a slash after a line break. The control characters at which `split`
+        # divides are tokens themselves.
+        begin = text[: enough_tokens * _WORD_CHARS]
         words = len(begin.split()) - begin.count("\n/") - begin.count("\r/")
         return max(words, -(-len(text) // LONGEST_TOKEN_BYTES))
 
     def at_most(self, text: str) -> int:
+        """Return an upper bound of the tokens of *text*: its bytes."""
         if text.isascii():
             return len(text)
         return sum(len(piece.encode(errors="surrogatepass")) for piece in pieces(text))
 
     def count(self, text: str) -> int:
-        # The pattern of another encoding is unknown, and so are its exact cuts.
-        if not self._shipped or len(text) < _RUN_CHARS:
+        """Return the tokens of *text*."""
+        # The pattern of another encoding is unknown, so it is also unknown where to split exactly.
+        if not self._is_shipped or len(text) < _RUN_CHARS:
             return len(self._ids(text))
-        return sum(map(self._count, segments(text)))
+        return sum(self._count_segment(segment) for segment in segments(text))
 
-    def _count(self, text: str) -> int:
+    def _count_segment(self, text: str) -> int:
         is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
-        if len(text) < _ENGINE_LIMIT and not is_slow:
+        if len(text) < _MAX_ENGINE_CHARS and not is_slow:
             return len(self._ids(text))
-        # No exact cut is near: a token off in some 30,000. As a whole it would hold the interpreter
-        # for seconds a megabyte, and take fifty times its size in memory.
+        # The segment has no point at which it could be split exactly. Splitting it anyway gives an
+        # error of about one token in 30,000. Encoding it as a whole would block all threads for
+        # seconds per megabyte, and take fifty times its size in memory.
         chars = _RUN_CHARS if is_slow else SEGMENT_CHARS
         return sum(len(self._ids(part)) for part in pieces(text, chars))
 
     def _ids(self, text: str) -> list[int]:
         encoding = self._encoding or self.load()
-        if self._shipped:
+        if self._is_shipped:
             return encoding.encode_ordinary(text)
         try:
-            # On a million blanks encode_ordinary raises a BaseException, this a ValueError.
+            # For a million blanks `encode_ordinary` raises a BaseException, `encode` a ValueError.
             return encoding.encode(text, disallowed_special=())
         except ValueError:
-            if len(text) < _ENGINE_LIMIT:
+            if len(text) < _MAX_ENGINE_CHARS:
                 raise
         middle = len(text) // 2
         return self._ids(text[:middle]) + self._ids(text[middle:])
 
 
 class Function:
-    """Any function from a text to its number of tokens.
+    """A function of the user that returns the number of tokens of a text.
 
-    Nothing is known about it, so no text is cut or bounded.
+    Its counts cannot be predicted, so there are no bounds, and no text is split.
     """
 
     def __init__(self, function: Callable[[str], int]) -> None:
@@ -114,7 +122,7 @@ class Function:
     def load(self) -> object:
         return self._function
 
-    def at_least(self, text: str, enough: int) -> int:  # noqa: ARG002
+    def at_least(self, text: str, enough_tokens: int) -> int:  # noqa: ARG002
         return 0
 
     def at_most(self, text: str) -> float:  # noqa: ARG002
@@ -131,26 +139,28 @@ class Function:
 
 
 Encoder: TypeAlias = Tiktoken | Function
-"""Counts a text, and gives bounds of the count without counting."""
+"""An encoder counts a text, and has bounds of the count that need no encoding."""
 
 
 SEGMENT_CHARS = 32_768
 
-# Why these cuts are exact. Both patterns split a text into pieces before any merging. No
-# alternative of either lets a letter or a digit be followed, within one piece, by a digit, a letter
-# of the other kind, a blank or a comma: so there is a piece boundary here in the whole text. The
-# part before ends in a letter or a digit and so meets no look-ahead (only pieces of blanks have
-# one); the part after cannot look behind. Both parts split as in the whole.
+# A long text is split where the sum of the counts stays exact, such as "abc| def" or "abc|1". Both
+# encodings divide a text into pieces by a pattern, before they merge the bytes of each piece to
+# tokens. In both patterns no piece has a letter followed by a digit, a digit followed by a letter,
+# or either of them followed by a blank or a comma. So the whole text has a boundary between pieces
+# at such a point. The part before it ends in a letter or a digit, and only pieces of blanks depend
+# on the characters after them. The part after it does not depend on what precedes it, because the
+# patterns never look behind. So both parts have the same pieces as the whole text.
 _CUT = re.compile(
     r"[A-Za-z\u4e00-\u9fff][0-9 \t\r\n\u3001\u3002\uff0c]|[0-9][A-Za-z \t\r\n\u3001\u3002\uff0c]"
 )
-_WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
+_WINDOW_CHARS = 65_536  # a search blocks all threads, so it is done in steps
 
 
 def segments(text: str) -> list[str]:
-    """*text* in parts of about `SEGMENT_CHARS`, cut only where the count stays exact.
+    """Return *text* in parts of about `SEGMENT_CHARS`, split only where the count stays exact.
 
-    A part without such a point stays whole, however long.
+    A part without such a point is not split, even if it is long.
     """
     parts: list[str] = []
     start = 0
@@ -164,6 +174,7 @@ def segments(text: str) -> list[str]:
 
 
 def _next_cut(text: str, start: int) -> int:
+    """Return the first index from *start* on at which *text* can be split, or its length."""
     for window in range(start, len(text), _WINDOW_CHARS):
         match = _CUT.search(text, window, window + _WINDOW_CHARS + 1)
         if match:

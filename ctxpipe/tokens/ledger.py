@@ -1,4 +1,4 @@
-"""What one conversation counts to, turn after turn, and what the API bills for it."""
+"""Running token counts of one conversation, and estimates of the tokens that the API reports."""
 
 from __future__ import annotations
 
@@ -17,84 +17,130 @@ from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 from .parts import content_parts
 
-LEAST_FACTOR = Fraction(1)
-MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
-MOST_FIXED = 32_000  # billed tokens that nobody counts, such as a system prompt not given here
-_MANY = 1_000  # messages whose blocks are read in a millisecond
-_MANY_ESTIMATED = 50  # messages with texts that leave: some milliseconds
-_MEASURED = 10  # messages in which the tokens of a character are measured
-_MEASURED_CHARS = 1_000
-# Raw tokens between two bills that are enough to separate the price of text from a fixed part.
-ENOUGH_GROWTH = 1_000
-EXTRAPOLATED = 10  # times the measured tokens: a greeting does not show what a long text costs
+MIN_FACTOR = Fraction(1)
+MAX_FACTOR = Fraction(9, 4)  # the highest that was measured for text of any language
+MAX_FIXED_TOKENS = 32_000  # that the API reports but ctxpipe cannot count, as of a system prompt
+_MANY_MESSAGES = 1_000  # reading the blocks of so many takes about a millisecond
+_MANY_ESTIMATES = 50  # of messages with removed texts: some milliseconds
+_SAMPLE_MESSAGES = 10  # at the end of the context, to measure tokens per character
+_MIN_SAMPLE_CHARS = 1_000
+_DEFAULT_TOKENS_PER_CHAR = 1 / 4
+MIN_GROWTH = 1_000
+"""Raw tokens between two usages that are enough to separate the price of text from a fixed part."""
+MAX_EXTRAPOLATION = 10
+"""Appended tokens per measured token that get the measured price: a greeting is a poor sample."""
 
 Ratio: TypeAlias = tuple[int, int]
 """Numerator and denominator."""
 
 SavedSample: TypeAlias = tuple[str | None, int, int, int, int]
-"""A model, raw and billed tokens of its last bill, and both where the context began to grow."""
+"""Model, raw and reported tokens of its last usage, raw and reported tokens where growth began."""
 
-UnreadBill: TypeAlias = tuple[int, list[Message], int, bool]
-"""The billed tokens, the messages sent, the raw tokens beside them, and whether it is certain."""
+PendingUsage: TypeAlias = tuple[int, list[Message], int, bool]
+"""The reported tokens, the messages of the request, the overhead, and whether it is certain."""
+
+# How counting works. A ledger has the messages of the last call, and their running totals:
+#
+#     messages         m0    m1    m2
+#     raw tokens        5   120    30
+#     sums         0    5   125   155
+#
+# A turn usually appends a message. Then the first three compare equal, only m3 is counted, and the
+# total is 155 plus its tokens. If a stage replaces m1, the sums from m1 on are discarded, and m1
+# and all messages after it are counted again; the counter remembers texts, so only new ones are
+# encoded. If the server has summarized the conversation in a block of m1, the API ignores all
+# content before that block: of m1 only the rest is counted, and the 5 tokens before m1 are
+# subtracted from every total.
+#
+# How calibration works. The API reports more tokens than tiktoken counts, by a factor and by a
+# fixed part, such as its instructions for tools. Two usages of a growing context separate them:
+#
+#     raw tokens      1,000   3,000
+#     reported        1,600   4,200        slope = (4,200 - 1,600) / (3,000 - 1,000) = 1.3
+#
+# The estimate for 3,500 raw tokens is 4,200 + 500 * 1.3 = 4,850: the last usage is exact, and only
+# the appended text is estimated. A context that became shorter, of 1,500 raw tokens, is estimated
+# by its share of the last usage: 1,500 * 4,200 / 3,000 = 2,100. No estimate is below the raw count.
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """What the API *billed* for a context of *raw* tokens.
+    """The tokens that the API reported for a context of *raw* tokens.
 
-    *since* is raw and billed where this context began to grow. The part of the bill that does not
-    grow (a system prompt that was not counted, the API's own instructions for tools) must not make
-    appended text look expensive: its price is what the growth since then has cost.
+    *growth_start* is the raw and the reported count where this context began to grow. *prior_slope*
+    is the slope before the context became this short; it is used while the context is too short to
+    measure its own.
     """
 
     raw: int = 0
-    billed: int = 0
-    since: tuple[int, int] = (0, 0)
-    prior: Ratio | None = None  # the slope before the context became this short
-    slope: Ratio = field(init=False)  # the price of a raw token appended to this context
+    reported_tokens: int = 0
+    growth_start: tuple[int, int] = (0, 0)
+    prior_slope: Ratio | None = None
+    slope: Ratio = field(init=False)
+    """The price in reported tokens of a raw token that is appended to this context.
+
+    It is measured on the growth alone, so that a fixed part of the reported tokens does not make
+    appended text look expensive.
+    """
 
     def __post_init__(self) -> None:
-        growth = self.raw - self.since[0]
+        start_raw, start_reported_tokens = self.growth_start
+        growth = self.raw - start_raw
         slope = self.factor.as_integer_ratio()
-        if growth >= ENOUGH_GROWTH:
-            slope = _clamp(self.billed - self.since[1], growth).as_integer_ratio()
-        elif self.prior is not None and self.raw < ENOUGH_GROWTH:
-            slope = self.prior
-        object.__setattr__(self, "slope", slope)  # once, and not at every estimate
+        if growth >= MIN_GROWTH:
+            slope = _factor_in_range(
+                self.reported_tokens - start_reported_tokens, growth
+            ).as_integer_ratio()
+        elif self.prior_slope is not None and self.raw < MIN_GROWTH:
+            slope = self.prior_slope
+        object.__setattr__(self, "slope", slope)  # computed once, not for each estimate
 
     @property
     def factor(self) -> Fraction:
-        return _clamp(self.billed, self.raw) if self.raw else LEAST_FACTOR
+        """Reported tokens per raw token of the whole context; 1 if it is empty."""
+        if not self.raw:
+            return MIN_FACTOR
+        return _factor_in_range(self.reported_tokens, self.raw)
 
-    def estimate(self, raw: int, most: int | None = None) -> int:
-        """What *raw* tokens will be billed; of those appended at most *most* have the price."""
-        billed = max(self.billed, self.raw)  # never below the raw count, whatever a proxy reports
+    def estimate(self, raw: int, max_priced: int | None = None) -> int:
+        """Return the estimate of the tokens that the API will report for *raw* tokens.
+
+        Of the appended tokens at most *max_priced* are multiplied by the slope.
+        """
+        # Never below the raw count, even if a proxy reports less.
+        reported_tokens = max(self.reported_tokens, self.raw)
         if raw < self.raw:
-            return -(-raw * billed // self.raw)
-        # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
-        appended = raw - self.raw
-        priced = appended if most is None else min(appended, most)
+            return -(-raw * reported_tokens // self.raw)
+        # In integers: a product of fractions takes as long as all other work of an estimate.
+        appended_tokens = raw - self.raw
+        priced_tokens = appended_tokens
+        if max_priced is not None:
+            priced_tokens = min(appended_tokens, max_priced)
         numerator, denominator = self.slope
-        # The quotient of a negative number rounds the bill up.
-        return billed + appended - priced - -priced * numerator // denominator
+        # Floor division of a negative number rounds the price up.
+        price = -(-priced_tokens * numerator // denominator)
+        return reported_tokens + (appended_tokens - priced_tokens) + price
 
 
-def is_possible(raw: int, billed: int) -> bool:
-    """Whether *billed* can be the bill of *raw* tokens, and not a proxy's sum or a wrong number."""
+def is_possible(raw: int, reported_tokens: int) -> bool:
+    """Return True if the API can report *reported_tokens* tokens for *raw* tokens.
+
+    If not, the number is wrong, or a proxy has added up several requests.
+    """
     if raw <= 0:
         return False
-    return billed <= MOST_FIXED + raw * MOST_FACTOR
+    return reported_tokens <= MAX_FIXED_TOKENS + raw * MAX_FACTOR
 
 
-def _clamp(billed: int, raw: int) -> Fraction:
-    return min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
+def _factor_in_range(reported_tokens: int, raw: int) -> Fraction:
+    return min(MAX_FACTOR, max(MIN_FACTOR, Fraction(reported_tokens, raw)))
 
 
 class Savings(NamedTuple):
-    """What a rewritten context saves.
+    """The raw tokens that a rewritten context saves.
 
-    *sums* are the raw tokens of the first 0, 1, 2 … messages before. They and *saved* may hold
-    estimates.
+    *sums* are the raw tokens of the first 0, 1, 2, … messages of the context before. With
+    *is_estimate*, *sums* and *saved* contain estimates.
     """
 
     sums: Sequence[int]
@@ -103,30 +149,31 @@ class Savings(NamedTuple):
 
 
 class Ledger:
-    """The running totals of one conversation: a turn costs no more than its new messages.
+    """The running token totals of one conversation; a turn counts only its new messages.
 
-    All before the last summary that the server has made of the conversation is not billed and not
-    counted. Counts are kept per message of the last list. A message that was replaced, inserted or
-    removed is noticed; an edit inside a message that was counted before is not, except in the list
-    of blocks of the last message.
+    Messages before the last summary by the server are not counted, because the API ignores them.
+    The ledger notices that a message was replaced, inserted or removed since the last call. It does
+    not notice an edit inside a message that it has counted, except in the list of blocks of the
+    last message.
 
-    After `observe`, `estimate` says what the API will bill; before, it is the raw count, so that
-    nothing is cut because of a factor that nobody has measured.
+    After `observe`, `estimate` returns the tokens that the API will report. Before, it returns the
+    raw count, so that no content is removed because of a factor that was never measured.
     """
 
     def __init__(self, counter: Counting | None = None) -> None:
         self.counter: TokenCounter = as_counter(counter)
-        self._seen: list[Message] = []
-        self._sums = array("I", [0])  # of the first 0, 1, 2 … messages
-        self._summaries: list[int] = []  # the indexes of messages with a summary by the server
-        self._unbilled = 0  # the tokens of the messages before the last summary by the server
-        self._tail: object = None  # the content of the last message when it was counted
+        self._messages: list[Message] = []  # of the last call
+        self._sums = array("I", [0])  # raw tokens of the first 0, 1, 2, … messages
+        self._summaries: list[int] = []  # indices of messages with a summary by the server
+        self._ignored_tokens = 0  # of the messages before the last summary by the server
+        self._last_content: object = None  # of the last message when it was counted
         self.known: int = 0
-        """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
-        self._bills: dict[str | None, UsageSample] = {}
-        self._unread: dict[str | None, list[UnreadBill]] = {}  # by model: the first and last bill
+        """The number of leading messages unchanged since the last call; a `rewind` lowers it."""
+        self._samples: dict[str | None, UsageSample] = {}
+        # By model the first and the last usage that were not compared with a count yet.
+        self._pending: dict[str | None, list[PendingUsage]] = {}
         self.model: str | None = None
-        """The model in use, for which `estimate` speaks: the one that was observed last."""
+        """The model that `estimate` is for: the model of the last `observe`."""
 
     # Counting -------------------------------------------------------------------------------------
 
@@ -137,75 +184,87 @@ class Ledger:
     @property
     def prefix_total(self) -> int:
         """The raw tokens of the leading messages that are unchanged since the last call."""
-        return max(0, self._sums[self.known] - self._unbilled)
+        return max(0, self._sums[self.known] - self._ignored_tokens)
 
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
-        """The raw tokens of *messages*.
+        """Return the raw tokens of *messages*.
 
         With *known* the caller guarantees that this many leading messages equal those of the last
-        call; without it, they are compared.
+        call. Without it they are compared.
         """
-        await self._read(messages, known)
-        return self._sums[-1] - self._unbilled
+        await self._update(messages, known)
+        return self._sums[-1] - self._ignored_tokens
 
     async def prefix_sums(
         self, messages: Sequence[Message], *, known: int | None = None
     ) -> Sequence[int]:
-        """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages.
+        """Return the raw tokens of the first 0, 1, 2, … messages, one more than there are messages.
 
-        Do not change the sequence.
+        *known* is as in `total`. Do not change the sequence.
         """
-        await self._read(messages, known)
-        if not self._unbilled:
+        await self._update(messages, known)
+        if not self._ignored_tokens:
             return self._sums
-        return array("I", (max(0, tokens - self._unbilled) for tokens in self._sums))
+        return array("I", (max(0, tokens - self._ignored_tokens) for tokens in self._sums))
 
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
     ) -> Savings:
-        """What *after* saves, which differs from *before* from message *first* on.
+        """Return the tokens that *after* saves, which differs from *before* from *first* on.
 
-        Where it is certain that there are fewer tokens, long texts that leave before they were
-        counted are estimated, by the tokens of a character in the last messages counted.
+        *first* is the index of the first different message. Encoding a long text that leaves the
+        context anyway would be wasted time. So if it is certain that *after* has fewer tokens, such
+        texts are estimated, by the tokens per character of the messages that were counted last.
         """
-        same = self._same_at_start(list(before), self.known)
+        same = self._count_unchanged(list(before), self.known)
         is_new = same <= first and len(before) == len(after)
-        per_char = None
+        tokens_per_char = None
         if is_new and not (self._summaries or _summaries(before[same:], same)):
-            per_char = self._tokens_per_char()
+            tokens_per_char = self._tokens_per_char()
         else:
             sums = await self.prefix_sums(before, known=self.known)
-        left = await self.total(after, known=min(same, first))
+        after_tokens = await self.total(after, known=min(same, first))
         self.rewind(first)
-        if per_char is not None:
-            is_long = len(after) - same > _MANY_ESTIMATED
-            sums, least = await in_thread_if(is_long, self._estimate, before, after, same, per_char)
-            if least > left:
-                return Savings(sums, sums[-1] - left, is_estimate=least < sums[-1])
+        if tokens_per_char is not None:
+            is_long = len(after) - same > _MANY_ESTIMATES
+            sums, min_tokens = await in_thread_if(
+                is_long, self._estimate_sums, before, after, same, tokens_per_char
+            )
+            if min_tokens > after_tokens:
+                is_estimate = min_tokens < sums[-1]
+                return Savings(sums, sums[-1] - after_tokens, is_estimate=is_estimate)
             sums = await self.prefix_sums(before, known=first)
-        return Savings(sums, sums[-1] - left)
+        return Savings(sums, sums[-1] - after_tokens)
 
-    def _estimate(
-        self, before: Sequence[Message], after: Sequence[Message], same: int, per_char: float
+    def _estimate_sums(
+        self,
+        before: Sequence[Message],
+        after: Sequence[Message],
+        same: int,
+        tokens_per_char: float,
     ) -> tuple[Sequence[int], int]:
-        """The prefix sums of *before*, estimated from message *same* on, and how many tokens it
-        has at least; *after* was counted last."""
-        known = self._sums
-        sums = known[: same + 1]
-        least = sums[-1]
+        """Return the prefix sums of *before*, and a lower bound of its tokens.
+
+        The sums are estimated from message *same* on. The last call counted *after*, which has as
+        many messages.
+        """
+        after_sums = self._sums
+        sums = after_sums[: same + 1]
+        min_total = sums[-1]
         for index in range(same, len(after)):
-            about = at_least = known[index + 1] - known[index]
+            tokens = after_sums[index + 1] - after_sums[index]
+            min_tokens = tokens
             if before[index] is not after[index]:
-                about, at_least = self.counter.estimate(
-                    before[index], after[index], per_char, enough=at_least + 1
+                tokens, min_tokens = self.counter.estimate(
+                    before[index], after[index], tokens_per_char, enough_tokens=tokens + 1
                 )
-            sums.append(sums[-1] + about)
-            least += at_least
-        return sums, least
+            sums.append(sums[-1] + tokens)
+            min_total += min_tokens
+        return sums, min_total
 
     def _tokens_per_char(self) -> float:
-        """The tokens of a character in the last messages; a quarter where they hardly say any."""
-        messages = self._seen[-_MEASURED:]
+        """Return the tokens per character of the last messages, or 1/4 if they have little text."""
+        messages = self._messages[-_SAMPLE_MESSAGES:]
         tokens = self._sums[-1] - self._sums[-1 - len(messages)]
         chars = 0
         for message in messages:
@@ -214,89 +273,108 @@ class Ledger:
                     chars += len(part)
                 else:
                     tokens -= part
-        return tokens / chars if chars >= _MEASURED_CHARS else 1 / 4
+        return tokens / chars if chars >= _MIN_SAMPLE_CHARS else _DEFAULT_TOKENS_PER_CHAR
 
-    async def _read(self, messages: Sequence[Message], known: int | None) -> None:
-        if known == len(messages) == len(self._seen):
+    async def _update(self, messages: Sequence[Message], known: int | None) -> None:
+        """Make *messages* the messages of the last call, counting those that are new."""
+        if known == len(messages) == len(self._messages):
             self.known = known
             return
         if not isinstance(messages, list):
             messages = list(messages)
-        same = self._same_at_start(messages, known)
-        if same < max(len(messages), len(self._seen)):
-            new = messages[same:]
-            summaries = await in_thread_if(len(new) > _MANY, _summaries, new, same)
-            # Most conversations have none.
-            billed = map(part_after_summary, new) if summaries else new
-            self._replace_from(same, new, await self.counter.counts(billed), summaries)
+        same = self._count_unchanged(messages, known)
+        if same < max(len(messages), len(self._messages)):
+            new_messages = messages[same:]
+            is_long = len(new_messages) > _MANY_MESSAGES
+            summaries = await in_thread_if(is_long, _summaries, new_messages, same)
+            effective_messages = new_messages
+            if summaries:  # rare, so that most calls do not go through the messages again
+                effective_messages = [part_after_summary(message) for message in new_messages]
+            counts = await self.counter.counts(effective_messages)
+            self._replace_from(same, new_messages, counts, summaries)
         self.known = len(messages)
 
-    def _same_at_start(self, messages: list[Message], known: int | None) -> int:
-        """How many of *messages*, from the first on, are those counted already."""
-        if self._seen and not is_equal(self._seen[-1]["content"], self._tail):
+    def _count_unchanged(self, messages: list[Message], known: int | None) -> int:
+        """Return the number of leading *messages* that equal those of the last call.
+
+        The first *known* of them are not compared.
+        """
+        if self._messages and not is_equal(self._messages[-1]["content"], self._last_content):
             # Agents append results to the last message in place.
-            self._replace_from(len(self._seen) - 1, [], [], [])
-            self.rewind(len(self._seen))
-        return common_prefix(messages, self._seen, known or 0)
+            self._replace_from(len(self._messages) - 1, [], [], [])
+            self.rewind(len(self._messages))
+        return common_prefix(messages, self._messages, known or 0)
 
     def _replace_from(
         self, start: int, messages: list[Message], counts: list[int], summaries: list[int]
     ) -> None:
-        """Have *messages*, of so many tokens, be what was counted last from index *start* on."""
-        self._seen[start:] = messages
-        # A new array: those that were handed out do not move.
+        """Replace the messages from index *start* on by *messages*, which have *counts* tokens.
+
+        *summaries* are the indices of those with a summary by the server.
+        """
+        self._messages[start:] = messages
+        # A new array: callers still hold the one that `prefix_sums` returned.
         sums = itertools.accumulate(counts, initial=self._sums[start])
         self._sums = self._sums[:start] + array("I", sums)
         self._summaries[bisect_left(self._summaries, start) :] = summaries
-        self._unbilled = self._sums[self._summaries[-1]] if self._summaries else 0
-        self._tail = None
-        if self._seen:
-            content: object = self._seen[-1]["content"]
-            self._tail = list(content) if isinstance(content, list) else content
+        self._ignored_tokens = self._sums[self._summaries[-1]] if self._summaries else 0
+        self._last_content = None
+        if self._messages:
+            content: object = self._messages[-1]["content"]
+            self._last_content = list(content) if isinstance(content, list) else content
 
     # Calibration ----------------------------------------------------------------------------------
 
     @property
     def factor(self) -> float:
-        """Billed tokens per raw token, from 1 to 2.25; 1 before the first usage of the model."""
-        return float(self._bill.factor)
+        """Reported tokens per raw token, from 1 to 2.25; 1 before the first usage of the model."""
+        return float(self._sample.factor)
 
     @property
-    def _bill(self) -> UsageSample:
-        if self._unread:
-            self._compare()
-        return self._bills.get(self.model, _NO_SAMPLE)
+    def _sample(self) -> UsageSample:
+        if self._pending:
+            self._take_pending_usages()
+        return self._samples.get(self.model, _NO_SAMPLE)
 
     def estimate(self, raw: int) -> int:
-        """What the API will bill for *raw* tokens of a context, its system prompt and its tools.
+        """Return the tokens that the API will report for a request of *raw* tokens.
 
-        The last bill counts as it is, and only what was appended since is estimated; a context
-        that became smaller is estimated by its share. Never less than *raw*.
+        *raw* includes the system prompt and the tools. For a context that has grown, the estimate
+        is the last reported count and the price of the appended tokens. For a context that became
+        smaller it is a share of that count. It is never below *raw*.
         """
-        return self._bill.estimate(raw)
+        return self._sample.estimate(raw)
 
     def measured_estimate(self, raw: int) -> int:
-        """As `estimate`, without extrapolating far beyond what was measured: a lower bound."""
-        bill = self._bill
-        return bill.estimate(raw, EXTRAPOLATED * bill.raw)
+        """Return a lower estimate, which does not extrapolate far beyond the measured tokens.
+
+        At most ten times the tokens of the last usage are estimated by the measured price; all
+        others count once. Otherwise it is the same as `estimate`.
+        """
+        sample = self._sample
+        return sample.estimate(raw, max_priced=MAX_EXTRAPOLATION * sample.raw)
 
     @property
     def samples(self) -> list[SavedSample]:
-        """The last bill of each model, the model in use last; for `load`."""
-        self._compare()
-        bills = sorted(self._bills.items(), key=lambda item: item[0] == self.model)
-        return [(model, bill.raw, bill.billed, *bill.since) for model, bill in bills]
+        """The last sample of each model, the model in use last; for `load`."""
+        self._take_pending_usages()
+        samples = sorted(self._samples.items(), key=lambda item: item[0] == self.model)
+        return [
+            (model, sample.raw, sample.reported_tokens, *sample.growth_start)
+            for model, sample in samples
+        ]
 
     def last_bill(self, model: str | None) -> int:
-        """What the last request to *model* was billed, 0 before its first usage."""
-        self._compare()
-        return self._bills.get(model, _NO_SAMPLE).billed
+        """Return the tokens reported for the last request to *model*; 0 before its first usage."""
+        self._take_pending_usages()
+        return self._samples.get(model, _NO_SAMPLE).reported_tokens
 
     def can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
-        """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
+        """Return True if *refusal* can mean a prompt of *raw* tokens to *model*.
 
-        Our count may be far too low, as for pictures, until a bill has shown that it is not. A
-        prompt that was billed has fitted into the window.
+        The window of the refusal must not be smaller than the last prompt that the model accepted.
+        Its number of tokens must not be far below *raw*. It may be far above while the model has
+        not reported a usage, because the raw count can be far too low, as for images.
         """
         if refusal.window is not None and refusal.window < self.last_bill(model):
             return False
@@ -307,10 +385,11 @@ class Ledger:
         return not self.samples or is_possible(raw, refusal.tokens)
 
     def load(self, samples: Iterable[SavedSample]) -> None:
-        """Take over the `samples` of another ledger of this conversation."""
-        for model, raw, billed, since_raw, since_billed in samples:
-            if is_possible(raw, billed):
-                self._bills[model] = UsageSample(raw, billed, (since_raw, since_billed))
+        """Add the *samples* of another ledger of this conversation."""
+        for model, raw, reported_tokens, start_raw, start_reported_tokens in samples:
+            if is_possible(raw, reported_tokens):
+                growth_start = (start_raw, start_reported_tokens)
+                self._samples[model] = UsageSample(raw, reported_tokens, growth_start)
             self.model = model
 
     def observe(
@@ -322,55 +401,60 @@ class Ledger:
         model: str | None = None,
         is_certain: bool = False,
     ) -> None:
-        """Learn from the *usage* of a reply to *messages*, with *overhead* raw tokens beside them.
+        """Calibrate by the *usage* of a reply to *messages* and *overhead* other raw tokens.
 
-        A whole reply is accepted, too. A bill that cannot be that of such messages is ignored,
-        unless it *is_certain*, as what a refusal says of the very request.
-        Nothing is counted before an estimate is asked for: where no stage asks, no text is encoded
-        for it.
+        *usage* may also be the complete reply. A usage that is not possible for such messages is
+        ignored, unless it *is_certain*, such as the number that a refusal reports for this request.
+        The messages are counted only when an estimate is needed. So nothing is encoded if no stage
+        needs one.
         """
         self.model = model
-        billed = context_tokens(usage)
-        if billed > 0:
-            unread = self._unread.setdefault(model, [])
-            unread[1:] = [(billed, list(messages), overhead, is_certain)]
+        reported_tokens = context_tokens(usage)
+        if reported_tokens > 0:
+            pending = self._pending.setdefault(model, [])
+            pending[1:] = [(reported_tokens, list(messages), overhead, is_certain)]
 
-    def _compare(self) -> None:
-        """Compare the unread bills with what is counted for their messages."""
-        unread = self._unread
-        self._unread = {}
-        for model, bills in unread.items():
-            for billed, messages, overhead, is_certain in bills:
-                raw = self._raw(messages) + overhead
-                if not raw or not (is_certain or is_possible(raw, billed)):
+    def _take_pending_usages(self) -> None:
+        """Turn the pending usages into samples, by counting the messages of their requests."""
+        pending = self._pending
+        self._pending = {}
+        for model, usages in pending.items():
+            for reported_tokens, messages, overhead, is_certain in usages:
+                raw = self._raw_tokens(messages) + overhead
+                if not raw or not (is_certain or is_possible(raw, reported_tokens)):
                     continue
-                self._bills[model] = self._next_bill(model, raw, billed)
+                self._samples[model] = self._next_sample(model, raw, reported_tokens)
 
-    def _next_bill(self, model: str | None, raw: int, billed: int) -> UsageSample:
-        last = self._bills.get(model)
+    def _next_sample(self, model: str | None, raw: int, reported_tokens: int) -> UsageSample:
+        last = self._samples.get(model)
         if last is None:
-            return UsageSample(raw, billed, since=(raw, billed))
-        is_shorter = raw < last.raw or raw <= last.since[0]
-        since = (raw, billed) if is_shorter else last.since
-        return UsageSample(raw, billed, since, prior=last.slope)
+            return UsageSample(raw, reported_tokens, growth_start=(raw, reported_tokens))
+        is_shorter = raw < last.raw or raw <= last.growth_start[0]
+        growth_start = (raw, reported_tokens) if is_shorter else last.growth_start
+        return UsageSample(raw, reported_tokens, growth_start, prior_slope=last.slope)
 
-    def _raw(self, messages: list[Message]) -> int:
-        same = self._same_at_start(messages, None)
-        new = messages[same:]
-        summaries = _summaries(new, 0)
+    def _raw_tokens(self, messages: list[Message]) -> int:
+        """Return the raw tokens of *messages*; the messages of the last call stay as they are."""
+        same = self._count_unchanged(messages, known=None)
+        new_messages = messages[same:]
+        summaries = _summaries(new_messages, start=0)
         if summaries:
-            return self.counter.total(map(part_after_summary, new[summaries[-1] :]))
-        unbilled = 0
-        known = bisect_left(self._summaries, same)
-        if known:
-            unbilled = self._sums[self._summaries[known - 1]]
-        return self._sums[same] - unbilled + self.counter.total(new)
+            rest = new_messages[summaries[-1] :]
+            return self.counter.total([part_after_summary(message) for message in rest])
+        ignored_tokens = 0
+        summary_count = bisect_left(self._summaries, same)
+        if summary_count:
+            ignored_tokens = self._sums[self._summaries[summary_count - 1]]
+        return self._sums[same] - ignored_tokens + self.counter.total(new_messages)
 
 
 _NO_SAMPLE = UsageSample()
 
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:
-    """The indexes, counted from *start*, of the messages with a summary by the server."""
-    numbered = enumerate(messages, start)
-    return [index for index, message in numbered if server_summary(message) is not None]
+    """Return the indices of messages with a summary by the server; the first has index *start*."""
+    return [
+        index
+        for index, message in enumerate(messages, start)
+        if server_summary(message) is not None
+    ]

@@ -1,10 +1,11 @@
-"""The tokens of images and documents: by pixels and pages, never by the length of their base64.
+"""The tokens of images and documents, by pixels and pages instead of the length of their base64.
 
-An image takes a token for each 28 x 28 pixels (Anthropic's guide to vision). A page of a PDF takes
-its text, "1,500 to 3,000 tokens", and its picture (Anthropic's guide to PDF support; OpenAI's guide
-to file inputs says the same of text and pictures, without a figure). `PDF_PAGE_TOKENS` is what a
-page of prose was measured to take in all on Claude 4.5 (2,098 to 2,115; 2,324 to 2,347 on 5.5; a
-scan 1,600): the low end, since a bill corrects an estimate upwards, but nothing does so downwards.
+An image has a token for each 28 x 28 pixels (Anthropic's guide to vision). A page of a PDF has the
+tokens of its text, "1,500 to 3,000", and those of its picture (Anthropic's guide to PDF support;
+OpenAI's guide to file inputs also counts text and picture, without a number). A page of prose was
+measured at 2,098 to 2,115 tokens on Claude 4.5, at 2,324 to 2,347 on Claude 5.5, and a scan at
+1,600. `PDF_PAGE_TOKENS` is at the low end, because reported usage corrects an estimate that is too
+low, but not one that is too high.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from ..messages import field
 from .memo import Memo
 
 IMAGE_TOKENS = 1_568
-"""The most that an image takes, and what is assumed for one whose size is not known."""
+"""The maximum for an image, which is also the estimate for an image of unknown size."""
 LONG_EDGE = 1_568
 PATCH = 28
 PDF_PAGE_TOKENS = 2_100
-"""A page of a PDF: its text and its picture."""
+"""The tokens of a page of a PDF: its text and its picture."""
 DOCUMENT_TOKENS = 5 * PDF_PAGE_TOKENS
-"""Assumed for a document whose pages cannot be counted: it is elsewhere, or in another format."""
+"""The estimate for a document whose pages cannot be counted, such as one behind a URL."""
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _COUNT = re.compile(rb"/Count\s+(\d{1,6})(?![\d.]|\s+\d+\s+R)")  # of a page tree, or an outline
 _OBJECT_STREAM = re.compile(rb"/Type\s*/ObjStm(?![A-Za-z])")
 _STREAM = re.compile(rb"stream\r?\n")
 _DICTIONARY_BYTES = 1_000  # of an object stream
-_MOST_STREAMS = 5_000  # object streams; a writer puts 100 to 200 objects into each
-_MOST_UNPACKED = 32 * 2**20  # bytes of all object streams; those of 10,000 pages take 3 MB
+_MAX_STREAMS = 5_000  # object streams; a PDF writer puts 100 to 200 objects into each
+_MAX_UNPACKED_BYTES = 32 * 2**20  # of all object streams; those of 10,000 pages have 3 MB
 _PIECE_BYTES = 2**14  # of an object stream, unpacked at a time
 _PDF_HEADER_BYTES = 1_024  # within which readers look for "%PDF-"
-_known_pages: Memo[tuple[int, int], int] = Memo(10_000)  # by length and hash: not to keep the file
+# By length and hash of a file, so that the memo does not keep the file in memory.
+_page_counts: Memo[tuple[int, int], int] = Memo(10_000)
 _HEADER_CHARS = 4_096
 
 Size: TypeAlias = tuple[int, int]
@@ -47,7 +49,7 @@ Size: TypeAlias = tuple[int, int]
 
 
 def image_tokens(source: object) -> int:
-    """The tokens of an image: one per 28 x 28 pixels, scaled down to a long edge of 1,568."""
+    """Return the tokens of an image: one per 28 x 28 pixels, after scaling to 1,568 pixels."""
     data = field(source, "data")
     size = size_of(data) if isinstance(data, str) else None
     if size is None or 0 in size:
@@ -58,9 +60,9 @@ def image_tokens(source: object) -> int:
 
 
 def document_part(source: object) -> str | int:
-    """What the document in *source* counts: its text, or the tokens of its pages.
+    """Return the text of the document in *source*, or the number of tokens of its pages.
 
-    `DOCUMENT_TOKENS` where neither can be read.
+    Returns `DOCUMENT_TOKENS` if neither can be read.
     """
     data = field(source, "data")
     if not isinstance(data, str):
@@ -74,87 +76,91 @@ def document_part(source: object) -> str | int:
 
 
 def pages_of(data: str) -> int:
-    """The pages of the PDF in the base64 *data*; 0 where none can be seen."""
-    key = len(data), hash(data)
-    pages = _known_pages.get(key)
+    """Return the number of pages of the PDF in the base64 *data*, or 0 if it cannot be read."""
+    key = (len(data), hash(data))
+    pages = _page_counts.get(key)
     if pages is None:
         pages = page_count(_decode(data))
-        _known_pages.put(key, pages, 1)
+        _page_counts.put(key, pages, size=1)
     return pages
 
 
 def page_count(pdf: bytes) -> int:
-    """The pages of *pdf*, also those in compressed object streams; 0 where none can be seen.
+    """Return the number of pages of *pdf*, or 0 if none is found.
 
-    A file that was changed has some pages twice, and those that were removed: where the counts in
-    it are lower, they are right.
+    There are two numbers: the page objects, and the page counts that the file states. A PDF that
+    was edited still has old page objects, so the stated count is right if it is lower. Both are
+    also read from compressed object streams.
     """
     if b"%PDF-" not in pdf[:_PDF_HEADER_BYTES]:
         return 0
-    pages = total = 0
+    page_objects = 0
+    highest_count = 0
     for part in (pdf, *_object_streams(pdf)):
-        pages += len(_PAGE.findall(part))
-        total = max([total, *map(int, _COUNT.findall(part))])
-    return min(pages, total) or max(pages, total)
+        page_objects += len(_PAGE.findall(part))
+        for count in _COUNT.findall(part):
+            highest_count = max(highest_count, int(count))
+    return min(page_objects, highest_count) or max(page_objects, highest_count)
 
 
 def _object_streams(pdf: bytes) -> Iterator[bytes]:
-    """The object streams of *pdf*, unpacked as far as can be.
+    """Yield the object streams of *pdf*, unpacked as far as possible.
 
-    Anyone can send a file that consists of nothing but the beginnings of streams. So the work is
-    bounded: no byte is unpacked twice except those of one piece for each stream, and there are
-    limits on the number of streams and on what they unpack to.
+    An attacker can send a file that consists only of beginnings of streams. So the work is limited:
+    no byte is unpacked twice, except those of one piece for each stream, and there are limits on
+    the number of streams and on the number of unpacked bytes.
     """
-    searched = 0
-    unpacked = 0
-    for number, found in enumerate(_OBJECT_STREAM.finditer(pdf), 1):
-        if number > _MOST_STREAMS or unpacked >= _MOST_UNPACKED:
+    stream_end = 0
+    unpacked_bytes = 0
+    for number, match in enumerate(_OBJECT_STREAM.finditer(pdf), start=1):
+        if number > _MAX_STREAMS or unpacked_bytes >= _MAX_UNPACKED_BYTES:
             return
-        if found.start() < searched:
-            continue  # it is data of the stream before
-        start = _STREAM.search(pdf, found.end(), found.end() + _DICTIONARY_BYTES)
+        if match.start() < stream_end:
+            continue  # it is data of the previous stream
+        start = _STREAM.search(pdf, match.end(), match.end() + _DICTIONARY_BYTES)
         if start is None:
             continue
-        objects, searched = _unpack(pdf, start.end(), _MOST_UNPACKED - unpacked)
-        unpacked += len(objects)
+        max_bytes = _MAX_UNPACKED_BYTES - unpacked_bytes
+        objects, stream_end = _unpack(pdf, start.end(), max_bytes)
+        unpacked_bytes += len(objects)
         yield objects
 
 
-def _unpack(pdf: bytes, start: int, most: int) -> tuple[bytes, int]:
-    """Unpack the stream that begins at *start*, to at most *most* bytes.
+def _unpack(pdf: bytes, start: int, max_bytes: int) -> tuple[bytes, int]:
+    """Return the unpacked bytes of the stream that begins at *start*, and its end in *pdf*.
 
-    Returns these bytes, and the place up to which *pdf* is part of the stream. The compressed data
-    says itself where it ends. So nothing has to look for the end, which may be missing; and zlib
-    gets the data in pieces, because it copies all that it is given beyond the end.
+    At most *max_bytes* are unpacked. The compressed data itself marks its end, so there is no
+    search for an end marker, which may be missing. zlib gets the data in pieces, because it copies
+    all input behind the end.
     """
     unpacker = zlib.decompressobj()
     parts: list[bytes] = []
-    left = most
+    bytes_left = max_bytes
     place = start
-    while place < len(pdf) and left > 0 and not unpacker.eof:
+    while place < len(pdf) and bytes_left > 0 and not unpacker.eof:
         piece = pdf[place : place + _PIECE_BYTES]
         try:
-            part = unpacker.decompress(piece, left)
+            part = unpacker.decompress(piece, bytes_left)
         except zlib.error:
             break
         place += len(piece)
-        left -= len(part)
+        bytes_left -= len(part)
         parts.append(part)
     end = place - len(unpacker.unused_data) - len(unpacker.unconsumed_tail)
     return b"".join(parts), max(start, end)
 
 
 def size_of(data: str) -> Size | None:
-    """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header has them."""
+    """Return the size of a PNG, GIF, JPEG or WebP in base64, or None if it cannot be read."""
     size = _read_size(_decode(data[:_HEADER_CHARS]))
     if size is None and len(data) > _HEADER_CHARS and data.startswith("/9j"):
-        # A JPEG may have a long preview before its size.
+        # The header of a JPEG may have a long preview image before the size.
         size = _read_size(_decode(data))
     return size
 
 
 def _read_size(head: bytes) -> Size | None:
-    with suppress(struct.error):  # it ends too early
+    with suppress(struct.error):  # the header is not complete
         if head.startswith(b"\x89PNG\r\n\x1a\n"):
             return struct.unpack_from(">II", head, 16)
         if head.startswith(b"GIF8"):
@@ -167,7 +173,7 @@ def _read_size(head: bytes) -> Size | None:
 
 
 def _decode(data: str) -> bytes:
-    """The bytes in the base64 *data*; none where it is not valid."""
+    """Return the bytes in the base64 *data*; empty if it is not valid."""
     try:
         return binascii.a2b_base64(data)
     except ValueError:
@@ -191,10 +197,12 @@ def _webp(head: bytes) -> Size | None:
     if len(head) < 30:
         return None
     if head[12:16] == b"VP8X":
-        width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
+        width = int.from_bytes(head[24:27], "little") + 1
+        height = int.from_bytes(head[27:30], "little") + 1
     elif head[12:16] == b"VP8L":
         (bits,) = struct.unpack_from("<I", head, 21)
-        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        width = (bits & 0x3FFF) + 1
+        height = (bits >> 14 & 0x3FFF) + 1
     else:
         width, height = (edge & 0x3FFF for edge in struct.unpack_from("<HH", head, 26))
     return width, height

@@ -1,4 +1,4 @@
-"""A cache that is bounded in bytes."""
+"""A cache with a limit in bytes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """Remembers a value for a key, and forgets the half that was used least recently.
+    """A cache of values by key that drops the entries used least recently, many at a time.
 
-    There are two generations: the young one takes what is new or asked for again; when it has half
-    of *limit* bytes it becomes the old one, and the old one before it is dropped. A look-up is a
-    dict's. Threads may share it: at worst two of them compute the same value.
+    There are two generations of entries. New entries, and old ones that are looked up, go into the
+    young generation. When that has half of *limit* bytes, it becomes the old one, and the previous
+    old one is dropped. A look-up costs as much as in a dict. Threads may share a memo: at worst two
+    of them compute the same value.
     """
 
     def __init__(self, limit: int) -> None:
@@ -26,10 +27,11 @@ class Memo(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        """The sizes given to `put`, of all that is remembered; never more than the limit."""
+        """The sum of the sizes of all entries, as passed to `put`; never more than the limit."""
         return self._young_bytes + self._old_bytes
 
     def get(self, key: K) -> V | None:
+        """Return the value of *key*, or None if the memo does not have it."""
         entry = self._young.get(key)
         if entry is None:
             entry = self._old.get(key)
@@ -39,7 +41,7 @@ class Memo(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Remember *value*; what is larger than half the limit is not kept."""
+        """Store *value*, of *size* bytes, unless it is larger than half of the limit."""
         if size > self._half:
             return
         if key in self._young:
@@ -50,5 +52,5 @@ class Memo(Generic[K, V]):
             self._old_bytes = self._young_bytes
             self._young = {}
             self._young_bytes = 0
-        self._young[key] = value, size
+        self._young[key] = (value, size)
         self._young_bytes += size

@@ -1,7 +1,7 @@
-"""The parts of a message that are counted: texts to tokenize, and numbers that are known already.
+"""The parts of a message that are counted: texts to encode, and numbers of tokens.
 
-Nothing is added for the frame of a message or a block: the factor that the API's bill gives
-includes it.
+Nothing is added for the frame of a message or a block. The factor that is measured from the API's
+usage includes it.
 """
 
 from __future__ import annotations
@@ -14,45 +14,49 @@ from ..messages import MEDIA, Block, compact_json, field, kind, rebuilt
 from . import media
 
 Part: TypeAlias = str | int
-"""A text whose tokens count, or a number of tokens."""
+"""A text to encode, or a number of tokens."""
 
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
-# Encrypted or encoded content, at any depth of an unknown block: counted by what it may hold.
+# Encrypted or encoded content in an unknown block. It is counted by its number of bytes.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 
 
 def content_parts(content: object) -> list[Part]:
-    """The parts of what a message, a tool result or a document may hold: a text, blocks, or None.
+    """Return the parts of *content*: a text, blocks, one block, or None.
 
-    Those inside results come last.
+    This is the content of a message, a tool result or a document. The parts inside of results come
+    last.
     """
-    found: list[Part] = []
-    todo = [content]
-    while todo:  # the API has no result inside a result, but one may be nested to any depth
-        held = todo.pop()
-        if isinstance(held, str):
-            found.append(held)
-        elif isinstance(held, list | tuple):
-            for block in held:
+    parts: list[Part] = []
+    # A stack instead of recursion: the API has no result inside a result, but a caller may nest
+    # them to any depth.
+    contents = [content]
+    while contents:
+        content = contents.pop()
+        if isinstance(content, str):
+            parts.append(content)
+        elif isinstance(content, list | tuple):
+            for block in content:
                 name = kind(block)
                 if name in RESULTS:
-                    todo.append(field(block, "content"))
+                    contents.append(field(block, "content"))
                 else:
-                    found += _parts_of(block, name)
-        elif held is not None:
-            todo.append([held])
-    return found
+                    parts += _parts_of(block, name)
+        elif content is not None:
+            contents.append([content])
+    return parts
 
 
 def _parts_of(block: Block, name: str) -> Iterable[Part]:
-    """The parts of *block*, of the kind *name*."""
+    """Return the parts of *block*, whose kind is *name*."""
     match name:
         case "text" | "thinking":
             return (_as_text(field(block, name)),)
         case "tool_use" | "server_tool_use" | "mcp_tool_use":
-            made = _as_text(field(block, "id")), _as_text(field(block, "name"))
-            return (*made, compact_json(field(block, "input", {})))
+            call_id = _as_text(field(block, "id"))
+            tool = _as_text(field(block, "name"))
+            return (call_id, tool, compact_json(field(block, "input", {})))
         case "redacted_thinking":
             return (_base64_tokens(_as_text(field(block, "data"))),)
         case "image":
@@ -77,7 +81,7 @@ def _document(block: Block) -> Iterator[Part]:
 
 
 def _document_parts(content: object) -> Iterator[Part]:
-    """The parts of a document: text and images, and anything else as the JSON that is sent."""
+    """Yield the parts of a document: text and images, and other blocks as JSON."""
     if not isinstance(content, list | tuple):
         yield from content_parts(content)
         return
@@ -89,7 +93,7 @@ def _document_parts(content: object) -> Iterator[Part]:
 
 
 def _base64_tokens(data: str) -> int:
-    """Return the tokens of what *data*, cipher text or the like in base64, may hold.
+    """Return the estimated tokens of *data*, encrypted or encoded content in base64.
 
     Base64 has three bytes in four characters, and a token has about four bytes.
     """
@@ -97,10 +101,11 @@ def _base64_tokens(data: str) -> int:
 
 
 def _unknown(block: Block) -> Iterator[Part]:
+    """Yield the parts of a *block* of unknown kind: its JSON, then its encoded data and media."""
     media_parts: list[Part] = []
 
     def strip(value: Any) -> object:
-        """*value* without encoded data, images and documents: these go to *media_parts*."""
+        """Return *value* without encoded data and media, whose parts go to *media_parts*."""
         if isinstance(value, str):
             if not is_encoded(value):
                 return value
@@ -117,7 +122,7 @@ def _unknown(block: Block) -> Iterator[Part]:
 
 
 def is_encoded(text: str) -> bool:
-    """Whether *text* is base64 or the like: long, no blank, with both cases and digits in it."""
+    """Return True if *text* looks like base64: long, no blanks, with both cases and digits."""
     if _ENCODED.fullmatch(text) is None:
         return False
     return all(re.search(pattern, text) for pattern in ("[A-Z]", "[a-z]", "[0-9]"))

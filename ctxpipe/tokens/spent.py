@@ -1,4 +1,4 @@
-"""What the tokens of a context are spent on: its blocks, under names that a reader knows."""
+"""The tokens of a context by the kind of its blocks, with names for a reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Kind: TypeAlias = Literal[
     "placeholders",
     "summary",
 ]
-"""What tokens of a context are spent on."""
+"""A kind of content that tokens of a context are spent on."""
 
 KINDS: Mapping[Kind, str] = {
     "system": "system prompt",
@@ -53,16 +53,17 @@ KINDS: Mapping[Kind, str] = {
 """Each kind's name for a reader, from the bottom of the stack to its top."""
 
 LABEL_CHARS = 48
-"""Characters of a text in the name of its block."""
+"""The maximum number of characters of a text in the name of its block."""
 
 Key: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block with a name for a reader; *tool* is the one that it calls, or is the result of.
+    """A block with a name for a reader.
 
-    The key stays when the block is replaced by a placeholder.
+    *tool* is the name of the tool if the block is a call or a result. The *key* does not change
+    when the block is replaced by a placeholder.
     """
 
     key: Key
@@ -74,26 +75,26 @@ class Piece:
 
 
 class Pieces:
-    """The pieces of messages, each read once. Tokens are raw."""
+    """The pieces of messages, each computed once. Their tokens are raw counts."""
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._calls: dict[str, tuple[str, str]] = {}  # by id: what was called, and the tool
-        self._known: dict[int, tuple[Message, list[Piece]]] = {}  # by the message's identity
+        self._calls: dict[str, tuple[str, str]] = {}  # label and tool by the id of a call
+        self._pieces_by_id: dict[int, tuple[Message, list[Piece]]] = {}  # by the message's identity
 
     def learn(self, message: Message) -> None:
-        """Take in the names of the calls in *message*, for those of their results."""
-        for made in tool_calls([message]):
-            self._calls[made.id] = (_call_label(made), made.name)
+        """Record the names of the calls in *message*, which also name their results."""
+        for call in tool_calls([message]):
+            self._calls[call.id] = (_call_label(call), call.name)
 
     def of(self, message: Message) -> list[Piece]:
-        """The pieces of *message*, read once; it must not change any more."""
-        if id(message) not in self._known:
-            # With the message: as long as it is here, no other one has its id.
+        """Return the pieces of *message*, which must not change any more."""
+        if id(message) not in self._pieces_by_id:
+            # The message is stored, too: as long as it exists, no other one has its identity.
             role = message["role"]
             pieces = [self._block(role, block) for block in as_blocks(message)]
-            self._known[id(message)] = (message, pieces)
-        return self._known[id(message)][1]
+            self._pieces_by_id[id(message)] = (message, pieces)
+        return self._pieces_by_id[id(message)][1]
 
     def _block(self, role: str, block: Block) -> Piece:
         name = kind(block)
@@ -106,39 +107,42 @@ class Pieces:
         if name in THINKING:
             text = str(field_of(block, "thinking", ""))
             return Piece((name, text), "thinking", label, text, tokens)
-        held = block_text(block)
-        if held is not None:
-            return Piece((name, held), cast("Kind", role), label, held, tokens)
-        # The others have no text to tell them apart by, only their identity.
+        content = block_text(block)
+        if content is not None:
+            return Piece((name, content), cast("Kind", role), label, content, tokens)
+        # A block without text can be distinguished only by its identity.
         text = f"[{name}]"
         return Piece((name, f"{text}{id(block)}"), cast("Kind", role), label, text, tokens)
 
     def _call_or_result(self, block: Block, name: str, tokens: int) -> Piece:
         call_id = str(field_of(block, _ID_KEYS[name]))
-        called, tool = self._calls.get(call_id, ("a tool", "a tool"))
+        call_label, tool = self._calls.get(call_id, ("a tool", "a tool"))
         if name == "tool_use":
             text = compact_json(field_of(block, "input", {}))
-            return Piece(("call", call_id), "calls", f"call of {called}", text, tokens, tool)
-        of: Kind = "results"
+            return Piece(("call", call_id), "calls", f"call of {call_label}", text, tokens, tool)
+        result_kind: Kind = "results"
         if any_reference(field_of(block, "content")) is not None:
-            of = "placeholders"
+            result_kind = "placeholders"
         text = result_text(block)
-        return Piece(("result", call_id), of, f"result of {called}", text, tokens, tool)
+        return Piece(
+            ("result", call_id), result_kind, f"result of {call_label}", text, tokens, tool
+        )
 
 
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 
 
 def _text(role: str, text: str, tokens: int) -> Piece:
-    of = cast("Kind", role)
+    text_kind = cast("Kind", role)
     message = cast("Message", {"role": role, "content": text})
     if role == "user" and (text.startswith((SUMMARY, RESTORED)) or note_of(message)):
-        of = "summary"
-    return Piece(("text", text), of, f"{role}: {one_line(text, LABEL_CHARS)}", text, tokens)
+        text_kind = "summary"
+    name = f"{role}: {one_line(text, LABEL_CHARS)}"
+    return Piece(("text", text), text_kind, name, text, tokens)
 
 
 def _call_label(call: ToolCall) -> str:
-    """The tool, and a part of the first text in its input."""
+    """Return the name of the tool, and the beginning or end of the first text in its input."""
     argument = next((text for text in strings(call.input) if text.strip()), "")
     if not argument:
         return call.name
@@ -149,7 +153,7 @@ def _call_label(call: ToolCall) -> str:
 
 
 def _end(text: str) -> str:
-    """The last characters of *text*; a path is cut between its segments."""
+    """Return the last characters of *text*; a path is cut between two of its segments."""
     if len(text) <= LABEL_CHARS:
         return text
     end = text[-LABEL_CHARS:]

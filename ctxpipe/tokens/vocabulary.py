@@ -1,4 +1,4 @@
-"""tiktoken's encodings from rank files in the package: no network, no registry, no file written."""
+"""Loading of tiktoken's encodings from files in the package, without network or cache files."""
 
 from __future__ import annotations
 
@@ -17,74 +17,75 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
-    """A rank file in ``vocab``: the hashes of OpenAI's file and of its packed form."""
+class RankFile:
+    """The hashes of a rank file in ``vocab``: of OpenAI's file and of its packed form."""
 
     official_sha256: str
     packed_sha256: str
 
 
-SHIPPED = {
-    "cl100k_base": Shipped(
+RANK_FILES = {
+    "cl100k_base": RankFile(
         official_sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         packed_sha256="9ef8402c916638b4e5896df1b798958e6377ae5ee9ecce199388d117f2a44973",
     ),
-    "o200k_base": Shipped(
+    "o200k_base": RankFile(
         official_sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         packed_sha256="2f451f31d7403017d0b0dc6319ded23a09f33f573b1635c001fc6b91a1c21302",
     ),
 }
 
-_loaded: dict[str, tiktoken.Encoding] = {}
-_loading = threading.Lock()
+_encodings: dict[str, tiktoken.Encoding] = {}
+_load_lock = threading.Lock()
 
 
 def check_name(name: str) -> str:
-    """*name*, if an encoding of that name ships with the package.
+    """Return *name* if an encoding of that name ships with the package.
 
-    Raises SettingsError listing those that exist. Any other encoding is given as a
+    Raises SettingsError, listing the names that exist, otherwise. Pass any other encoding as a
     ``tiktoken.Encoding``.
     """
-    if name not in SHIPPED:
+    if name not in RANK_FILES:
         raise SettingsError(
-            f"there is no encoding {name!r} here, only {', '.join(sorted(SHIPPED))};"
+            f"there is no encoding {name!r} here, only {', '.join(sorted(RANK_FILES))};"
             " pass any other as a tiktoken.Encoding"
         )
     return name
 
 
 def is_loaded(name: str) -> bool:
-    """Whether `load` has nothing left to do."""
-    return name in _loaded
+    """Return True if the encoding *name* is loaded."""
+    return name in _encodings
 
 
 def load(name: str) -> tiktoken.Encoding:
-    """The encoding *name*, built once per process.
+    """Return the encoding *name*, built once per process.
 
-    The build holds the interpreter for about a tenth of a second. Raises VocabularyError when the
+    The build blocks all threads for about a tenth of a second. Raises VocabularyError if the
     rank file is missing or damaged.
     """
-    with _loading:
-        if name not in _loaded:
-            _loaded[name] = _build(name)
-        return _loaded[name]
+    with _load_lock:
+        if name not in _encodings:
+            _encodings[name] = _build(name)
+        return _encodings[name]
 
 
 def is_slow_at_runs() -> bool:
-    """Whether the installed tiktoken takes quadratic time for a run of letters, or of blanks."""
+    """Return True if the installed tiktoken takes quadratic time for a run of letters or blanks."""
     import tiktoken
 
     return tiktoken.__version__.startswith("0.12.")
 
 
-def unpack(packed: bytes) -> dict[bytes, int]:
-    """The rank of each token, by its bytes.
+def unpack(packed_ranks: bytes) -> dict[bytes, int]:
+    """Return the rank of each token by its bytes.
 
-    The *packed* form is a count (4 bytes), one length byte per token, then all tokens.
+    The *packed_ranks* have the number of tokens in 4 bytes, one byte with the length of each token,
+    and then the bytes of all tokens.
     """
-    start = 4 + int.from_bytes(packed[:4], "big")
-    offsets = itertools.accumulate(packed[4:start], initial=start)
-    tokens = [packed[begin:end] for begin, end in itertools.pairwise(offsets)]
+    start = 4 + int.from_bytes(packed_ranks[:4], "big")
+    offsets = itertools.accumulate(packed_ranks[4:start], initial=start)
+    tokens = [packed_ranks[begin:end] for begin, end in itertools.pairwise(offsets)]
     return dict(zip(tokens, range(len(tokens)), strict=True))
 
 
@@ -95,15 +96,15 @@ def _build(name: str) -> tiktoken.Encoding:
     ranks = unpack(_read(name))
 
     def local_ranks(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
-        if expected_hash != SHIPPED[name].official_sha256:
+        if expected_hash != RANK_FILES[name].official_sha256:
             raise VocabularyError(
                 f"tiktoken {tiktoken.__version__} expects other ranks for {name}"
                 " than ctxpipe ships; install a ctxpipe made for it"
             )
         return ranks
 
-    # The pattern and the special tokens are tiktoken's own: its constructor runs as it is, and only
-    # the function that would download the ranks is ours, for this one call.
+    # The pattern and the special tokens come from tiktoken: its constructor runs unchanged. Only
+    # the function that would download the ranks is replaced, for this one call.
     constructor = getattr(openai_public, name)
     names = {**constructor.__globals__, "load_tiktoken_bpe": local_ranks}
     return tiktoken.Encoding(**types.FunctionType(constructor.__code__, names)())
@@ -114,12 +115,12 @@ def _read(name: str) -> bytes:
 
     path = resources.files(__package__) / "vocab" / f"{name}.bin"
     try:
-        packed = path.read_bytes()
+        packed_ranks = path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"the rank file {path} cannot be read: {_REPAIR}") from error
-    if hashlib.sha256(packed).hexdigest() != SHIPPED[name].packed_sha256:
+    if hashlib.sha256(packed_ranks).hexdigest() != RANK_FILES[name].packed_sha256:
         raise VocabularyError(f"the rank file {path} is damaged: {_REPAIR}")
-    return packed
+    return packed_ranks
 
 
 _REPAIR = (

@@ -35,7 +35,7 @@ NOT_KNOWN = {
     "ctxpipe._cli.missing",
     "ctxpipe.testing.running.application",
     "ctxpipe.testing.running.start",
-    "ctxpipe.tokens.ledger.UnreadBill",
+    "ctxpipe.tokens.ledger.PendingUsage",
 }
 
 

@@ -55,7 +55,8 @@ def python(script: str, *folders: Path, cwd: Path, **environment: str) -> str:
 @each_encoding
 def test_the_official_rank_file_is_rebuilt_byte_for_byte(name: str):
     assert (
-        hashlib.sha256(stock.official(name)).hexdigest() == vocabulary.SHIPPED[name].official_sha256
+        hashlib.sha256(stock.official(name)).hexdigest()
+        == vocabulary.RANK_FILES[name].official_sha256
     )
 
 
@@ -87,7 +88,7 @@ def test_the_licence_of_the_ranks_and_where_they_come_from_lie_beside_them():
     notice = (VOCAB / "LICENSE-tiktoken").read_text()
 
     assert "Copyright (c) 2022 OpenAI, Shantanu Jain" in notice
-    for name, shipped in vocabulary.SHIPPED.items():
+    for name, shipped in vocabulary.RANK_FILES.items():
         assert stock.URL.format(name) in notice
         assert shipped.official_sha256 in notice
 
@@ -198,8 +199,8 @@ def test_a_damaged_rank_file_is_one_error_that_names_it_and_the_remedy(installed
 
 
 def test_a_tiktoken_with_other_ranks_is_refused_by_name(monkeypatch):
-    other = vocabulary.Shipped("0" * 64, vocabulary.SHIPPED["cl100k_base"].packed_sha256)
-    monkeypatch.setitem(vocabulary.SHIPPED, "cl100k_base", other)
+    other = vocabulary.RankFile("0" * 64, vocabulary.RANK_FILES["cl100k_base"].packed_sha256)
+    monkeypatch.setitem(vocabulary.RANK_FILES, "cl100k_base", other)
 
     with pytest.raises(errors.VocabularyError, match="expects other ranks for cl100k_base"):
         vocabulary._build("cl100k_base")

@@ -373,7 +373,7 @@ async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
         threads.append(threading.current_thread())
         return stock.encoding(name)
 
-    monkeypatch.setattr("ctxpipe.tokens.vocabulary._loaded", {})
+    monkeypatch.setattr("ctxpipe.tokens.vocabulary._encodings", {})
     monkeypatch.setattr("ctxpipe.tokens.vocabulary.load", load)
     await TokenCounter().count([user("hello")])
     await TokenCounter().warm()
@@ -522,7 +522,7 @@ def test_the_bounds_are_sound():
 
 
 @given(
-    st.sampled_from(sorted(vocabulary.SHIPPED)),
+    st.sampled_from(sorted(vocabulary.RANK_FILES)),
     st.text(st.sampled_from("aZ09 \t\n\x0b\x1c\x85\xa0'!/_中é\ud800\U0001f600")),
     st.integers(0, 40),
 )

@@ -369,11 +369,11 @@ def test_the_work_on_a_pdf_of_streams_grows_with_its_size_up_to_a_limit(
         monkeypatch.setattr(media, "zlib", counts)
         pdf = b"%PDF-1.7\n" + piece * (size // len(piece))
         media.page_count(pdf)
-        assert counts.streams <= media._MOST_STREAMS
+        assert counts.streams <= media._MAX_STREAMS
         assert counts.bytes <= len(pdf) + counts.streams * media._PIECE_BYTES
         used.append(counts.bytes)
 
-    assert used[2] <= max(4_000_000, media._MOST_STREAMS * media._PIECE_BYTES)
+    assert used[2] <= max(4_000_000, media._MAX_STREAMS * media._PIECE_BYTES)
 
 
 def test_a_stream_in_the_data_of_another_is_none():
