@@ -40,7 +40,7 @@ from starlette.routing import Route
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 
 CHUNKS = 40
 WARM = 3  # turns before the first that counts
@@ -105,7 +105,7 @@ def serve(kind: str, url: str) -> None:
 
 async def serve_gateway(url: str, root: str) -> None:
     """Serve as a gateway until killed, and print what it takes at each signal."""
-    serving = Serving(Settings({"": url}, Path(root), max_bytes=MAX_BYTES))
+    serving = Serving(GatewaySettings({"": url}, Path(root), max_bytes=MAX_BYTES))
     longest = 0.0
 
     def report() -> None:

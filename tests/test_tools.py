@@ -436,7 +436,7 @@ async def test_lines_around_a_match_are_shown_where_they_are_asked_for(storage):
 
 
 async def test_a_text_above_the_size_that_is_searched_says_so(storage, monkeypatch):
-    monkeypatch.setattr(module, "_SEARCH_CHARS", 200)
+    monkeypatch.setattr(module, "_MAX_SEARCH_CHARS", 200)
 
     found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
 

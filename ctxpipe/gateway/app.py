@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: who gets in, and what becomes of each path."""
+"""The gateway as an ASGI application: checks each request and routes it by its path."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
 from .paths import add_version
-from .record import Record, find_prices, logger
+from .record import GatewayRecord, find_prices, logger
 from .relay import Relay
-from .settings import Settings
+from .settings import GatewaySettings
 from .shaping import Shaper
 from .upstream import Upstream, reply_with, until_gone
 
-READING = "/mcp"
-"""Where the tools that read back are, by the Model Context Protocol."""
+READING_PATH = "/mcp"
+"""Path of the tools that read offloaded texts back (Model Context Protocol)."""
 COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
-"""Where a conversation is told to begin its next turn with a compaction."""
+"""Path that requests a compaction of one conversation at its next turn."""
 WEBSOCKET_REFUSED = (
     "a client has asked for a WebSocket, which this gateway does not serve; it was answered 426, "
     "and clients go on by HTTP then (this is logged once)"
@@ -50,25 +50,26 @@ UPGRADE_REQUIRED = 426
 
 
 class Gateway:
-    """One gateway: ``Gateway(settings).app``.
+    """A reverse proxy that shapes requests for model messages. Its ASGI application is `app`.
 
-    Every request goes to the upstream that the settings name for the beginning of its path. Those
-    for a new message are shaped; an error of ours sends them as they came. Nothing else is asked,
-    and no key is stored or logged. While *is_off* everything passes. It *has_reader* where texts
-    leave for files and the ``mcp`` package is installed: then ``/mcp`` has tools that read them.
+    Each request is sent to the upstream that the settings name for its path prefix. Requests for a
+    new message are shaped first; if shaping fails, they are sent unchanged. The gateway contacts no
+    other server, and neither stores nor logs an API key. While *is_off* is True, every request is
+    sent unchanged. *has_reader* is True if texts are offloaded to files and the ``mcp`` package is
+    installed: then ``/mcp`` serves tools that read those texts.
 
-    Raises SettingsError.
+    Raises SettingsError if a setting is invalid.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self._records: defaultdict[str, Record] = defaultdict(Record)
+        self._records: defaultdict[str, GatewayRecord] = defaultdict(GatewayRecord)
         self.is_off = False
         self._has_refused_websocket = False
         self._guard = Guard(settings.tokens)
         self._shapers: dict[str, Shaper] = {}
         self._readers: dict[str, ASGIApp] = {}
-        shaper = self.shaper(next(iter(settings.tokens), ""))  # its settings are checked now
+        shaper = self.shaper(next(iter(settings.tokens), ""))  # checks the settings
         self.has_reader: bool = shaper.storage is not None and find_spec("mcp") is not None
         self._upstream = Upstream(settings.upstreams)
         self.app: Starlette = Starlette(
@@ -80,7 +81,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        # Both read files at their first use; the model is any that is listed.
+        # Both read files at their first use. Any model with a listed price will do here.
         await to_thread.run_sync(find_prices, EXAMPLE_MODEL)
         for shaper in self._shapers.values():
             await shaper.warm()
@@ -92,14 +93,14 @@ class Gateway:
                 await shaper.close()
 
     @property
-    def record(self) -> Record:
-        """What was done for all, for who runs the gateway; with tokens it has no turns."""
+    def record(self) -> GatewayRecord:
+        """The totals of all clients. Lists single turns only if the gateway has no tokens."""
         if not self.settings.tokens:
             return self._records[""]
-        return Record.of_all(self._records.values())
+        return GatewayRecord.of_all(self._records.values())
 
     def shaper(self, token: str = "") -> Shaper:
-        """What shapes the requests of those who show *token*."""
+        """Return the shaper for clients that send *token*, and create it at the first call."""
         if token not in self._shapers:
             self._shapers[token] = Shaper(self.settings, token)
         return self._shapers[token]
@@ -108,12 +109,14 @@ class Gateway:
         if _asks_for_websocket(request):
             return self._refuse_websocket(request)
         add_version(request.scope, self.settings.upstreams)
-        path = request.scope["path"]  # `request.url` is made of the Host, which may say anything
+        path = request.scope[
+            "path"
+        ]  # not `request.url`: it contains the Host header, which the client chooses
         try:
             return await self._route(request, path)
         except Refused as refusal:
-            # Of those who show this token, if it was looked at by then.
-            self._records[getattr(request.state, "token", "")].refused += 1
+            # The token is set if the guard accepted it; otherwise the refusal counts for "".
+            self._records[getattr(request.state, "token", "")].refused_requests += 1
             _log(request, f"refused, status {refusal.status}: {refusal}")
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
@@ -124,10 +127,10 @@ class Gateway:
             return _error(502, "the upstream does not answer", path)
 
     def _refuse_websocket(self, request: Request) -> Response:
-        """Answer 426 at once: after any other answer clients try again, for seconds.
+        """Return status 426: after any other status clients retry for several seconds.
 
-        This comes before the guard, because after a refusal by the guard they try again, too. The
-        answer reveals nothing.
+        This is called before the guard, because clients also retry after a refusal by the guard.
+        The response reveals nothing about the gateway.
         """
         if not self._has_refused_websocket:
             self._has_refused_websocket = True
@@ -135,27 +138,27 @@ class Gateway:
         response = _error(
             UPGRADE_REQUIRED, "there are no WebSockets: ask by HTTP", request.scope["path"]
         )
-        response.headers["upgrade"] = "HTTP/1.1"  # RFC 9110 wants it in every answer 426
+        response.headers["upgrade"] = "HTTP/1.1"  # RFC 9110 requires it in every 426 response
         response.headers["connection"] = "upgrade"
         return response
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        """Refuse a method, or a target that is no path, as Starlette has found."""
-        self._records[""].refused += 1  # before any token was looked at
+        """Return an error response if Starlette cannot route the request (method or target)."""
+        self._records[""].refused_requests += 1  # no token has been checked yet
         status = error.status_code if isinstance(error, HTTPException) else 400
         _log(request, f"refused, status {status}")
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
 
     async def _route(self, request: Request, path: str) -> ASGIApp:
         is_page = request.method == "GET" and path in {"/", "/healthz"}
-        is_reading = path == READING and self.has_reader
-        compacted = COMPACT.fullmatch(path) if request.method == "POST" else None
-        is_ours = bool(is_page or is_reading or compacted)
-        token = self._guard.check(request, is_page=is_page, is_ours=is_ours)
+        is_reading = path == READING_PATH and self.has_reader
+        compact_match = COMPACT.fullmatch(path) if request.method == "POST" else None
+        is_internal = bool(is_page or is_reading or compact_match)
+        token = self._guard.check(request, is_page=is_page, is_internal=is_internal)
         request.state.token = token
-        record = self._records[token]  # which nobody else may see
+        record = self._records[token]  # visible to clients with this token only
         if is_page and path == "/":
-            # In a thread: the page of thousands of turns would hold up the streams.
+            # In a thread: formatting thousands of turns would block the open streams.
             record = replace(record, turns=record.turns.copy())
             page = await to_thread.run_sync(write_page, record)
             return HTMLResponse(page, headers=page_headers())
@@ -163,29 +166,32 @@ class Gateway:
             return JSONResponse(self._health(record))
         if is_reading:
             return await self._reader(request, token)
-        if compacted:
-            return self._compact(compacted[1], self.shaper(token))
-        known = format_of(request.method, path, self.settings.observation)
-        if known is None:
-            record.passed += 1
+        if compact_match:
+            return self._compact(compact_match[1], self.shaper(token))
+        wire_format = format_of(request.method, path, self.settings.observation)
+        if wire_format is None:
+            record.passed_requests += 1
             return await self._pass(request)
-        relay = Relay(known, request, self._upstream, self.shaper(token))
+        relay = Relay(wire_format, request, self._upstream, self.shaper(token))
         return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
 
     async def _reader(self, request: Request, token: str) -> ASGIApp:
-        """What serves the tools that read back the texts of those who show *token*."""
+        """Return the application with the tools that read the offloaded texts of *token*."""
         if request.method != "POST":
             raise Refused(405, "the reading tools keep no stream open: ask by POST")
         check_size(int(request.headers.get("content-length", "0")))
         storage = self.shaper(token).storage
         if token not in self._readers:
-            # It takes most of a second: whoever reads nothing back does not wait for it.
+            # The import takes most of a second, so it waits until a client uses these tools.
             adapter = await to_thread.run_sync(import_module, "ctxpipe.adapters.mcp")
             self._readers[token] = adapter.offload_app(storage)
         return self._readers[token]
 
     def _compact(self, name: str, shaper: Shaper) -> Response:
-        """Have the next turn of the conversations *name* begin with a compaction."""
+        """Request a compaction at the next turn of each conversation that is called *name*.
+
+        Raises Refused if there is no such conversation, or if it cannot be compacted.
+        """
         if shaper.is_dry or self.is_off:
             raise Refused(400, "nothing is compacted while every request is sent as it came")
         sessions = [
@@ -194,15 +200,17 @@ class Gateway:
             if name in {dialog.name, dialog.session.session_id}
         ]
         if not sessions:
-            raise Refused(404, f"no session {excerpt(name)} has asked since the gateway has begun")
+            raise Refused(
+                404, f"no session {excerpt(name)} has asked since the gateway was started"
+            )
         if not sessions[0].can_compact:
             raise Refused(400, NO_COMPACT)
         for session in sessions:
             session.compact_next()
         return JSONResponse({"compact": [session.session_id for session in sessions]}, 202)
 
-    def _health(self, record: Record) -> dict[str, object]:
-        """What ``/healthz`` answers."""
+    def _health(self, record: GatewayRecord) -> dict[str, object]:
+        """Return the JSON object that ``/healthz`` responds with."""
         sharing = "one: give --journal, and several on one port share their sessions"
         if self.settings.journal is not None:
             kind = journal_kind(self.settings.journal)
@@ -210,12 +218,12 @@ class Gateway:
         return {
             "status": "off" if self.is_off else "ok",
             "turns": record.number,
-            "not_shaped": record.failed,
+            "not_shaped": record.unshaped_turns,
             "processes": sharing,
         }
 
     async def _pass(self, request: Request) -> Response:
-        """Send what is not ours to shape, byte for byte, and as it comes."""
+        """Send a request that is not for a new message, and stream it byte for byte."""
         is_read = anyio.Event()
 
         async def body() -> AsyncIterator[bytes]:
@@ -233,8 +241,8 @@ class Gateway:
 
 
 def _asks_for_websocket(request: Request) -> bool:
-    """Return True for the handshake of a WebSocket; other upgrades (h2c) may be ignored."""
-    if request.method != "GET":  # RFC 6455 knows no other
+    """Return True if *request* is a WebSocket handshake. Other upgrades (h2c) may be ignored."""
+    if request.method != "GET":  # the only method that RFC 6455 allows
         return False
     for value in request.headers.getlist("upgrade"):
         protocols = [protocol.strip().lower() for protocol in value.split(",")]
@@ -244,12 +252,12 @@ def _asks_for_websocket(request: Request) -> bool:
 
 
 async def _admit(request: Request, error: Exception) -> Response:
-    """Say that an error is ours; the server logs it."""
+    """Return status 500 for an unexpected error in the gateway itself; the server logs it."""
     return _error(500, f"an error of its own: {type(error).__name__}", request.scope["path"])
 
 
 def _log(request: Request, text: str) -> None:
-    # The path as it came, which has no line breaks; a query may hold a key.
+    # The raw path, which has no line breaks, without the query: that may contain a key.
     path = request.scope["raw_path"].decode("latin-1")
     logger.info("%s %s: %s", request.method, one_line(path), text)
 

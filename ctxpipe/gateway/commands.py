@@ -26,7 +26,7 @@ from ..settings import excerpt
 from ..storage.ownership import StorageRoot
 from .guard import is_loopback
 from .record import logger
-from .settings import ANTHROPIC, GEMINI, OPENAI, Settings, read_tokens
+from .settings import ANTHROPIC, GEMINI, OPENAI, GatewaySettings, read_tokens
 
 if TYPE_CHECKING:
     from .serving import Serving
@@ -41,8 +41,8 @@ Root = Annotated[
     Path,
     typer.Option(
         file_okay=False,
-        help="The folder for what leaves the contexts, and for journals. Below the agent's own "
-        "folder its tools can read from it.",
+        help="The folder for offloaded texts and for journals. If it is inside the agent's own "
+        "folder, the agent's tools can read from it.",
     ),
 ]
 NoFiles = Annotated[
@@ -50,50 +50,48 @@ NoFiles = Annotated[
 ]
 Preset = Annotated[
     str,
-    typer.Option(
-        help="What shapes the requests: coding, lean, chat, or a pipeline in a FILE.toml."
-    ),
+    typer.Option(help="The pipeline that shapes the requests: coding, lean, chat, or a FILE.toml."),
 ]
 Window = Annotated[
     int | None,
     typer.Option(
-        help="Tokens that the model takes; default: 200,000, or less where that is known of the "
-        "model or a refusal names less, and a million where the request asks for it.",
+        help="The model's context window in tokens; default: 200,000, or a million if the request "
+        "asks for it, or less if the model is known to have less or a refusal names less.",
         min=1_000,
     ),
 ]
 CacheSeconds = Annotated[
     float,
     typer.Option(
-        help="How long the provider's prompt cache keeps; from 3600 on, cache marks are for an "
-        "hour.",
+        help="Lifetime of the provider's prompt cache; from 3600 on, cache marks are for an hour.",
         min=0,
     ),
 ]
 WorkDir = Annotated[
     Path | None,
-    typer.Option(help="The folder of the agent's files, to be read again after a compaction."),
+    typer.Option(help="The folder of the agent's files, which are read again after a compaction."),
 ]
 Pins = Annotated[
     list[str],
     typer.Option(
         "--pin",
-        help="Messages in which the user says this text stay word for word; may be repeated.",
+        help="User messages that contain this text are kept word for word; may be repeated.",
     ),
 ]
 Observation = Annotated[
-    str, typer.Option(help="Messages of the user that begin with this text are results of calls.")
+    str, typer.Option(help="User messages that begin with this text are results of tool calls.")
 ]
 SummaryModel = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The model that writes summaries, asked at the request's own upstream with the "
-        "client's own key; default: none, they are collected from the conversation.",
+        help="The model that writes summaries, called at the request's own upstream with the "
+        "client's own key; default: none, summaries are collected from the conversation.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Send every request as it came; say what would be saved.")
+    bool,
+    typer.Option("--dry-run", help="Send every request unchanged; report what would be saved."),
 ]
 
 
@@ -118,16 +116,16 @@ def gateway(
         typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
     ] = None,
     show_texts: Annotated[
-        bool, typer.Option("--show-texts", help="Show texts on the page, and not only counts.")
+        bool, typer.Option("--show-texts", help="Show texts on the page, not only counts.")
     ] = False,
     dry_run: DryRun = False,
     journal: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where several gateways keep their sessions in common: sqlite:///FILE, "
-            "postgres://HOST/DATABASE, redis://HOST or s3://BUCKET/PREFIX. They may listen on one "
-            "port, and need one root.",
+            help="The database or bucket in which several gateways share their sessions: "
+            "sqlite:///FILE, postgres://HOST/DATABASE, redis://HOST or s3://BUCKET/PREFIX. They "
+            "may listen on one port, and need the same root.",
         ),
     ] = None,
 ) -> None:
@@ -139,9 +137,9 @@ def gateway(
     tokens: Sequence[str] = ()
     if token_file is not None:
         tokens = read_tokens(token_file)
-    settings = Settings(
-        {"": upstream},
-        None if no_files else root,
+    settings = GatewaySettings(
+        upstreams={"": upstream},
+        root=None if no_files else root,
         address=_address(listen),
         preset=preset,
         window=window,
@@ -156,14 +154,14 @@ def gateway(
         journal=journal,
     )
     serving = open_serving(settings)
-    stopped = threading.Event()
+    stop_event = threading.Event()
     with (
         log_to(logging.StreamHandler()),
         serve(serving, serving.run_alone),
-        on_signals(lambda _: stopped.set()),
+        on_signals(lambda _: stop_event.set()),
     ):
         print(json.dumps({"listening": serving.url}), flush=True)
-        stopped.wait()
+        stop_event.wait()
     print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
 
 
@@ -185,16 +183,17 @@ def wrap(
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
     The agent finds the gateway by ANTHROPIC_BASE_URL, OPENAI_BASE_URL, GOOGLE_GEMINI_BASE_URL and,
-    if GitHub Copilot CLI has a provider, COPILOT_PROVIDER_BASE_URL; what these say now is where its
-    requests go. Claude Code gets the tools that read back, too; codex and pi are told in the ways
-    that they know. Terminal, signals and the exit status pass through. While it runs, lines go to a
-    log file in the root; the sum follows on standard error. Needs the extra gateway.
+    if GitHub Copilot CLI has a provider, COPILOT_PROVIDER_BASE_URL; the gateway sends the requests
+    to the URLs that these variables have now. Claude Code also gets the tools that read offloaded
+    texts; codex and pi are configured by their own options. Terminal, signals and the exit status
+    pass through. While the agent runs, log lines go to a file in the root; the totals follow on
+    standard error. Needs the extra gateway.
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)
-    settings = Settings(
-        client.upstreams(os.environ),
-        None if no_files else root.resolve(),
+    settings = GatewaySettings(
+        upstreams=client.upstreams(os.environ),
+        root=None if no_files else root.resolve(),
         preset=preset,
         window=window,
         cache_seconds=cache_seconds,
@@ -215,7 +214,7 @@ def wrap(
         environment = {**os.environ, **client.environment(serving.url)}
         status = _run(client.command(command, serving.url, serving.reader_url), environment)
     record = serving.gateway.record
-    end = "" if record.number or record.passed else f"; {past}"
+    end = "" if record.number or record.passed_requests else f"; {past}"
     print(f"ctxpipe: {record}{end}", file=sys.stderr)
     raise typer.Exit(status)
 
@@ -230,8 +229,11 @@ def _address(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def open_serving(settings: Settings) -> Serving:
-    """A gateway with *settings*. Raises SettingsError where there can be none."""
+def open_serving(settings: GatewaySettings) -> Serving:
+    """Return a gateway that listens at the address in *settings*.
+
+    Raises SettingsError if a package is missing or the address cannot be listened on.
+    """
     try:
         from .serving import Serving
     except ImportError as missing:
@@ -250,24 +252,24 @@ def open_serving(settings: Settings) -> Serving:
 
 @contextmanager
 def log_to(handler: logging.Handler) -> Iterator[None]:
-    """Meanwhile the gateway's lines, and all warnings of this process, go to *handler*."""
+    """Send the gateway's log lines, and all warnings of this process, to *handler* in the block."""
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    before = logger.level
-    whole = logging.getLogger()
-    whole.addHandler(handler)
+    previous_level = logger.level
+    root_logger = logging.getLogger()
+    root_logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        whole.removeHandler(handler)
-        logger.setLevel(before)
+        root_logger.removeHandler(handler)
+        logger.setLevel(previous_level)
         handler.close()
 
 
 def log_file(root: Path) -> logging.Handler:
-    """Appends to the log in *root*, which is made where it is not there."""
+    """Return a handler that appends to the log in *root*, and create the folder if necessary."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    # Through the storage: only a root that is still empty is marked, and kept out of git.
+    # Through the storage, which writes its marker and .gitignore into an empty root only.
     with StorageRoot(str(root)).folder("", create=True) as folder:
         os.close(os.open(LOG, flags, 0o600, dir_fd=folder))
     return logging.FileHandler(root / LOG)
@@ -275,7 +277,10 @@ def log_file(root: Path) -> logging.Handler:
 
 @contextmanager
 def serve(serving: Serving, run: Callable[[], Awaitable[None]]) -> Iterator[None]:
-    """Meanwhile *serving* runs, by its *run* or *run_alone*, beside the caller's thread."""
+    """Run *serving* in another thread for the block, by calling its *run* or *run_alone*.
+
+    Raises CtxpipeError if the gateway does not start within START_SECONDS.
+    """
     thread = threading.Thread(target=anyio.run, args=(run,), daemon=True)
     thread.start()
     try:
@@ -288,31 +293,31 @@ def serve(serving: Serving, run: Callable[[], Awaitable[None]]) -> Iterator[None
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start *command*, with *options* of Popen. Raises SettingsError where it cannot be run."""
+    """Start *command* with *options* of Popen. Raises SettingsError if it cannot be started."""
     try:
-        return subprocess.Popen(command, **options)  # noqa: S603  what the user has typed
+        return subprocess.Popen(command, **options)  # noqa: S603  the user typed it
     except OSError as error:
         raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run *command* at this terminal; its exit status, as a shell tells it."""
+    """Run *command* at this terminal and return its exit status as a shell reports it."""
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+    pending_signals: list[int] = []
 
     def pass_on(number: int) -> None:
-        # Ctrl-C reaches the agent from the terminal itself; whether it ends is its own business.
+        # The terminal itself sends Ctrl-C to the agent, which decides whether to end.
         if number == signal.SIGINT:
             return
         if child is None:
-            early.append(number)
+            pending_signals.append(number)
         else:
             child.send_signal(number)
 
-    # First the handlers: a signal must find them as soon as the agent is there.
+    # The handlers come first, so that no signal is lost while the agent starts.
     with on_signals(pass_on):
         child = start(command, env=environment)
-        for number in early:
+        for number in pending_signals:
             child.send_signal(number)
         status = child.wait()
     if status < 0:
@@ -322,24 +327,24 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def on_signals(act: Callable[[int], object]) -> Iterator[None]:
-    """Meanwhile *act* on the signals that ask a program to end, instead of ending."""
-    before = {}
+    """Call *act* with each termination signal in the block, instead of ending the process."""
+    previous_handlers = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda given, _: act(given))
+        previous_handlers[number] = signal.signal(number, lambda received, _: act(received))
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-# What each agent is told --------------------------------------------------------------------------
+# How each agent finds the gateway -----------------------------------------------------------------
 
 COPILOT = "/copilot"
-"""The beginning of the paths at which the provider that GitHub Copilot CLI names is served."""
+"""Path prefix for the provider that is configured in GitHub Copilot CLI."""
 COPILOT_URL = "COPILOT_PROVIDER_BASE_URL"
 COPILOT_TYPE = "COPILOT_PROVIDER_TYPE"
-"""The variables in which GitHub Copilot CLI has the address of a provider, and its type."""
+"""Environment variables of GitHub Copilot CLI: the address of a provider, and its type."""
 CHATGPT_URL = "https://chatgpt.com/backend-api/codex"
 
 _FOR_ALL = {
@@ -352,12 +357,13 @@ _GATEWAY = "run ctxpipe gateway --upstream URL, and write its address"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What is set for an agent beside the variables of all.
+    """Options that point one kind of agent at the gateway.
 
-    *variables* are of its environment, *arguments* come before the user's; {url} in them is the
-    gateway's address. *upstream* is where its own settings send requests, "" where they do not say.
-    *advice* is for an agent that only its own settings can tell. *reader_option* takes the servers
-    of the Model Context Protocol.
+    *variables* are set in its environment, in addition to those that every agent gets; *arguments*
+    are inserted before the user's; ``{url}`` in both is replaced by the gateway's address.
+    *upstream* is the URL that the agent's own settings send requests to, "" if they name none.
+    *advice* is printed for an agent that can only be configured in its own settings.
+    *reader_option* is the option that takes servers of the Model Context Protocol.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -367,31 +373,31 @@ class Client:
     reader_option: str = ""
 
     def environment(self, url: str) -> dict[str, str]:
-        """The variables of the agent's environment, for a gateway at *url*."""
+        """Return the environment variables that point the agent at a gateway at *url*."""
         variables = {**_FOR_ALL, **self.variables}
         return {name: value.replace("{url}", url) for name, value in variables.items()}
 
     def command(self, command: Sequence[str], url: str, reader_url: str | None) -> list[str]:
-        """The user's *command*, and what tells it of a gateway at *url*.
+        """Return the user's *command* with the options that point it at a gateway at *url*.
 
-        *reader_url* is where the tools that read back are; None where there are none.
+        *reader_url* is the address of the tools that read offloaded texts, None without them.
         """
         options = [word.replace("{url}", url) for word in self.arguments]
         if reader_url is not None and self.reader_option:
-            # It waits for what is always loaded: tools that come after the first request would
-            # change the beginning of the prompt, and what is cached of it would be lost.
+            # With alwaysLoad the agent waits for the tools before its first request. Tools that are
+            # added later change the beginning of the prompt and invalidate its cache.
             server = {"type": "http", "url": reader_url, "alwaysLoad": True}
-            # One word: as two it would take the words after it, too.
+            # One word with "=": as two words the option would also take the words that follow.
             options.append(
                 f"{self.reader_option}={json.dumps({'mcpServers': {'ctxpipe': server}})}"
             )
         return [command[0], *options, *command[1:]]
 
     def upstreams(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Where the agent's requests go without a gateway, by the paths under which it serves."""
+        """Return the URLs that the agent uses without a gateway, by the gateway's path prefixes."""
         anthropic_url = environment.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
         upstreams = {
-            ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # as some clients have it
+            ANTHROPIC: anthropic_url.rstrip("/").removesuffix("/v1"),  # some clients include it
             OPENAI: self.upstream or environment.get("OPENAI_BASE_URL") or OPENAI_URL,
             GEMINI: environment.get("GOOGLE_GEMINI_BASE_URL") or GEMINI_URL,
         }
@@ -401,7 +407,7 @@ class Client:
         return upstreams
 
     def past_gateway(self, name: str) -> str:
-        """That the agent *name* goes past the gateway, and what helps."""
+        """Return the warning that the agent *name* goes past the gateway, with advice."""
         return f"{name} goes past the gateway: {self.advice or ADVICE}"
 
 
@@ -415,7 +421,7 @@ CLIENTS: Mapping[str, Client] = {
     ),
     "cline": Client(advice=f"{_GATEWAY} by cline auth --provider NAME --baseurl ADDRESS"),
 }
-"""The agents by the names of their programs, but for codex; others read the variables of all."""
+"""The agents with special settings, by program name; codex is handled by `_codex`."""
 ADVICE = (
     "have its settings take the URL from ANTHROPIC_BASE_URL or OPENAI_BASE_URL, or "
     f"{_GATEWAY} there"
@@ -423,21 +429,21 @@ ADVICE = (
 
 
 def find_client(name: str, environment: Mapping[str, str]) -> Client:
-    """Return what the agent *name* is told in this *environment*."""
+    """Return the settings for the agent *name* in this *environment*."""
     client = _codex(environment) if name == "codex" else CLIENTS.get(name, Client())
     if not _copilot_upstream(environment):
         return client
-    # Whatever the name: a script may start it. Its provider is served at a path of its own, so the
-    # requests of other agents do not go there.
+    # Under every name, because a script may start Copilot. Its provider has a separate path prefix,
+    # so the requests of other agents do not go there.
     variables = {**client.variables, COPILOT_URL: f"{{url}}{COPILOT}"}
     advice = "" if name == "copilot" else client.advice
     return replace(client, variables=variables, advice=advice)
 
 
 def _copilot_upstream(environment: Mapping[str, str]) -> str:
-    """Return where GitHub Copilot CLI sends requests, "" if it asks GitHub's own models.
+    """Return the URL that GitHub Copilot CLI sends requests to, "" if it uses GitHub's models.
 
-    With a type alone that is the API of that name.
+    If only the provider's type is set, it is the URL of that provider's public API.
     """
     defaults = {"anthropic": ANTHROPIC_URL, "openai": OPENAI_URL}
     provider = environment.get(COPILOT_TYPE, "").strip().lower()
@@ -445,16 +451,17 @@ def _copilot_upstream(environment: Mapping[str, str]) -> str:
 
 
 def _codex(environment: Mapping[str, str]) -> Client:
-    """Codex, whose settings are read, never written.
+    """Return the settings for Codex, whose own configuration is read and never written.
 
-    Where its user has no plugins, it is told not to download some at its start, which would go past
-    the gateway.
+    If the user has no plugins, an option keeps Codex from downloading some at its start: that
+    request would go past the gateway.
     """
     home = Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
     config: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         config = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))
-    setting, upstream = "openai_base_url", str(config.get("openai_base_url", ""))
+    setting = "openai_base_url"
+    upstream = str(config.get("openai_base_url", ""))
     name = config.get("model_provider")
     with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
         if not upstream and name is not None:

@@ -1,7 +1,7 @@
-"""Two arms of a trial beside each other: what their runs say, and what they are too few to tell.
+"""Statistics of a trial: compares the runs of its two arms, bare and shaped.
 
-The runs of a task with the same number in both arms are a pair. Counted is in how many pairs
-shaping has done better: nothing is assumed of how dollars, turns or seconds are spread.
+The two runs of a task that have the same number form a pair. The statistics count the pairs in
+which the shaped run did better, so they assume no distribution of dollars, turns or seconds.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .._text import as_dollars
 
-BARE, SHAPED = "bare", "shaped"
+BARE = "bare"
+SHAPED = "shaped"
 
-Run: TypeAlias = tuple[str, int, str]
+TrialRun: TypeAlias = tuple[str, int, str]
 """A task's name, a number and an arm."""
 
 MARGIN = 0.1
-"""A difference that does not matter, as a share of the pairs."""
-# What is left to chance on each side, 2.5 % in all: how many pairs differ, and which arm wins them.
-DIFFERING_CHANCE, WINNING_CHANCE = 0.005, 0.02
-STEPS = 1_000_000  # of a share
+"""The largest difference that does not matter, as a share of the pairs."""
+# The error probability on each side is 2.5 %: 0.5 % for the share of pairs that differ, and 2 % for
+# the share of these that one arm wins.
+DIFFERING_CHANCE = 0.005
+WINNING_CHANCE = 0.02
+STEPS = 1_000_000  # resolution of a share
 
 
-class Row(NamedTuple):
-    """One run of a *task*: a line of the file of rows.
+class TrialRow(NamedTuple):
+    """Result of one run of a *task*: a line in the file of rows.
 
-    *success* is what the task's check says; *dollars* are None where the price of a turn is not
-    known; *refused* are requests that were answered with an error, *read_backs* calls that open
-    what has left the context. *asked* is a digest of who was asked for what. A run that is
-    *invalid* says why.
+    *success* is the result of the task's check; *dollars* is None if the price of a turn is
+    unknown. *refused* counts requests that ended in an error, *read_backs* tool calls that open
+    offloaded texts. *asked* is a digest of the agent, the tasks and the preset. *invalid* is the
+    reason why the run does not count, "" if it does.
     """
 
     task: str
@@ -49,15 +52,15 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         cost = "no price" if self.dollars is None else as_dollars(self.dollars)
-        said = self.invalid or ("passed" if self.success else "failed")
-        return f"{self.task}, run {self.number}, {self.arm}: {said}; turns: {self.turns}, {cost}"
+        outcome = self.invalid or ("passed" if self.success else "failed")
+        return f"{self.task}, run {self.number}, {self.arm}: {outcome}; turns: {self.turns}, {cost}"
 
 
 # Statistics ---------------------------------------------------------------------------------------
 
 
 def upper_limit(count: int, total: int, chance: float) -> float:
-    """The largest share with which *count* or fewer of *total* have at least this *chance*.
+    """Return the largest share for which *count* or fewer of *total* have at least this *chance*.
 
     It is the upper end of the exact interval of Clopper and Pearson.
     """
@@ -65,9 +68,13 @@ def upper_limit(count: int, total: int, chance: float) -> float:
 
 
 def _unlikeliness(count: int, total: int, step: int) -> float:
-    """Less the chance of *count* or fewer of *total*, with the share of a *step*: it rises."""
-    share = Decimal(step) / STEPS  # a float would be too small for what is very unlikely
-    chance = term = (1 - share) ** total
+    """Return minus the chance of *count* or fewer of *total* at the share *step* / STEPS.
+
+    The sign makes it rise with *step*, which the binary search needs.
+    """
+    share = Decimal(step) / STEPS  # a float would underflow for very small chances
+    term = (1 - share) ** total
+    chance = term
     for number in range(count):
         term *= (total - number) * share / ((number + 1) * (1 - share))
         chance += term
@@ -75,38 +82,45 @@ def _unlikeliness(count: int, total: int, step: int) -> float:
 
 
 def interval(better: int, worse: int, pairs: int) -> tuple[float, float]:
-    """The limits, at 95 %, of the share of better pairs less that of the worse ones."""
-    return -_most(worse, better, pairs), _most(better, worse, pairs)
+    """Return the 95 % limits of the share of better pairs minus the share of worse pairs."""
+    return -_max_difference(worse, better, pairs), _max_difference(better, worse, pairs)
 
 
-def _most(won: int, lost: int, pairs: int) -> float:
-    """The upper limit of the share of pairs that are *won* less that of those that are *lost*.
+def _max_difference(wins: int, losses: int, pairs: int) -> float:
+    """Return the upper limit of the share of *wins* minus the share of *losses* in *pairs*.
 
-    It is the share of pairs that differ, times by how much more of these are won than lost. Each of
-    the two has an exact limit, so that their product is exceeded with a chance of 2.5 % at most.
+    The difference is the share of pairs that differ, times the excess of wins among these. Both
+    factors have an exact upper limit, so the product of the limits is exceeded with a chance of at
+    most 2.5 %.
     """
-    differing = won + lost
-    gain = 2 * upper_limit(won, differing, WINNING_CHANCE) - 1
+    differing = wins + losses
+    gain = 2 * upper_limit(wins, differing, WINNING_CHANCE) - 1
     if gain > 0:
         return gain * upper_limit(differing, pairs, DIFFERING_CHANCE)
     return gain * (1 - upper_limit(pairs - differing, pairs, DIFFERING_CHANCE))
 
 
 def verdict(low: float, high: float) -> str:
-    """What an interval from *low* to *high* says; "" where it is too wide to tell."""
+    """Return the conclusion from an interval: "better", "worse", "alike", or "" if undecided."""
     if low > 0:
         return "better"
     if high < 0:
         return "worse"
-    return "alike" if max(high, -low) < MARGIN else ""
+    if max(high, -low) < MARGIN:
+        return "alike"
+    return ""
 
 
 def pairs_to_tell(better: int, worse: int, pairs: int) -> int:
-    """How many pairs would tell, should they go on as so far."""
-    needed = pairs
-    while not verdict(*interval(better * needed // pairs, worse * needed // pairs, needed)):
-        needed += 1 + needed // 25
-    return needed
+    """Return the number of pairs that would give a verdict if the present shares continued."""
+    pair_count = pairs
+    while True:
+        more_better = better * pair_count // pairs
+        more_worse = worse * pair_count // pairs
+        low, high = interval(more_better, more_worse, pair_count)
+        if verdict(low, high):
+            return pair_count
+        pair_count += 1 + pair_count // 25
 
 
 # The table ----------------------------------------------------------------------------------------
@@ -115,9 +129,11 @@ FIGURES = ("success", "dollars", "turns", "seconds", "read_backs", "refused")
 LINE = "{:<10}  {:>8}  {:>8}  {:>10}  {:>6}  {:>5}  {:<20}  {}"
 
 
-def table(rows: Mapping[Run, Row]) -> Iterator[str]:
-    """A line for each figure: its means, in how many pairs shaping does better or worse, the limits
-    of that difference at 95 %, as a share of all pairs, and what they say.
+def table(rows: Mapping[TrialRun, TrialRow]) -> Iterator[str]:
+    """Yield the lines of the table of results: a heading, then one line for each figure.
+
+    A line has the means of both arms, the pairs in which the shaped run is better or worse, the
+    95 % limits of that difference as a share of all pairs, and the verdict.
     """
     yield LINE.format(
         "", BARE, SHAPED, "difference", "better", "worse", "better - worse, 95 %", "shaped is"
@@ -125,20 +141,28 @@ def table(rows: Mapping[Run, Row]) -> Iterator[str]:
     for name in FIGURES:
         pairs = []
         for (task, number, arm), row in rows.items():
-            other = rows.get((task, number, SHAPED))
-            values = getattr(row, name), getattr(other, name, None)
-            if arm == BARE and None not in values:
+            if arm != BARE:
+                continue
+            shaped_row = rows.get((task, number, SHAPED))
+            values = (getattr(row, name), getattr(shaped_row, name, None))
+            if None not in values:
                 pairs.append(values)
         yield _line(name, pairs) if pairs else f"{name:<10}  too few to tell"
 
 
 def _line(name: str, pairs: Sequence[tuple[Any, Any]]) -> str:
     count = len(pairs)
-    before, after = (sum(arm) / count for arm in zip(*pairs, strict=True))
-    less, more = sum(a < b for b, a in pairs), sum(a > b for b, a in pairs)
-    better, worse = (more, less) if name == "success" else (less, more)
+    bare_mean = sum(bare_value for bare_value, _ in pairs) / count
+    shaped_mean = sum(shaped_value for _, shaped_value in pairs) / count
+    decreases = sum(shaped_value < bare_value for bare_value, shaped_value in pairs)
+    increases = sum(shaped_value > bare_value for bare_value, shaped_value in pairs)
+    better = decreases
+    worse = increases
+    if name == "success":  # the only figure of which more is better
+        better = increases
+        worse = decreases
     low, high = interval(better, worse, count)
     missing = pairs_to_tell(better, worse, count) - count
-    said = verdict(low, high) or f"too few to tell, {missing} more pairs would"
-    means = [f"{mean:.4g}" for mean in (before, after, after - before)]
-    return LINE.format(name, *means, better, worse, f"{low:+.1%} to {high:+.1%}", said)
+    conclusion = verdict(low, high) or f"too few to tell, {missing} more pairs would"
+    means = [f"{mean:.4g}" for mean in (bare_mean, shaped_mean, shaped_mean - bare_mean)]
+    return LINE.format(name, *means, better, worse, f"{low:+.1%} to {high:+.1%}", conclusion)

@@ -1,4 +1,4 @@
-"""Which requests the gateway takes at all, and in what form it refuses the others."""
+"""Checks that a request must pass before the gateway reads it, and the form of refusals."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 MAX_BODY = 256 * 1024 * 1024
-"""Bytes of a request that is shaped: more than APIs take, since images and documents may leave."""
+"""Maximum bytes of a request that is shaped.
+
+More than the APIs accept, because shaping can move images and documents to files.
+"""
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a request's target and headers."""
+"""Maximum bytes of a request's target and headers."""
 
 TOKEN = "x-ctxpipe-token"  # noqa: S105  a name
-"""The header in which a client shows its token."""
+"""The header in which a client sends its token."""
 
 _SITE = "sec-fetch-site"
-"""In what relation the page that asks is to what it asks: only browsers say it."""
+"""The header in which a browser, and nothing else, names the origin of a request."""
 
 _NOT_IN_PATHS = re.compile(r"[\\#]")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
@@ -43,7 +46,7 @@ _LOCAL_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
 class Refused(CtxpipeError, ValueError):
-    """A request that is answered by the gateway with *status*, and never sent on."""
+    """A request that the gateway answers itself with *status* and does not send to the upstream."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -52,20 +55,23 @@ class Refused(CtxpipeError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Checks requests before anything is read of them.
+    """Checks the head of each request before its body is read.
 
-    Without *tokens* only programs on this machine get in: the ``Host`` must be local, so that no
-    name of another's domain that points here (DNS rebinding) does, and nothing may say that a page
-    in a browser asks. With them each request shows one of them.
+    Without *tokens* only programs on this machine are served: the ``Host`` must be local, which
+    excludes foreign domains that resolve to this address (DNS rebinding), and no header may show
+    that a page in a browser sent the request. With *tokens* each request must send one of them.
     """
 
     tokens: Sequence[str] = field(default=(), repr=False)
 
-    def check(self, request: Request, *, is_page: bool = False, is_ours: bool = False) -> str:
-        """The token that *request* shows, "" where none is needed.
+    def check(self, request: Request, *, is_page: bool = False, is_internal: bool = False) -> str:
+        """Return the token that *request* sends, "" if the gateway has no tokens.
 
-        A browser may ask for what *is_page*. What *is_ours* goes to no API, so that the token may
-        be in its Authorization, as a password or a bearer. Raises Refused.
+        A browser may open a request with *is_page*. A request with *is_internal* is answered by the
+        gateway itself, so its Authorization header may contain the token, as a password or as a
+        bearer token.
+
+        Raises Refused if the request is not acceptable.
         """
         target = request.scope["raw_path"] + request.scope["query_string"]
         size = len(target) + sum(len(name) + len(value) for name, value in request.headers.raw)
@@ -82,21 +88,21 @@ class Guard:
             if host is None or not is_loopback(host["name"] or host["address"]):
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
             return ""
-        shown = headers.get(TOKEN, "")
-        if is_ours and not shown:
-            shown = _authorization(headers.get("authorization", ""))
-        found = ""
-        shown_bytes = shown.encode()
-        for token in self.tokens:  # all of them, so that the time says nothing
-            if hmac.compare_digest(token.encode(), shown_bytes):
-                found = token
-        if not found:
+        client_token = headers.get(TOKEN, "")
+        if is_internal and not client_token:
+            client_token = _authorization(headers.get("authorization", ""))
+        matching_token = ""
+        client_bytes = client_token.encode()
+        for token in self.tokens:  # all of them, so that the duration reveals nothing
+            if hmac.compare_digest(token.encode(), client_bytes):
+                matching_token = token
+        if not matching_token:
             raise Refused(401, f"the header {TOKEN} must show a token of this gateway")
-        return found
+        return matching_token
 
 
 def _check_path(path: str) -> None:
-    """Raise Refused for a *path* that might lead another reader somewhere else."""
+    """Raise Refused if other software might resolve *path* to a different resource."""
     try:
         text = unquote(path, errors="strict")
     except UnicodeDecodeError as error:
@@ -116,7 +122,7 @@ def check_size(size: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether *host*, a name or an address without port, is this machine's own."""
+    """Return True if *host*, a name or an address without port, is local to this machine."""
     if host.lower().rstrip(".") in _LOCAL_NAMES:
         return True
     try:
@@ -126,17 +132,17 @@ def is_loopback(host: str) -> bool:
 
 
 def _authorization(value: str) -> str:
-    """The password or bearer token in *value*, "" where there is none."""
-    scheme, _, given = value.partition(" ")
+    """Return the password or bearer token in the Authorization header *value*, "" without one."""
+    scheme, _, credentials = value.partition(" ")
     if scheme.lower() == "bearer":
-        return given.strip()
+        return credentials.strip()
     if scheme.lower() != "basic":
         return ""
     try:
-        credentials = b64decode(given, validate=True).decode()
+        user_and_password = b64decode(credentials, validate=True).decode()
     except (Error, UnicodeDecodeError):
         return ""
-    _, _, password = credentials.partition(":")
+    _, _, password = user_and_password.partition(":")
     return password
 
 
@@ -160,7 +166,7 @@ _KINDS: Mapping[int, str] = {
 
 
 def error_body(status: int, text: str, path: str) -> dict[str, Any]:
-    """An error in the form of the API that *path* belongs to."""
+    """Return the JSON object of an error, in the form of the API that *path* belongs to."""
     kind = _KINDS.get(status, "api_error")
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):

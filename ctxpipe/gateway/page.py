@@ -1,7 +1,7 @@
-"""The page of a gateway: its sessions, their turns, and what left the contexts.
+"""The web page of a gateway: its sessions, their turns, and the tokens removed from the contexts.
 
-It is HTML and CSS alone, drawn anew at each request, and it loads nothing: its security policy lets
-no script run, whatever a conversation holds.
+The page is plain HTML and CSS, written again at each request, and it loads nothing. Its security
+policy forbids scripts, so no text of a conversation can run as one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .. import __version__
 from .._html import Markup, markup, palette, source_hash
 from .._text import as_dollars, as_number, as_percent, count_phrase
 from ..tokens.spent import KINDS, Kind
-from .record import Record, Turn
+from .record import GatewayRecord, GatewayTurn
 
-SECONDS = 3
-"""After so many the browser asks again."""
+REFRESH_SECONDS = 3
+"""Interval at which the browser loads the page again."""
 MAX_SESSIONS = 12
 MAX_BARS = 120
-FEWEST_BARS = 20
-"""A session of fewer turns does not fill its charts."""
+MIN_BARS = 20
+"""Minimum number of bars that fill a chart; a session with fewer turns leaves space."""
 MAX_ROWS = 12
 
 
@@ -96,7 +96,7 @@ _ROW = """<tr><td class=number title='{}'>{}<td class=number>{}<td class=number>
 
 
 def headers() -> Mapping[str, str]:
-    """The headers of the page: nothing may run in it, frame it or be loaded by it."""
+    """Return the headers of the page: they forbid scripts, frames and loading other resources."""
     policy = f"default-src 'none'; style-src '{source_hash(_STYLE)}'; frame-ancestors 'none'; "
     return {
         "content-security-policy": policy + "base-uri 'none'; form-action 'none'",
@@ -107,15 +107,15 @@ def headers() -> Mapping[str, str]:
     }
 
 
-def write_page(record: Record) -> str:
-    """The page of *record*, as HTML."""
-    made = f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
-    if record.priced:
-        made += "; dollars at the prices of each turn's model, as genai-prices lists them"
-    return markup(_PAGE, SECONDS, Markup(_STYLE), list(_body(record)), made)
+def write_page(record: GatewayRecord) -> str:
+    """Return the page of *record*, as HTML."""
+    footer = f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d %H:%M')}"
+    if record.priced_turns:
+        footer += "; dollars at the prices of each turn's model, as genai-prices lists them"
+    return markup(_PAGE, REFRESH_SECONDS, Markup(_STYLE), list(_body(record)), footer)
 
 
-def _body(record: Record) -> Iterator[Markup]:
+def _body(record: GatewayRecord) -> Iterator[Markup]:
     yield markup("<p class=lead>{}</p>", _sentence(record))
     yield markup("<p class=soft>{}</p>", _rest(record))
     yield from _legend(record.turns)
@@ -130,40 +130,42 @@ def _more(count: int, name: str) -> Iterator[Markup]:
         yield markup("<p class=soft>and {}</p>", count_phrase(count, name))
 
 
-def _sentence(record: Record) -> str:
-    if not record.whole:
+def _sentence(record: GatewayRecord) -> str:
+    if not record.history_tokens:
         return "No turn has been shaped yet. Point an agent's base URL here."
-    share = 1 - record.sent / record.whole
-    text = f"{count_phrase(record.number, 'turn')}: {record.sent:,} tokens sent instead of "
-    text += f"{record.whole:,}, {as_percent(share)} less"
-    if record.priced:
+    share = 1 - record.sent_tokens / record.history_tokens
+    text = f"{count_phrase(record.number, 'turn')}: {record.sent_tokens:,} tokens sent instead of "
+    text += f"{record.history_tokens:,}, {as_percent(share)} less"
+    if record.priced_turns:
         text += f"; {as_dollars(record.dollars)} billed"
     return text + "."
 
 
-def _rest(record: Record) -> str:
+def _rest(record: GatewayRecord) -> str:
     counts = (
-        (record.passed, "other request", "passed through"),
-        (record.recovered, "refusal", "survived"),
-        (record.failed, "request", "not shaped"),
-        (record.refused, "request", "refused"),
+        (record.passed_requests, "other request", "passed through"),
+        (record.recovered_turns, "refusal", "survived"),
+        (record.unshaped_turns, "request", "not shaped"),
+        (record.refused_requests, "request", "refused"),
     )
-    return ", ".join(f"{count_phrase(n, name)} {what}" for n, name, what in counts if n)
+    return ", ".join(
+        f"{count_phrase(count, noun)} {outcome}" for count, noun, outcome in counts if count
+    )
 
 
-def _by_session(turns: Sequence[Turn]) -> dict[str, list[Turn]]:
-    """The turns of each session, the session that began last first.
+def _by_session(turns: Sequence[GatewayTurn]) -> dict[str, list[GatewayTurn]]:
+    """Return the turns of each session, the session that began last first.
 
-    So none changes its place while several are at work.
+    In this order no session changes its place while several are at work.
     """
-    found: dict[str, list[Turn]] = {}
+    sessions: dict[str, list[GatewayTurn]] = {}
     for turn in turns:
-        found.setdefault(turn.session, []).append(turn)
-    return dict(reversed(found.items()))
+        sessions.setdefault(turn.session, []).append(turn)
+    return dict(reversed(sessions.items()))
 
 
-def _legend(turns: Iterable[Turn]) -> Iterator[Markup]:
-    """What the colours mean, in the order of the stack."""
+def _legend(turns: Iterable[GatewayTurn]) -> Iterator[Markup]:
+    """Yield the legend of the colors, in the order in which the chart stacks them."""
     present: set[Kind] = set()
     for turn in turns:
         present.update(turn.kinds)
@@ -180,77 +182,90 @@ def _legend(turns: Iterable[Turn]) -> Iterator[Markup]:
 # One session --------------------------------------------------------------------------------------
 
 
-def _session(session: str, turns: Sequence[Turn]) -> Markup:
+def _session(session: str, turns: Sequence[GatewayTurn]) -> Markup:
     above: list[Markup] = []
     if turns[-1].text:
         above.append(markup("<p class=soft>{}</p>", turns[-1].text))
-    if any(turn.whole for turn in turns):
+    if any(turn.history_tokens for turn in turns):
         above += _charts(turns[-MAX_BARS:])
-    if what := _all_left(turns):
-        above.append(markup("<p class=all>Left the context: {}.</p>", what))
+    removals = _all_removals(turns)
+    if removals:
+        above.append(markup("<p class=all>Left the context: {}.</p>", removals))
     title = session or "Requests that were not shaped"
-    rows = list(map(_row, reversed(turns[-MAX_ROWS:])))
+    rows = [_row(turn) for turn in reversed(turns[-MAX_ROWS:])]
     below = list(_more(len(turns) - MAX_ROWS, "earlier turn"))
     return markup(_SESSION, title, above, rows, below)
 
 
-def _all_left(turns: Iterable[Turn]) -> str:
-    """What each stage has taken out, over all *turns*."""
+def _all_removals(turns: Iterable[GatewayTurn]) -> str:
+    """Return the tokens that each stage removed in all *turns*, as a phrase."""
     times: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for turn in turns:
-        for leaving in turn.left:
-            times[leaving.stage] += 1
-            tokens[leaving.stage] += leaving.tokens
+        for removal in turn.removals:
+            times[removal.stage] += 1
+            tokens[removal.stage] += removal.tokens
     return "; ".join(
         f"{as_number(tokens[stage])} tokens by {stage} in {count_phrase(count, 'turn')}"
         for stage, count in times.items()
     )
 
 
-def _row(turn: Turn) -> Markup:
-    what = [f"{it.stage} −{it.tokens:,}{f': {it.told}' if it.told else ''}" for it in turn.left]
-    if turn.reason or turn.what != "shaped":
-        what.insert(0, turn.reason or turn.what)
-    if not what:
-        what.append("nothing was taken out")
+def _row(turn: GatewayTurn) -> Markup:
+    events = []
+    if turn.reason or turn.outcome != "shaped":
+        events.append(turn.reason or turn.outcome)
+    for removal in turn.removals:
+        detail = f": {removal.detail}" if removal.detail else ""
+        events.append(f"{removal.stage} −{removal.tokens:,}{detail}")
+    if not events:
+        events.append("nothing was taken out")
     is_error = turn.status >= 400
     if is_error:
-        what.append(f"status {turn.status}")
-    css_class = "bad" if is_error or turn.what == "not shaped" else "soft"
-    dollars = "" if turn.dollars is None else as_dollars(turn.dollars)
-    at = time.strftime("%H:%M:%S", time.localtime(turn.at))
-    sent, whole, seconds = f"{turn.sent:,}", f"{turn.whole:,}", f"{turn.seconds:.1f}"
-    return markup(_ROW, at, turn.number, sent, whole, seconds, dollars, css_class, "; ".join(what))
+        events.append(f"status {turn.status}")
+    return markup(
+        _ROW,
+        time.strftime("%H:%M:%S", time.localtime(turn.at)),
+        turn.number,
+        f"{turn.sent_tokens:,}",
+        f"{turn.history_tokens:,}",
+        f"{turn.seconds:.1f}",
+        "" if turn.dollars is None else as_dollars(turn.dollars),
+        "bad" if is_error or turn.outcome == "not shaped" else "soft",
+        "; ".join(events),
+    )
 
 
 # Charts -------------------------------------------------------------------------------------------
 
 
-def _charts(turns: Sequence[Turn]) -> Iterator[Markup]:
-    """What was sent by kind, turn by turn, and under it beside what was left out."""
-    most = max([1, *(turn.sent for turn in turns)])
-    top = most * 1.1  # so that a line above the highest turn is in the chart
-    yield _chart("stack", "tokens sent, by kind", most, _stack(turns, top))
-    if any(turn.sent != turn.whole for turn in turns):
-        most = max([1, *(turn.whole for turn in turns)])
-        # What was sent, before what would have been.
-        whole = _area("left", [(0, turn.whole / most) for turn in turns])
-        sent = _area("sent", [(0, turn.sent / most) for turn in turns])
-        yield _chart("whole", "sent, and left out", most, [whole, sent])
+def _charts(turns: Sequence[GatewayTurn]) -> Iterator[Markup]:
+    """Yield the charts of *turns*: tokens sent by kind, then tokens sent and tokens left out."""
+    max_tokens = max([1, *(turn.sent_tokens for turn in turns)])
+    top = max_tokens * 1.1  # leaves space for a line above the highest turn
+    yield _chart("stack", "tokens sent, by kind", max_tokens, _stack(turns, top))
+    if any(turn.sent_tokens != turn.history_tokens for turn in turns):
+        max_tokens = max([1, *(turn.history_tokens for turn in turns)])
+        # The tokens sent are drawn over those of the whole history.
+        history_area = _area("left", [(0, turn.history_tokens / max_tokens) for turn in turns])
+        sent_area = _area("sent", [(0, turn.sent_tokens / max_tokens) for turn in turns])
+        yield _chart("whole", "sent, and left out", max_tokens, [history_area, sent_area])
 
 
-def _chart(css_class: str, title: str, most: int, parts: Iterable[Markup]) -> Markup:
-    limit = f"at most {most:,}"
+def _chart(css_class: str, title: str, max_tokens: int, parts: Iterable[Markup]) -> Markup:
+    limit = f"at most {max_tokens:,}"
     return markup(_CHART, title, limit, css_class, title, limit, list(parts))
 
 
-def _stack(turns: Sequence[Turn], most: float) -> Iterator[Markup]:
-    """An area for each kind, a line for each turn in which something left, and what tells of it."""
+def _stack(turns: Sequence[GatewayTurn], top: float) -> Iterator[Markup]:
+    """Yield an area for each kind, a line for each turn with removals, and the tooltips.
+
+    *top* is the number of tokens at the upper edge of the chart.
+    """
     below = [0.0] * len(turns)
     for kind in KINDS:
         above = [
-            low + turn.kinds.get(kind, 0) / most for low, turn in zip(below, turns, strict=True)
+            low + turn.kinds.get(kind, 0) / top for low, turn in zip(below, turns, strict=True)
         ]
         if above != below:
             yield _area(kind, list(zip(below, above, strict=True)))
@@ -258,24 +273,25 @@ def _stack(turns: Sequence[Turn], most: float) -> Iterator[Markup]:
     width = _width(len(turns))
     for place, turn in enumerate(turns):
         x = place * width
-        if turn.left:
+        if turn.removals:
             middle = f"{x + width / 2:.2f}"
-            end = 100 - 100 * turn.sent / most
-            ends = f"{end - 7:.2f}", f"{end - 1:.2f}"
-            yield markup("<line x1={} x2={} y1={} y2={} />", middle, middle, *ends)
+            bar_top = 100 - 100 * turn.sent_tokens / top
+            upper = f"{bar_top - 7:.2f}"
+            lower = f"{bar_top - 1:.2f}"
+            yield markup("<line x1={} x2={} y1={} y2={} />", middle, middle, upper, lower)
         yield markup(_TURN, f"{x:.2f}", f"{width:.2f}", _description(turn))
 
 
-def _description(turn: Turn) -> str:
-    """A turn, for who points at it."""
-    lines = [f"turn {turn.number}: {turn.sent:,} of {turn.whole:,} tokens"]
+def _description(turn: GatewayTurn) -> str:
+    """Return the text of the tooltip of *turn*."""
+    lines = [f"turn {turn.number}: {turn.sent_tokens:,} of {turn.history_tokens:,} tokens"]
     lines += [f"{KINDS[kind]}: {tokens:,}" for kind, tokens in turn.kinds.items()]
-    lines += [f"{leaving.stage} took out {leaving.tokens:,}" for leaving in turn.left]
+    lines += [f"{removal.stage} took out {removal.tokens:,}" for removal in turn.removals]
     return "\n".join(lines)
 
 
 def _area(css_class: str, spans: Sequence[tuple[float, float]]) -> Markup:
-    """An area in steps, from the lower to the upper end of each turn's span, shares of the most."""
+    """Return an area in steps. *spans* are the lower and upper edges, as shares of the height."""
     width = _width(len(spans))
     upper = [f"V{100 - 100 * high:.2f}h{width:.4f}" for _, high in spans]
     lower = [f"V{100 - 100 * low:.2f}h-{width:.4f}" for low, _ in reversed(spans)]
@@ -283,5 +299,5 @@ def _area(css_class: str, spans: Sequence[tuple[float, float]]) -> Markup:
 
 
 def _width(turns: int) -> float:
-    """Of each of so many turns, where the whole chart is 100."""
-    return 100 / max(turns, FEWEST_BARS)
+    """Return the width of a bar if there are *turns* bars and the chart is 100 wide."""
+    return 100 / max(turns, MIN_BARS)

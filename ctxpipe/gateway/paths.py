@@ -9,15 +9,15 @@ from .settings import ANTHROPIC
 
 VERSION = "/v1"
 _RESOURCES = frozenset({"messages", "models", "files", "complete", "skills"})
-"""What is directly below the version; other paths of Anthropic's have none (/api/…)."""
+"""First path segments after the version; Anthropic's other paths (/api/…) have no version."""
 
 
 def add_version(scope: MutableMapping[str, Any], prefixes: Container[str]) -> None:
-    """Write ``/anthropic/messages`` in *scope* as ``/anthropic/v1/messages``.
+    """Rewrite ``/anthropic/messages`` in the ASGI *scope* to ``/anthropic/v1/messages``.
 
-    Anthropic's own SDK takes a base URL without the version, the AI SDK one with it, and both take
-    it from ANTHROPIC_BASE_URL. So at the prefix of Anthropic's API, if it is one of *prefixes*,
-    both paths mean the same. *scope* is that of an ASGI request.
+    Anthropic's own SDK expects a base URL without the version, the AI SDK one with it, and both
+    read it from ANTHROPIC_BASE_URL. Therefore both paths mean the same below the prefix of
+    Anthropic's API, if it is one of *prefixes*.
     """
     if ANTHROPIC not in prefixes:
         return

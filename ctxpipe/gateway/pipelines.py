@@ -1,4 +1,4 @@
-"""What shapes the requests of a gateway: one pipeline for each size of window."""
+"""The pipelines that shape the requests of a gateway, one for each size of context window."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from ..tokens.memo import Memo
 WINDOW = 200_000
 LONG_WINDOW = 1_000_000
 LONG_CONTEXT = "context-1m"
-"""How the beta is called that gives a model its long window."""
-MAX_LEARNED = 10_000
-"""So many windows of models are remembered; a client may name any model."""
+"""Beginning of the beta's name that gives a model its long context window."""
+MAX_WINDOWS = 10_000
+"""Maximum number of models whose windows are remembered; a client may name any model."""
 MAX_PIPELINES = 200
-"""So many pipelines are kept for new conversations; one that goes on has its own."""
-
+"""Maximum number of pipelines cached for new conversations; a conversation keeps its own."""
 
 PRESETS = ("coding", "lean", "chat")
 
@@ -33,11 +32,12 @@ PRESETS = ("coding", "lean", "chat")
 class Pipelines:
     """The pipelines of one gateway, each with the window of the models that it serves.
 
-    *preset* is a name of PRESETS, or a TOML file. Without *storage* no text leaves a context for a
-    file: only what compacts and truncates is left. *pin* and *prices* are those of the presets.
-    With *summary_model* the upstream is asked for summaries, by that model; without it no model is.
+    *preset* is one of PRESETS, or the path of a TOML file. Without *storage* nothing is offloaded
+    to files, and the pipelines only compact and truncate. *pin* and *prices* are passed to the
+    preset. Summaries are written by *summary_model* at the upstream; if it is None, they are
+    collected from the conversation and no model is called.
 
-    Raises SettingsError for a preset that does not exist or cannot be read.
+    Raises SettingsError if the preset does not exist or cannot be read.
     """
 
     def __init__(
@@ -52,29 +52,30 @@ class Pipelines:
         summary_model: str | None = None,
     ) -> None:
         self._window = window
-        self._learned: Memo[tuple[str | None, str], int] = Memo(MAX_LEARNED)
-        self._made: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
+        self._model_windows: Memo[tuple[str | None, str], int] = Memo(MAX_WINDOWS)
+        self._pipelines: Memo[int | None, ContextPipeline] = Memo(MAX_PIPELINES)
         summarize: Summarizer = ExtractiveSummarizer()
         if summary_model is not None:
             summarize = AgentSummarizer(summary_model)
         self._stages = _stages(preset, storage, prices, work_dir, pin or None, summarize)
 
     def of(self, model: str | None, betas: str) -> ContextPipeline:
-        """The pipeline for requests to *model* with *betas*, the value of their header."""
+        """Return the pipeline for requests to *model*. *betas* is the value of the beta header."""
         window = self._window or (LONG_WINDOW if LONG_CONTEXT in betas else None)
-        learned = self._learned.get((model, betas))
-        if learned is not None:
-            window = min(learned, window or WINDOW)
-        pipeline = self._made.get(window)
+        model_window = self._model_windows.get((model, betas))
+        if model_window is not None:
+            window = min(model_window, window or WINDOW)
+        pipeline = self._pipelines.get(window)
         if pipeline is None:
             pipeline = ContextPipeline(self._stages, budget=Budget(window))
-            self._made.put(window, pipeline, 1)
+            self._pipelines.put(window, pipeline, size=1)
         return pipeline
 
     def learn_window(self, model: str | None, betas: str, window: int) -> None:
-        """Take *window* tokens, which a refusal has named, for later conversations."""
-        known = self._learned.get((model, betas))
-        self._learned.put((model, betas), min(known or window, window), 1)
+        """Use the *window* that a refusal named, in tokens, for later conversations."""
+        previous_window = self._model_windows.get((model, betas))
+        smaller_window = min(previous_window or window, window)
+        self._model_windows.put((model, betas), smaller_window, size=1)
 
 
 def _stages(

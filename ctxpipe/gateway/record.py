@@ -1,4 +1,4 @@
-"""What a gateway has done so far: one line a turn, and a sum at the end."""
+"""The record of a gateway: one log line for each turn, and the totals."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ from ..tokens.spent import Kind
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 MAX_TURNS = 10_000
-"""So many of the newest turns are kept for the page."""
+"""Maximum number of turns kept for the page, the newest ones."""
 
-What = Literal["unchanged", "shaped", "recovered", "not shaped"]
+TurnOutcome = Literal["unchanged", "shaped", "recovered", "not shaped"]
 
 
-class Leaving(NamedTuple):
-    """What a *stage* has taken out of a context: so many raw *tokens*; *told* says it in counts."""
+class Removal(NamedTuple):
+    """The raw *tokens* that a *stage* removed from a context; *detail* describes them in counts."""
 
     stage: str
     tokens: int
-    told: str = ""
+    detail: str = ""
 
 
 @dataclass(slots=True)
-class Turn:
-    """One request for a message, and what became of it.
+class GatewayTurn:
+    """One request for a message, and its outcome.
 
-    *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *kinds*
-    what those sent are spent on, where that is known; *left* is what left the context in this turn.
-    *text* is what the user has said last; it is kept only where texts may be shown. *owner* is a
-    digest of the token that was shown, "" without tokens.
+    *sent_tokens* and *history_tokens* are the raw tokens of the context that was sent and of the
+    client's own history; *kinds* divides the tokens sent by kind and is empty if that is unknown.
+    *removals* lists what was removed from the context in this turn. *text* is the beginning of the
+    user's last text; it is kept only if the gateway may show texts. *owner* is a digest of the
+    client's token, "" without tokens.
     """
 
     session: str
     model: str
-    what: What
-    sent: int = 0
-    whole: int = 0
+    outcome: TurnOutcome
+    sent_tokens: int = 0
+    history_tokens: int = 0
     kinds: Mapping[Kind, int] = field(default_factory=dict, repr=False)
-    left: Sequence[Leaving] = ()
+    removals: Sequence[Removal] = ()
     reason: str = ""
     status: int = 0
     seconds: float = 0.0
@@ -58,13 +59,13 @@ class Turn:
     owner: str = ""
 
     def __str__(self) -> str:
-        whose = f" of {self.session}" if self.session else ""
+        session = f" of {self.session}" if self.session else ""
         if self.owner:
-            whose += f" for {self.owner}"
-        parts = [f"turn {self.number}{whose}: {self.what}"]
-        if self.whole:
-            parts.append(f"{self.sent:,} tokens sent instead of {self.whole:,}")
-        parts += [f"{leaving.stage} took out {leaving.tokens:,}" for leaving in self.left]
+            session += f" for {self.owner}"
+        parts = [f"turn {self.number}{session}: {self.outcome}"]
+        if self.history_tokens:
+            parts.append(f"{self.sent_tokens:,} tokens sent instead of {self.history_tokens:,}")
+        parts += [f"{removal.stage} took out {removal.tokens:,}" for removal in self.removals]
         if self.reason:
             parts.append(self.reason)
         if self.dollars is not None:
@@ -73,71 +74,78 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Record:
-    """The turns of those who show one token, and their sums. It holds names and counts, no text."""
+class GatewayRecord:
+    """The turns of the clients with one token, and their totals.
 
-    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
+    It holds names and counts. Texts are included only if the gateway may show them.
+    """
+
+    turns: deque[GatewayTurn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
     number: int = 0
-    sent: int = 0
-    whole: int = 0
+    sent_tokens: int = 0
+    history_tokens: int = 0
     dollars: float = 0.0
-    priced: int = 0
-    recovered: int = 0
-    failed: int = 0
-    refused: int = 0
-    passed: int = 0
+    priced_turns: int = 0
+    recovered_turns: int = 0
+    unshaped_turns: int = 0
+    refused_requests: int = 0
+    passed_requests: int = 0
 
     @classmethod
-    def of_all(cls, records: Iterable[Record]) -> Record:
-        """The sums of *records*, for who runs the gateway; it has no turns."""
-        made = cls()
-        sums = [each.name for each in fields(cls) if each.name != "turns"]
+    def of_all(cls, records: Iterable[GatewayRecord]) -> GatewayRecord:
+        """Return a record with the totals of *records* and without single turns."""
+        totals = cls()
+        names = [item.name for item in fields(cls) if item.name != "turns"]
         for record in records:
-            for name in sums:
-                setattr(made, name, getattr(made, name) + getattr(record, name))
-        return made
+            for name in names:
+                setattr(totals, name, getattr(totals, name) + getattr(record, name))
+        return totals
 
-    def add(self, turn: Turn) -> None:
-        """Count *turn*, which is over."""
+    def add(self, turn: GatewayTurn) -> None:
+        """Add the completed *turn* to the totals, and number it."""
         self.number += 1
         turn.number = self.number
         self.turns.append(turn)
-        self.sent += turn.sent
-        self.whole += turn.whole
-        self.recovered += turn.what == "recovered"
-        self.failed += turn.what == "not shaped"
+        self.sent_tokens += turn.sent_tokens
+        self.history_tokens += turn.history_tokens
+        self.recovered_turns += turn.outcome == "recovered"
+        self.unshaped_turns += turn.outcome == "not shaped"
         if turn.dollars is not None:
             self.dollars += turn.dollars
-            self.priced += 1
+            self.priced_turns += 1
 
     def __str__(self) -> str:
-        if not self.number and self.passed:
-            return f"no turn was shaped, {count_phrase(self.passed, 'other request')} passed"
+        if not self.number and self.passed_requests:
+            return (
+                f"no turn was shaped, {count_phrase(self.passed_requests, 'other request')} passed"
+            )
         if not self.number:
             return "no turn went through the gateway"
         parts = [
             count_phrase(self.number, "turn"),
-            f"{self.sent:,} tokens sent instead of {self.whole:,}",
+            f"{self.sent_tokens:,} tokens sent instead of {self.history_tokens:,}",
         ]
-        if self.priced:
-            parts.append(
-                f"{as_dollars(self.dollars)} for {count_phrase(self.priced, 'priced turn')}"
-            )
-        if self.recovered:
-            parts.append(f"{count_phrase(self.recovered, 'refusal')} survived")
-        if self.failed:
-            parts.append(f"{count_phrase(self.failed, 'request')} could not be shaped")
+        if self.priced_turns:
+            turns = count_phrase(self.priced_turns, "priced turn")
+            parts.append(f"{as_dollars(self.dollars)} for {turns}")
+        if self.recovered_turns:
+            parts.append(f"{count_phrase(self.recovered_turns, 'refusal')} survived")
+        if self.unshaped_turns:
+            parts.append(f"{count_phrase(self.unshaped_turns, 'request')} could not be shaped")
         return ", ".join(parts)
 
 
 @lru_cache(maxsize=64)
 def find_prices(model: str) -> Prices | None:
-    """As in `providers.prices`; the first call reads the list: make it in a worker thread."""
+    """Return the listed prices of *model*, None if there are none.
+
+    The first call reads the price list from a file: make it in a worker thread.
+    """
     return listed_prices(model)
 
 
 def dollars(model: str, usage: Mapping[str, int]) -> float | None:
-    """What *usage*, in the form of the Messages API, costs; None where prices are not listed."""
+    """Return the cost of *usage* (Messages API form) in dollars, None if *model* has no price."""
     prices = find_prices(model)
     if prices is None or not usage:
         return None

@@ -1,4 +1,7 @@
-"""One request for a message: shaped, sent, recovered once, and its reply back chunk by chunk."""
+"""Forwarding of one request for a message: shape and send it, and stream the reply back.
+
+After a refusal because of its length, a shorter request is sent once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
 from ..wire.questions import HttpAnswer, http_model, question_headers
 from .guard import Refused
-from .record import Leaving, Record, Turn, What, dollars, logger
+from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, dollars, logger
 from .shaping import Shaper
 from .upstream import (
     Headers,
@@ -33,20 +36,22 @@ from .upstream import (
 )
 
 SWITCH = "x-ctxpipe"
-"""With the value "off" a request passes as it came."""
+"""The request header that switches shaping off for one request, with the value "off"."""
 SAVED = "x-ctxpipe-saved"
-"""The header that says how many tokens the context has less than the history."""
-MAX_SHOWN = 300  # characters of a text on the page
+"""The reply header with the number of tokens that shaping saved in this request."""
+MAX_TEXT_CHARS = 300  # on the page
 
 
 class Relay:
-    """A *request* in the format *known* on its way to the upstream, and the reply on its way back.
+    """Sends one *request* in *wire_format* to the upstream, and its reply back to the client.
 
-    Whatever goes wrong with its context, the request is sent as it came, and the reply goes back as
-    it comes: an error of ours is a line in the log.
+    If an error occurs while the request is shaped, it is logged, and the request and the reply pass
+    unchanged.
     """
 
-    def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
+    def __init__(
+        self, wire_format: Format, request: Request, upstream: Upstream, shaper: Shaper
+    ) -> None:
         lend = None
         if shaper.summary_model is not None:
             headers = headers_for_upstream(
@@ -56,7 +61,7 @@ class Relay:
             lend = partial(http_model, send=send)
         self._exchange = HttpExchange(
             shaper.conversations,
-            known,
+            wire_format,
             shaper.find(request.headers),
             is_dry=shaper.is_dry,
             lend=lend,
@@ -64,12 +69,17 @@ class Relay:
         self._request = request
         self._upstream = upstream
         self._shaper = shaper
-        self._opened = AsyncExitStack()
-        self._started = time.monotonic()
+        self._open_responses = AsyncExitStack()
+        self._start_time = time.monotonic()
 
-    async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
-        """The reply, whose turn *record* counts once it is over. Raises Refused."""
-        exchange, headers = self._exchange, self._request.headers
+    async def answer(self, record: GatewayRecord, *, is_off: bool, show_texts: bool) -> Response:
+        """Send the request and return the reply, which adds a turn to *record* when it ends.
+
+        With *is_off* the request is not shaped; *show_texts* stores the user's last text with the
+        turn. Raises Refused if the body is too large or nested too deeply.
+        """
+        exchange = self._exchange
+        headers = self._request.headers
         exchange.raw = await read_whole(self._request)
         if is_off or headers.get(SWITCH) == "off":
             exchange.reason = "switched off"
@@ -78,36 +88,41 @@ class Relay:
             await exchange.begin_bytes(exchange.raw, headers.get(BETA, ""), encoding)
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
-        async with self._opened:
-            asking = partial(ask, exchange, self._send)
-            response, chunks = await until_gone(self._request, asking)
+        async with self._open_responses:
+            send = partial(ask, exchange, self._send)
+            response, chunks = await until_gone(self._request, send)
             self._shaper.learn_window(exchange, headers)
-            saved: dict[str, str] = {}
+            extra_headers: dict[str, str] = {}
             if exchange.is_shaped:
-                saved[SAVED] = str(exchange.dialog.saved)
+                extra_headers[SAVED] = str(exchange.dialog.saved)
             turn = self._turn(response.status_code, show_texts=show_texts)
-            chunks = self._count(self._opened.pop_all(), chunks, turn, record)
-        reply = reply_with(response, chunks, saved)
-        reply.background = BackgroundTask(self._add_kinds, turn)  # nobody waits for it
+            chunks = self._count(self._open_responses.pop_all(), chunks, turn, record)
+        reply = reply_with(response, chunks, extra_headers)
+        # After the reply, so that counting delays no client.
+        reply.background = BackgroundTask(self._add_kinds, turn)
         return reply
 
     async def _send(self) -> httpx2.Response:
-        exchange, request = self._exchange, self._request
-        headers = exchange.headers(request.headers.items())
-        response = await self._upstream.ask(request, exchange.content(), headers)
-        self._opened.push_async_callback(response.aclose)
+        exchange = self._exchange
+        headers = exchange.headers(self._request.headers.items())
+        response = await self._upstream.ask(self._request, exchange.content(), headers)
+        self._open_responses.push_async_callback(response.aclose)
         return response
 
     async def _count(
-        self, opened: AsyncExitStack, chunks: AsyncIterator[bytes], turn: Turn, record: Record
+        self,
+        open_responses: AsyncExitStack,
+        chunks: AsyncIterator[bytes],
+        turn: GatewayTurn,
+        record: GatewayRecord,
     ) -> AsyncIterator[bytes]:
-        """The *chunks* of the reply; when it is over, *record* counts its *turn*."""
-        async with opened:
+        """Yield the *chunks* of the reply, then add its *turn* to *record*."""
+        async with open_responses:
             try:
                 async for chunk in chunks:
                     yield chunk
             finally:
-                turn.seconds = time.monotonic() - self._started
+                turn.seconds = time.monotonic() - self._start_time
                 if self._exchange.is_shaped:
                     turn.dollars = self._dollars(turn.model)
                     self._exchange.session.stop_lending(self._exchange.agent_model)
@@ -115,7 +130,7 @@ class Relay:
                 logger.info("%s", turn)
 
     def _dollars(self, model: str) -> float | None:
-        """What the reply has cost, and the summaries before it; None where that is not known."""
+        """Return the cost of the reply and of summaries before it, None if a price is unknown."""
         details = [report.detail for report in self._exchange.result.reports]
         total = dollars(model, self._exchange.usage)
         for detail in details:
@@ -125,35 +140,38 @@ class Relay:
                 total += detail.dollars
         return total
 
-    async def _add_kinds(self, turn: Turn) -> None:
-        """Add to *turn* what the tokens that were sent are spent on, as far as that can be told."""
+    async def _add_kinds(self, turn: GatewayTurn) -> None:
+        """Store in *turn* the tokens sent, by kind. An error is logged and leaves them empty."""
         if self._exchange.is_shaped:
-            with log_errors("what a context is spent on could not be told"):
+            with log_errors("the tokens of a context could not be counted by kind"):
                 turn.kinds = await self._shaper.kinds(self._exchange)
 
-    def _turn(self, status: int, *, show_texts: bool) -> Turn:
-        """What is to be told of the exchange, as far as it is known when the reply begins."""
-        exchange, owner = self._exchange, self._shaper.owner
+    def _turn(self, status: int, *, show_texts: bool) -> GatewayTurn:
+        """Return the turn with all that is known when the reply begins."""
+        exchange = self._exchange
+        owner = self._shaper.owner
         if not exchange.is_shaped:
-            return Turn("", "", "not shaped", reason=exchange.reason, status=status, owner=owner)
-        what: What = "unchanged"
+            return GatewayTurn(
+                "", "", "not shaped", reason=exchange.reason, status=status, owner=owner
+            )
+        outcome: TurnOutcome = "unchanged"
         if exchange.is_recovered:
-            what = "recovered"
+            outcome = "recovered"
         elif exchange.is_rewritten:
-            what = "shaped"
+            outcome = "shaped"
         result = exchange.result
-        left = [
-            Leaving(report.stage, report.tokens_saved, str(report.detail or ""))
+        removals = [
+            Removal(report.stage, report.tokens_saved, str(report.detail or ""))
             for report in result.reports
             if report.tokens_saved
         ]
-        return Turn(
+        return GatewayTurn(
             exchange.session.session_id,
             exchange.model or "",
-            what,
-            sent=result.tokens_after,
-            whole=result.tokens_after + exchange.dialog.saved,
-            left=left,
+            outcome,
+            sent_tokens=result.tokens_after,
+            history_tokens=result.tokens_after + exchange.dialog.saved,
+            removals=removals,
             status=status,
             text=_last_words(exchange.session.known) if show_texts else "",
             owner=owner,
@@ -164,12 +182,16 @@ async def _ask_question(
     upstream: Upstream,
     target: str,
     headers: Headers,
-    known: Format,
+    wire_format: Format,
     model: str | None,
     content: bytes,
 ) -> HttpAnswer:
-    """Ask where a request with this *target* and these *headers* goes for a summary."""
-    response = await upstream.send("POST", known.question_target(target, model), content, headers)
+    """Request a summary at the upstream of the agent's request, which has this *target*.
+
+    *content* is the body in *wire_format*; with *model* another model than the request's is called.
+    """
+    question_target = wire_format.question_target(target, model)
+    response = await upstream.send("POST", question_target, content, headers)
     try:
         return HttpAnswer(response.status_code, response.headers, await response.aread())
     finally:
@@ -177,10 +199,11 @@ async def _ask_question(
 
 
 def _last_words(messages: Sequence[Message]) -> str:
-    """The beginning of what the user has said last in *messages*, in one line."""
+    """Return the beginning of the user's last text in *messages*, in one line."""
     for message in reversed(messages):
-        said = texts(message) if message["role"] == "user" else ()
-        found = next(filter(str.strip, said), "")
-        if found:
-            return one_line(found, MAX_SHOWN)
+        if message["role"] != "user":
+            continue
+        for text in texts(message):
+            if text.strip():
+                return one_line(text, MAX_TEXT_CHARS)
     return ""

@@ -1,4 +1,4 @@
-"""Runs a gateway on a socket."""
+"""The server that runs a gateway on a socket."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .app import READING, Gateway
+from .app import READING_PATH, Gateway
 from .guard import MAX_HEAD, error_body
-from .settings import Settings
+from .settings import GatewaySettings
 
 BACKLOG = 2048
 HEAD_SECONDS = 10.0
-"""How long the head of a request may take."""
+"""Maximum time for receiving the head of a request."""
 GRACE_SECONDS = 5
-"""How long replies under way may take after the gateway is told to stop."""
+"""Maximum time for open replies to end after the gateway is stopped."""
 COLLECTION_SECONDS = 1.0
-"""How often it is asked whether garbage may be collected."""
-LONGEST_WAIT = 600.0
-"""Seconds after which it is collected while replies are under way, too."""
+"""Interval of the check whether garbage can be collected."""
+MAX_COLLECTION_DELAY_SECONDS = 600.0
+"""Time after which garbage is collected even while replies are open."""
 NEVER = 1 << 30
 _BAD_REQUEST = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
 SWITCH_SECONDS = 0.00001
-"""How long a worker thread may keep the interpreter from the event loop.
+"""Maximum time that a worker thread keeps the interpreter lock while the event loop waits for it.
 
-It has to be shorter than the time between two calls that release the interpreter, as digests of
-texts do: each of them starts the loop's waiting anew, but takes the interpreter back at once.
+It must be shorter than the time between two calls that release the lock, as digests of texts do:
+each such call restarts the loop's wait, but takes the lock back at once.
 """
 
 
 class Serving:
-    """A gateway that listens; `run` serves until `stop`, or a signal.
+    """A gateway on a listening socket. `run` serves until `stop` is called or a signal arrives.
 
-    Raises OSError where the address cannot be listened on, SettingsError as `Gateway` does.
+    Raises OSError if the address cannot be listened on, SettingsError if a setting is invalid.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self.gateway: Gateway = Gateway(settings)
         family = socket.AF_INET6 if ":" in settings.address[0] else socket.AF_INET
         self._socket = socket.create_server(
             settings.address,
             family=family,
             backlog=BACKLOG,
-            # Others with the same journal may listen there; the system deals out the connections.
+            # Gateways with one journal may share a port; the system distributes the connections.
             reuse_port=settings.journal is not None and hasattr(socket, "SO_REUSEPORT"),
         )
-        # Its connections inherit it. asyncio sets it only where a socket names its protocol, and
-        # without it a small chunk waits until the client has acknowledged the one before: 40 ms.
+        # The connections inherit this option. asyncio sets it only for sockets with an explicit
+        # protocol; without it a small chunk waits 40 ms for the previous one's acknowledgement.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             self.gateway.app,
@@ -70,44 +70,51 @@ class Serving:
             date_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        config.load()  # it imports, which waits for other threads that do: not on the event loop
+        config.load()  # here, because it imports modules, which would block the event loop
         self._server = uvicorn.Server(config)
 
     @property
     def url(self) -> str:
-        """The address at which it listens."""
+        """The URL at which the gateway listens."""
         host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if ":" in host:
+            host = f"[{host}]"
+        return f"http://{host}:{port}"
 
     @property
     def reader_url(self) -> str | None:
-        """The address of the tools that read back, None where there are none."""
-        return f"{self.url}{READING}" if self.gateway.has_reader else None
+        """The URL of the tools that read offloaded texts, None if there are no such tools."""
+        return f"{self.url}{READING_PATH}" if self.gateway.has_reader else None
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are answered by now."""
+        """True once the gateway answers requests."""
         return self._server.started
 
     def wait(self, seconds: float) -> bool:
-        """Wait in another thread until requests are answered; whether they are."""
-        end = time.monotonic() + seconds
-        while not self.is_running and time.monotonic() < end:
+        """Block the calling thread until the gateway answers requests, at most *seconds*.
+
+        Return True if it does. `run` must be running in another thread.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.is_running and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.is_running
 
     async def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve requests until `stop` is called or a signal arrives."""
         with closing(self._socket):
             await self._server.serve(sockets=[self._socket])
 
     async def run_alone(self) -> None:
-        """As `run`, in a process that does nothing else: garbage is collected between requests.
+        """Serve like `run`, and tune the interpreter for a process that only runs this gateway.
 
-        A full collection goes through all that is remembered, and every stream waits for its end.
-        And threads that work on large bodies give way to the event loop sooner than is usual.
+        Full garbage collections run between requests, because a collection visits all cached
+        conversations and blocks every stream. Threads that work on large bodies yield the
+        interpreter lock to the event loop sooner than by default.
         """
-        threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+        threshold = gc.get_threshold()
+        interval = sys.getswitchinterval()
         gc.set_threshold(*threshold[:2], NEVER)
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -121,42 +128,42 @@ class Serving:
             sys.setswitchinterval(interval)
 
     async def _collect_garbage(self) -> None:
-        # uvicorn says it in no other way.
+        # uvicorn has no event for this.
         while not self.is_running:  # noqa: ASYNC110
             await anyio.sleep(0.01)
         gc.collect()
-        gc.freeze()  # what is loaded by now stays
-        collected = time.monotonic()
+        gc.freeze()  # no later collection visits the objects that exist now
+        last_collection = time.monotonic()
         while True:
             await anyio.sleep(COLLECTION_SECONDS)
-            is_due = time.monotonic() - collected > LONGEST_WAIT
+            is_due = time.monotonic() - last_collection > MAX_COLLECTION_DELAY_SECONDS
             is_idle = not self._server.server_state.tasks
             if is_due or (is_idle and gc.get_count()[2]):
                 gc.collect()
-                collected = time.monotonic()
+                last_collection = time.monotonic()
 
     def stop(self) -> None:
-        """End `run`, with the replies that are under way."""
+        """End `run`; open replies get GRACE_SECONDS to complete."""
         self._server.should_exit = True
 
 
 class _Protocol(H11Protocol):
-    """HTTP whose refusal of what is no HTTP has the API's form too, and whose heads have an end."""
+    """HTTP with a time limit for heads, and with errors for invalid HTTP in the form of the API."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head."""
+        """Start the time limit for the first head."""
         super().connection_made(transport)
         self._time_head()
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the head, or with what follows it."""
+        """Process *data*, and start or cancel the time limit for the head."""
         super().data_received(data)
         self._time_head()
 
     def _time_head(self) -> None:
-        """Close the connection HEAD_SECONDS after a head was begun that is not whole by then."""
+        """Close the connection if a head is still incomplete after HEAD_SECONDS."""
         if self.conn.their_state is not h11.IDLE:
             if self._head_timer is not None:
                 self._head_timer.cancel()
@@ -169,7 +176,7 @@ class _Protocol(H11Protocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """Say *msg*, unless a reply has begun, and close the connection."""
+        """Send *msg* as an error, unless a reply has started, and close the connection."""
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             body = json.dumps(error_body(400, msg, ""))
             self.transport.write(

@@ -1,4 +1,4 @@
-"""What a gateway is told: where requests go, what shapes them, where its files are."""
+"""The settings of a gateway: its upstreams, its pipeline, and the folders of its files."""
 
 from __future__ import annotations
 
@@ -17,28 +17,35 @@ from .journals import check_journal
 ANTHROPIC = "/anthropic"
 OPENAI = "/openai"
 GEMINI = "/gemini"
-"""The beginnings of the paths at which `ctxpipe wrap` serves the APIs."""
+"""Path prefixes at which `ctxpipe wrap` serves the APIs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GatewaySettings:
     """The settings of a gateway.
 
-    *upstreams* maps the beginning of a path ("" for every path) to the URL that its requests go to.
-    *address* is a host and a port, 0 for a free one. *root* is the folder of its files; None keeps
-    none: then nothing is offloaded, and no conversation survives the gateway. *work_dir* is the
-    folder of the agent's files, which are read again after a compaction; None reads none. *pin* are
-    texts: messages in which the user says one stay word for word. *observation* is that of
-    `format_of`. *journal* is the URL at which
-    several gateways keep their journals in common, each on the same address if they like; None: in
-    *root*, by one gateway alone. *tokens* are those that clients may show; without them only this
-    machine is served. With *dry_run* every request is sent as it came, and what would have been
-    saved is told. With *summary_model* summaries are written by that model, asked at the upstream
-    of the request that needs one, with the client's own credentials; None asks no model.
-    *cache_seconds* is how long the upstream's prompt cache keeps; from an hour on
-    every cache mark is for an hour.
+    *upstreams* maps path prefixes ("" for every path) to the URLs that their requests are sent to.
+    *address* is a host and a port; port 0 selects a free one.
+    *root* is the folder of the gateway's files; with None nothing is written: no text is offloaded,
+    and no conversation survives the gateway.
+    *preset* is the name of a preset, or the path of a TOML file with a pipeline.
+    *work_dir* is the folder of the agent's files, which are read again after a compaction; with
+    None none is read.
+    *pin* lists texts: user messages that contain one of them are kept word for word.
+    *observation* is the text with which user messages begin that are results of tool calls.
+    *window* is the model's context window in tokens; None uses the defaults of `Pipelines`.
+    *summary_model* is the model that writes summaries. It is called at the upstream of the request
+    that needs one, with the client's own credentials; with None no model is called.
+    *cache_seconds* is the lifetime of the upstream's prompt cache; from an hour on every cache
+    mark is for an hour.
+    *tokens* are the tokens that clients may send; without them only this machine is served.
+    *dry_run* sends every request unchanged and reports what would have been saved.
+    *show_texts* shows the users' texts on the page.
+    *max_bytes* limits the memory for conversations; several tokens share it.
+    *journal* is the URL of a database in which several gateways share their journals; they may also
+    share their address. With None the journals are in *root*, for one gateway only.
 
-    Raises SettingsError for a URL or an address that cannot be meant.
+    Raises SettingsError if a URL or the address is invalid.
     """
 
     upstreams: Mapping[str, str]
@@ -70,7 +77,7 @@ class Settings:
 
 
 def check_upstream(url: str) -> None:
-    """Raise SettingsError unless *url* is one that requests can be sent to."""
+    """Raise SettingsError unless requests can be sent to *url*."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise SettingsError(
@@ -83,10 +90,10 @@ def check_upstream(url: str) -> None:
 
 
 def read_tokens(path: Path) -> list[str]:
-    """The tokens in the file at *path*, one a line.
+    """Return the tokens in the file at *path*, which has one token on each line.
 
-    Raises SettingsError where there is none, where one is shorter than 16 characters, or where
-    others than its owner may read the file.
+    Raises SettingsError if the file has no token or one of fewer than 16 characters, if it cannot
+    be read, or if other users than its owner may read it.
     """
     try:
         mode = path.stat().st_mode
@@ -96,6 +103,6 @@ def read_tokens(path: Path) -> list[str]:
     if mode & 0o077:
         raise SettingsError(f"the token file may be read by others: chmod 600 {path}")
     tokens = [line.strip() for line in lines if line.strip()]
-    if not tokens or min(map(len, tokens)) < 16:
+    if not tokens or any(len(token) < 16 for token in tokens):
         raise SettingsError("the token file needs a token of 16 characters or more on each line")
     return tokens

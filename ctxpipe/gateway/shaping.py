@@ -1,4 +1,4 @@
-"""What shapes the requests of a gateway: pipelines, storage, and the conversations so far."""
+"""The shaper of a gateway: its pipelines, storage, journal and open conversations."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ..wire.exchange import FindConversation, Found, HttpExchange, max_head_char
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
-from .settings import Settings
+from .settings import GatewaySettings
 
 
 class Shaper:
-    """Shapes the requests of everybody who shows the same *token*.
+    """The pipelines and conversations of all clients that send the same *token*.
 
-    In a dry run nothing is written, and what it makes of requests is not sent. *storage* has what
-    has left their contexts; it is None where nothing is written. *owner* is a digest of the token.
+    In a dry run nothing is written, and the shaped requests are not sent. *storage* holds the
+    offloaded texts; it is None if nothing is written. *owner* is a digest of the token.
     """
 
-    def __init__(self, settings: Settings, token: str = "") -> None:
+    def __init__(self, settings: GatewaySettings, token: str = "") -> None:
         self.is_dry: bool = settings.dry_run
         self.owner: str = hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
         storage = None
@@ -45,7 +45,7 @@ class Shaper:
         if settings.journal is not None and not self.is_dry:
             self._journal = open_journal(settings.journal, storage, self.owner)
         texts = MemoryStorage() if self.is_dry else storage
-        # What is not sent in the end is not worth a request.
+        # A dry run does not send the shaped request, so it pays for no summary either.
         self.summary_model: str | None = None if self.is_dry else settings.summary_model
         self._pipelines = Pipelines(
             settings.preset,
@@ -59,26 +59,30 @@ class Shaper:
         self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
-            is_one_client=True,  # all that shows this token, or is on this machine
+            is_one_client=True,  # all clients with this token, or all on this machine
         )
         self._contents: WeakKeyDictionary[Dialog, Content] = WeakKeyDictionary()
 
     async def warm(self) -> None:
-        """Load what the first turn would wait for."""
+        """Load the token counter, so that the first turn does not wait for it."""
         await self._pipelines.of(None, "").counter.warm()
 
     async def close(self) -> None:
-        """Give back the connections of the journal, if it has some."""
+        """Close the connections of the journal, if it has any."""
         close = getattr(self._journal, "aclose", None)
         if close is not None:
             await close()
 
     def find(self, headers: Mapping[str, str]) -> FindConversation:
-        """Finds the conversation of a request with *headers*, whose names are in small letters."""
+        """Return a function that finds the conversation of a request with these *headers*.
+
+        The names of *headers* are in lower case. The function takes the fields of the body.
+        """
 
         def find(values: Mapping[str, Any]) -> Found:
             model = values.get("model")
-            model = model if isinstance(model, str) else None
+            if not isinstance(model, str):
+                model = None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
 
             def open_session(session_id: str, _is_held: bool) -> Conversation:
@@ -93,13 +97,13 @@ class Shaper:
         return find
 
     def learn_window(self, exchange: HttpExchange, headers: Mapping[str, str]) -> None:
-        """Take the window that a refusal names for later conversations with the model."""
+        """Use the window that a refusal names for later conversations with the same model."""
         refusal = exchange.refusal
         if not self.is_dry and refusal is not None and refusal.window is not None:
             self._pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
 
     async def kinds(self, exchange: HttpExchange) -> Mapping[Kind, int]:
-        """What the tokens of the context that *exchange* sends are spent on."""
+        """Return the tokens of the context that *exchange* sends, by kind."""
         dialog = exchange.dialog
         async with dialog.lock:
             return await in_thread(
@@ -112,14 +116,14 @@ class Shaper:
 
 
 class Content:
-    """Tells the tokens of one conversation's contexts apart by kind, as the replay page does.
+    """Counts the tokens of one conversation's contexts by kind, as the replay page does.
 
-    What a context has in common with the one before it is not read again.
+    Messages that a context shares with the previous context are not counted again.
     """
 
     def __init__(self) -> None:
         self._messages: Sequence[Message] = ()
-        self._sums: list[Counter[Kind]] = [Counter()]  # of the first 0, 1, 2 … messages
+        self._sums: list[Counter[Kind]] = [Counter()]  # at index N: of the first N messages
 
     def read(
         self,
@@ -128,16 +132,18 @@ class Content:
         system: Any = None,
         tools: Any = None,
     ) -> Mapping[Kind, int]:
-        """The raw tokens of a context by kind; one context at a time."""
-        pieces = Pieces(counter)  # a new one each time: it keeps the messages that it has read
+        """Return the raw tokens of a context by kind. Not safe for several threads at once."""
+        pieces = Pieces(
+            counter
+        )  # a new one each time, because it keeps a reference to every message
         del self._sums[common_prefix(self._messages, messages) + 1 :]
         for message in messages[len(self._sums) - 1 :]:
-            found = Counter(self._sums[-1])
+            tokens_by_kind = Counter(self._sums[-1])
             for piece in pieces.of(message):
-                found[piece.kind] += piece.tokens
-            self._sums.append(found)
+                tokens_by_kind[piece.kind] += piece.tokens
+            self._sums.append(tokens_by_kind)
         self._messages = list(messages)
-        whole = Counter(self._sums[-1])
-        whole["system"] += counter.total([], system=system)
-        whole["tools"] += counter.total([], tools=tools)
-        return {kind: tokens for kind, tokens in whole.items() if tokens}
+        totals = Counter(self._sums[-1])
+        totals["system"] += counter.total([], system=system)
+        totals["tools"] += counter.total([], tools=tools)
+        return {kind: tokens for kind, tokens in totals.items() if tokens}

@@ -1,4 +1,4 @@
-"""The command ``ctxpipe trial``: whether shaping its context hurts or helps an agent."""
+"""The command ``ctxpipe trial``: measures whether shaping helps or harms an agent."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from ..messages import tool_calls
 from ..placeholders.names import content_hash
 from ..providers.agent_tools import READ_BACK_TOOLS
 from .commands import Preset, find_client, open_serving, serve, start
-from .comparison import BARE, SHAPED, Row, Run, table
-from .settings import Settings
+from .comparison import BARE, SHAPED, TrialRow, TrialRun, table
+from .settings import GatewaySettings
 
 if TYPE_CHECKING:
     from .serving import Serving
 
 ROOT = ".ctxpipe"
-READING = (f"{ROOT}/", *READ_BACK_TOOLS)
-"""What a call names that opens what has left a context."""
+READING_MARKERS = (f"{ROOT}/", *READ_BACK_TOOLS)
+"""Texts in a tool call that show that it opens an offloaded text."""
 PROMPT = "{prompt}"
 
 
@@ -54,51 +54,64 @@ def trial(
     ],
     runs: Annotated[int, typer.Option(help="Runs of each task in each arm.", min=1)] = 10,
     jobs: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of the order of the runs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the order of the runs.")] = 0,
     budget: Annotated[
         float,
-        typer.Option(help="Dollars: when all runs together have cost it, no other begins."),
+        typer.Option(
+            help="Limit in dollars: no run is started once all runs together have cost so much."
+        ),
     ] = math.inf,
     rows: Annotated[
-        Path, typer.Option(help="The file of rows, one a run; those that it has are not run again.")
+        Path, typer.Option(help="The file of rows, one for each run; runs in it are not repeated.")
     ] = Path("trial.jsonl"),
     limit: Annotated[
-        float, typer.Option(help="Seconds after which an agent, or a check, is ended.")
+        float, typer.Option(help="Seconds after which an agent, or a check, is stopped.")
     ] = 3600,
     preset: Preset = "coding",
 ) -> None:
-    """Try whether shaping hurts or helps an agent of yours: ctxpipe trial tasks.toml -- AGENT.
+    """Test whether shaping helps or harms an agent of yours: ctxpipe trial tasks.toml -- AGENT.
 
-    Each task is run in two arms, bare and shaped, each time in a fresh copy of its folder, where
-    its check, a shell command, then ends with status 0, or the run has failed. Both arms go through
-    a gateway, of which the agent is told as by wrap; in the bare one it sends every request as it
-    came. Dollars are by the usage that the API reports. At the end a table says what differs, and
-    where the runs are too few to tell. Needs the extra gateway.
+    Each task is run in two arms, bare and shaped, each time in a fresh copy of its folder. A run
+    succeeds if the task's check, a shell command, then ends with status 0. Both arms use a gateway,
+    which the agent finds as with wrap; in the bare arm it sends every request unchanged. Dollars
+    are calculated from the usage that the API reports. At the end a table compares the arms, and
+    shows where there are too few runs to decide. Needs the extra gateway.
     """
     tasks = read_tasks(file)
     if not any(PROMPT in word for word in command):
         raise SettingsError(f"no argument of the agent has {PROMPT}, where the task's prompt goes")
-    asked = content_hash(repr((command, preset, tasks)), 16)
-    done = read_rows(rows, asked)
-    program = os.path.abspath(shutil.which(command[0]) or command[0])  # they run elsewhere
-    made = Trial([program, *command[1:]], preset, limit, tasks, asked, rows, done, budget)
-    order = [run for run in run_order(tasks, runs, seed) if run not in done]
+    digest = content_hash(repr((command, preset, tasks)), 16)
+    completed_rows = read_rows(rows, digest)
+    # An absolute path, because the runs have other working folders.
+    program = os.path.abspath(shutil.which(command[0]) or command[0])
+    agent_trial = Trial(
+        command=[program, *command[1:]],
+        preset=preset,
+        limit_seconds=limit,
+        tasks=tasks,
+        digest=digest,
+        path=rows,
+        completed_rows=completed_rows,
+        budget=budget,
+    )
+    order = [run for run in run_order(tasks, runs, seed) if run not in completed_rows]
     try:
-        made.play(order, jobs)
+        agent_trial.play(order, jobs)
     finally:
-        if done:
-            print(*table(done), sep="\n")
-    left = sum(run not in done for run in order)
-    typer.echo(f"ctxpipe: runs left, for when it is started again: {left}", err=True)
+        if completed_rows:
+            print(*table(completed_rows), sep="\n")
+    remaining = sum(run not in completed_rows for run in order)
+    typer.echo(f"ctxpipe: runs left, for when it is started again: {remaining}", err=True)
 
 
-# What is to be run --------------------------------------------------------------------------------
+# The runs -----------------------------------------------------------------------------------------
 
 
 class Task(NamedTuple):
-    """What an agent is asked to do in a copy of *folder*; the shell command *check* says if it did.
+    """A task for an agent: *prompt* is carried out in a copy of *folder*.
 
-    In a file *folder* is below the file's own.
+    The shell command *check* ends with status 0 if the agent succeeded. In a TOML file *folder* is
+    relative to the folder of that file.
     """
 
     folder: Path
@@ -107,47 +120,59 @@ class Task(NamedTuple):
 
 
 def read_tasks(path: Path) -> dict[str, Task]:
-    """The tasks in the TOML file at *path*, by name. Raises SettingsError, naming what is wrong."""
+    """Return the tasks in the TOML file at *path*, by name.
+
+    Raises SettingsError if the file, one of its tables or a folder is invalid.
+    """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", error)
         raise SettingsError(f"{path} cannot be read: {reason}") from error
     tasks = {}
-    for name, given in tables.items():
-        has_texts = isinstance(given, dict) and {*map(type, given.values())} == {str}
-        if not has_texts or {*given} != {*Task._fields}:
+    for name, table_values in tables.items():
+        if not _is_task(table_values):
+            fields = ", ".join(Task._fields)
             raise SettingsError(
-                f"{path}: {name} is {given}; give a table with the texts {', '.join(Task._fields)}"
+                f"{path}: {name} is {table_values}; give a table with the texts {fields}"
             )
-        folder = (path.parent / given.pop("folder")).resolve()
+        folder = (path.parent / table_values["folder"]).resolve()
         if not folder.is_dir():
-            raise SettingsError(f"{path}: {name} needs the folder {folder}, which is not there")
-        tasks[name] = Task(folder, **given)
+            raise SettingsError(f"{path}: {name} needs the folder {folder}, which does not exist")
+        tasks[name] = Task(folder, table_values["prompt"], table_values["check"])
     return tasks
 
 
-def run_order(names: Iterable[str], number: int, seed: int) -> list[Run]:
-    """*number* runs of each task in both arms, a pair one after the other: it sees the same API."""
-    chance = random.Random(seed)  # noqa: S311  an order, no secret
+def _is_task(value: object) -> bool:
+    if not isinstance(value, dict) or set(value) != set(Task._fields):
+        return False
+    return all(isinstance(text, str) for text in value.values())
+
+
+def run_order(names: Iterable[str], number: int, seed: int) -> list[TrialRun]:
+    """Return *number* runs of each task in both arms, in random order.
+
+    The two runs of a pair follow each other, so that they meet the API in the same state.
+    """
+    generator = random.Random(seed)  # noqa: S311  an order, no secret
     pairs = list(itertools.product(names, range(1, number + 1)))
-    chance.shuffle(pairs)
-    return [(*pair, arm) for pair in pairs for arm in chance.sample((BARE, SHAPED), 2)]
+    generator.shuffle(pairs)
+    return [(*pair, arm) for pair in pairs for arm in generator.sample((BARE, SHAPED), 2)]
 
 
-def read_rows(path: Path, asked: str) -> dict[Run, Row]:
-    """The valid rows in the file at *path*, which is made where there is none.
+def read_rows(path: Path, digest: str) -> dict[TrialRun, TrialRow]:
+    """Return the valid rows in the file at *path*, which is created if it does not exist.
 
-    Raises SettingsError where they are of another trial than *asked*.
+    Raises SettingsError if a line is no row, or belongs to a trial with another *digest*.
     """
     path.touch()
     rows = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            row = Row(**json.loads(line))
+            row = TrialRow(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise SettingsError(f"{path}, line {number}: this is no row of a trial") from error
-        if row.asked != asked:
+        if row.asked != digest:
             raise SettingsError(
                 f"{path} has rows of another agent, other tasks or other settings: "
                 "name another file by --rows"
@@ -157,93 +182,102 @@ def read_rows(path: Path, asked: str) -> dict[Run, Row]:
     return rows
 
 
-# Running it ---------------------------------------------------------------------------------------
+# The trial ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Runs *tasks* by the agent *command*, shaped by *preset*, until it is *stopped*.
+    """A trial of the agent *command* on *tasks*, with contexts shaped by *preset*.
 
-    What is *done* grows by each run, and so does the file at *path*; what agents and checks print
-    is in another beside it. *budget* is in dollars, *limit* in seconds for one run of the agent or
-    of a check. *asked* is the digest of the agent, the tasks and the preset.
+    Each run adds a row to *completed_rows* and to the file at *path*; the output of agents and
+    checks goes to a log file next to it. *budget* is in dollars; *limit_seconds* applies to each
+    run of the agent and of a check. *digest* identifies the agent, the tasks and the preset.
+    *stop_event* ends the processes of the runs.
     """
 
     command: Sequence[str]
     preset: str
-    limit: float
+    limit_seconds: float
     tasks: Mapping[str, Task]
-    asked: str
+    digest: str
     path: Path
-    done: dict[Run, Row]
+    completed_rows: dict[TrialRun, TrialRow]
     budget: float
-    stopped: threading.Event = field(default_factory=threading.Event)
+    stop_event: threading.Event = field(default_factory=threading.Event)
 
-    def play(self, runs: Sequence[Run], jobs: int) -> None:
-        """Run *runs*, so many *jobs* of them at a time, as long as the budget lasts."""
+    def play(self, runs: Sequence[TrialRun], jobs: int) -> None:
+        """Carry out *runs*, at most *jobs* at the same time, until the budget is spent.
+
+        Raises CtxpipeError if the first run is invalid, SettingsError if there is a budget and the
+        price of a turn is unknown.
+        """
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for future in as_completed([pool.submit(self._run, run) for run in runs]):
+                for future in as_completed([pool.submit(self._add_row, run) for run in runs]):
                     future.result()
             finally:
-                self.stopped.set()  # else the pool would wait for what is under way
+                self.stop_event.set()  # otherwise the pool waits for the runs in progress
 
-    def _run(self, run: Run) -> None:
-        """Run a task in a fresh copy of its folder, and keep the row, unless it was stopped."""
-        spent = sum(row.dollars or 0 for row in list(self.done.values()))  # others add to it
-        if self.stopped.is_set() or spent >= self.budget:
+    def _add_row(self, run: TrialRun) -> None:
+        """Carry out *run* in a temporary folder and store its row, unless the trial is stopped."""
+        rows = list(self.completed_rows.values())  # a copy: other threads add rows
+        spent_dollars = sum(row.dollars or 0 for row in rows)
+        if self.stop_event.is_set() or spent_dollars >= self.budget:
             return
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             row = self._row(run, Path(temporary, "work"))
-        if self.stopped.is_set():
+        if self.stop_event.is_set():
             return
-        with self.path.open("a", encoding="utf-8") as file:  # a line is one write
+        with self.path.open("a", encoding="utf-8") as file:  # each line is one write
             file.write(json.dumps(row._asdict()) + "\n")
         typer.echo(f"ctxpipe: {row}", err=True)
         if not row.invalid:
-            self.done[run] = row
-        elif not self.done:
+            self.completed_rows[run] = row
+        elif not self.completed_rows:
             raise CtxpipeError("the first run was not valid, so the trial ends")
         if row.dollars is None and self.budget < math.inf:
             raise SettingsError("--budget cannot be kept: the price of a turn is not known")
 
-    def _row(self, run: Run, folder: Path) -> Row:
-        """The row of *run* in the new *folder*."""
+    def _row(self, run: TrialRun, folder: Path) -> TrialRow:
+        """Carry out *run* in *folder*, which is created, and return its row."""
         name, _, arm = run
         task = self.tasks[name]
         shutil.copytree(task.folder, folder, symlinks=True)
         command = [word.replace(PROMPT, task.prompt) for word in self.command]
         agent = Path(command[0]).stem
         client = find_client(agent, os.environ)
-        settings = Settings(
+        settings = GatewaySettings(
             client.upstreams(os.environ), folder / ROOT, preset=self.preset, dry_run=arm == BARE
         )
         serving = open_serving(settings)
         with serve(serving, serving.run):
             words = client.command(command, serving.url, serving.reader_url)
-            began = time.monotonic()
+            start_time = time.monotonic()
             self._execute(words, folder, client.environment(serving.url))
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start_time
         status = self._execute(["/bin/sh", "-c", task.check], folder, {})
         record = serving.gateway.record
         errors = sum(turn.status >= 400 for turn in record.turns)
         invalid = ""
         if not record.number:
             invalid = f"not valid: {record}; {client.past_gateway(agent)}; see {self.path}.log"
-        return Row(
+        return TrialRow(
             *run,
             success=status == 0,
-            dollars=record.dollars if record.priced + errors == record.number else None,
+            dollars=record.dollars if record.priced_turns + errors == record.number else None,
             turns=record.number,
             seconds=seconds,
             read_backs=_read_backs(serving),
             refused=errors,
-            asked=self.asked,
+            asked=self.digest,
             invalid=invalid,
         )
 
     def _execute(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> int:
-        """Run *command* in *folder*, and end what it leaves running; its status as Popen has it."""
+        """Run *command* in *folder*, kill processes that it leaves behind, and return its status.
+
+        *variables* are added to the environment. The status is that of Popen.
+        """
         with open(f"{self.path}.log", "ab") as log:
             process = start(
                 command,
@@ -254,9 +288,9 @@ class Trial:
                 stderr=log,
                 start_new_session=True,
             )
-        end = time.monotonic() + self.limit
-        while process.poll() is None and time.monotonic() < end:
-            if self.stopped.wait(0.05):
+        deadline = time.monotonic() + self.limit_seconds
+        while process.poll() is None and time.monotonic() < deadline:
+            if self.stop_event.wait(0.05):
                 break
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -264,11 +298,11 @@ class Trial:
 
 
 def _read_backs(serving: Serving) -> int:
-    """How many calls in the conversations of *serving* open what has left a context."""
-    found = set()
+    """Return the number of tool calls that open offloaded texts in the conversations."""
+    call_ids = set()
     for dialog in serving.gateway.shaper().conversations:
         for call in tool_calls(dialog.session.known):
-            said = call.name + str(call.input)
-            if any(mark in said for mark in READING):
-                found.add(call.id)
-    return len(found)
+            call_text = call.name + str(call.input)
+            if any(marker in call_text for marker in READING_MARKERS):
+                call_ids.add(call.id)
+    return len(call_ids)

@@ -1,4 +1,7 @@
-"""Requests on to the upstream, and its replies back: what passes, and what is of one hop only."""
+"""Transport of requests to the upstream and of its replies to the client.
+
+Headers that apply to one connection only ("hop-by-hop", RFC 9110) are removed in both directions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Headers: TypeAlias = list[tuple[str, str]]
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0
 OWN = "x-ctxpipe"
-"""How the headers begin that are for the gateway, and go no further."""
+"""Prefix of the headers for the gateway itself, which are not sent to the upstream."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -34,18 +37,18 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_SENT = frozenset({"host", "content-length", "expect"})
-# The HTTP library adds these of its own where the client has sent none.
-_ADDED = ("accept", "accept-encoding", "user-agent", "connection")
+# The HTTP library adds these headers if the client did not send them.
+_LIBRARY_HEADERS = ("accept", "accept-encoding", "user-agent", "connection")
 
 
 class Upstream:
-    """Sends requests to *upstreams*, the URLs by the beginnings of paths, and nowhere else.
+    """An HTTP client that sends requests to *upstreams* only (URLs by path prefix).
 
-    No redirect is followed, and no proxy of the environment is taken.
+    It follows no redirects, uses no proxy from the environment, and stores no cookies.
     """
 
     def __init__(self, upstreams: Mapping[str, str]) -> None:
-        # It tells the address of every request, and some APIs take a key in it.
+        # At a lower level httpx2 logs every URL, and in some APIs the URL contains a key.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._upstreams = {prefix.rstrip("/"): url for prefix, url in upstreams.items()}
         self._client = httpx2.AsyncClient(
@@ -53,12 +56,12 @@ class Upstream:
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
             follow_redirects=False,
             trust_env=False,
-            # No cookie is kept: the next request may be another's.
+            # No cookies: the next request may come from another client.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         )
 
     async def close(self) -> None:
-        """Close the connections that are kept open."""
+        """Close all connections to the upstreams."""
         await self._client.aclose()
 
     async def ask(
@@ -67,16 +70,18 @@ class Upstream:
         content: bytes | AsyncIterator[bytes] | None,
         headers: Headers | None = None,
     ) -> httpx2.Response:
-        """The answer to *request* with this *content*, of which only the head has been read.
+        """Send *request* with this *content*, and return the response when its head has arrived.
 
         *headers* replace those of the request. Raises Refused as `send` does.
         """
-        given = request.headers.items() if headers is None else headers
-        kept = headers_for_upstream(request.headers, given)
+        if headers is None:
+            headers = list(request.headers.items())
+        upstream_headers = headers_for_upstream(request.headers, headers)
         length = request.headers.get("content-length")
         if length is not None and isinstance(content, AsyncIterator):
-            kept.append(("content-length", length))  # else it goes out in chunks
-        return await self.send(request.method, target_of(request), content, kept)
+            # Without the length the HTTP library would send the body with chunked encoding.
+            upstream_headers.append(("content-length", length))
+        return await self.send(request.method, target_of(request), content, upstream_headers)
 
     async def send(
         self,
@@ -85,26 +90,29 @@ class Upstream:
         content: bytes | AsyncIterator[bytes] | None,
         headers: Headers,
     ) -> httpx2.Response:
-        """The answer to a request with exactly these *headers*, of which only the head was read.
+        """Send a request with exactly these *headers*; return the response when its head arrived.
 
-        *target* is its path and its query. Raises Refused for a path that has no upstream, or that
-        cannot be part of a URL.
+        *target* is the path with the query. Raises Refused if the path has no upstream, or cannot
+        be part of a URL.
         """
-        # As they came: a header may hold any byte.
+        # As bytes, because a header may contain any byte.
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         url = self._url(target)
         try:
-            asked = self._client.build_request(method, url, headers=raw, content=content)
+            request = self._client.build_request(method, url, headers=raw, content=content)
         except httpx2.InvalidURL as error:
             raise Refused(400, "the target cannot be sent on") from error
-        given = {name.lower() for name, _ in headers}
-        for name in _ADDED:
-            if name not in given:
-                asked.headers.pop(name, None)
-        return await self._client.send(asked, stream=True)
+        header_names = {name.lower() for name, _ in headers}
+        for name in _LIBRARY_HEADERS:
+            if name not in header_names:
+                request.headers.pop(name, None)
+        return await self._client.send(request, stream=True)
 
     def _url(self, target: str) -> str:
-        """The upstream's address, and *target*, a path with its query, behind it."""
+        """Return the URL for *target* (path and query) at the upstream with the longest prefix.
+
+        Raises Refused if no upstream has a prefix of *target*.
+        """
         for prefix in sorted(self._upstreams, key=len, reverse=True):
             if target.startswith(f"{prefix}/"):
                 return self._upstreams[prefix].rstrip("/") + target[len(prefix) :]
@@ -113,31 +121,31 @@ class Upstream:
 
 
 def headers_for_upstream(
-    received: Mapping[str, str], headers: Iterable[tuple[str, str]]
+    client_headers: Mapping[str, str], headers: Iterable[tuple[str, str]]
 ) -> Headers:
-    """Return those of *headers* that go on to the upstream.
+    """Return the *headers* that are sent to the upstream.
 
-    *received* are the client's own, which say what else is for one hop only.
+    The client's own headers name further ones that apply to one connection only.
     """
-    dropped = _hop_by_hop(received) | _NOT_SENT
-    kept: Headers = []
+    excluded_names = _hop_by_hop(client_headers) | _NOT_SENT
+    upstream_headers: Headers = []
     for name, value in headers:
-        if name.lower() not in dropped and not name.lower().startswith(OWN):
-            kept.append((name, value))
-    return kept
+        if name.lower() not in excluded_names and not name.lower().startswith(OWN):
+            upstream_headers.append((name, value))
+    return upstream_headers
 
 
 def target_of(request: Request) -> str:
-    """Return the path and the query of *request*, as they came."""
+    """Return the path and the query of *request*, exactly as the client sent them."""
     path: str = request.scope["raw_path"].decode("ascii")
     query: str = request.scope["query_string"].decode("ascii")
     return f"{path}?{query}" if query else path
 
 
 async def read_whole(request: Request) -> bytes:
-    """The body of *request*. Raises Refused for one of more than MAX_BODY bytes."""
+    """Return the body of *request*. Raises Refused if it has more than MAX_BODY bytes."""
     check_size(int(request.headers.get("content-length", "0")))
-    body = BytesIO()  # which gives its bytes without a copy
+    body = BytesIO()  # its getvalue() makes no copy
     async for chunk in request.stream():
         body.write(chunk)
         check_size(body.tell())
@@ -147,36 +155,37 @@ async def read_whole(request: Request) -> bytes:
 async def until_gone(
     request: Request, work: Callable[[], Awaitable[T]], is_read: Event | None = None
 ) -> T:
-    """What *work* returns; ClientDisconnect, and *work* is cancelled, once the client has left.
+    """Return the result of *work*, and cancel it if the client disconnects before it ends.
 
-    *is_read* is set when nobody reads the body of *request* any more; by default that is now.
+    *is_read* is set when the body of *request* has been read; with None it has been read already.
+    Raises ClientDisconnect if the client disconnects.
     """
 
     async def watch() -> None:
         if is_read is not None:
             await is_read.wait()
         while (await request.receive())["type"] != "http.disconnect":
-            pass  # a request without a body ends with an empty message
+            pass  # the empty message at the end of a request without a body
         scope.cancel()
 
-    # No task group: it would wrap what *work* raises.
+    # Not a task group, which would wrap the exceptions of *work* in a group.
     with CancelScope() as scope:
-        watching = asyncio.create_task(watch())
+        watcher = asyncio.create_task(watch())
         try:
             return await work()
         finally:
-            watching.cancel()
+            watcher.cancel()
     raise ClientDisconnect
 
 
 def _hop_by_hop(headers: Mapping[str, str]) -> frozenset[str]:
-    """The names of *headers* that are for the next hop only."""
-    named = headers.get("connection", "").split(",")
-    return _HOP_BY_HOP | {name.strip().lower() for name in named}
+    """Return the names of headers that apply to one connection only."""
+    connection_options = headers.get("connection", "").split(",")
+    return _HOP_BY_HOP | {name.strip().lower() for name in connection_options}
 
 
 class _Reply(StreamingResponse):
-    """A reply that may break off as the upstream's does: the server closes its connection."""
+    """A streamed reply. If the upstream breaks off, the server closes the client's connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -186,15 +195,18 @@ class _Reply(StreamingResponse):
 
 
 def reply_with(
-    response: httpx2.Response, chunks: AsyncIterator[bytes], more: Mapping[str, str] | None = None
+    response: httpx2.Response,
+    chunks: AsyncIterator[bytes],
+    extra_headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """*response* for the client, with these *chunks* as its body and *more* headers."""
+    """Return the reply to the client: the head of *response* with *extra_headers*, and *chunks*."""
     reply = _Reply(chunks, response.status_code)
-    dropped = _hop_by_hop(response.headers)
-    kept: list[tuple[bytes, bytes]] = []
+    excluded_names = _hop_by_hop(response.headers)
+    reply_headers: list[tuple[bytes, bytes]] = []
     for name, value in response.headers.raw:
-        if name.decode("latin-1").lower() not in dropped:
-            kept.append((name.lower(), value))
-    added = [(name.encode(), value.encode()) for name, value in (more or {}).items()]
-    reply.raw_headers = [*kept, *added]
+        if name.decode("latin-1").lower() not in excluded_names:
+            reply_headers.append((name.lower(), value))
+    for extra_name, extra_value in (extra_headers or {}).items():
+        reply_headers.append((extra_name.encode(), extra_value.encode()))
+    reply.raw_headers = reply_headers
     return reply

@@ -1,4 +1,4 @@
-"""A full-text index of what one session has stored: an SQLite database in memory, kept as bytes."""
+"""A full-text index of the texts of one session: an SQLite database in memory, saved as bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from ..edits.passages import passages, query_terms, space_words
 
 IS_SUPPORTED: bool = hasattr(sqlite3.Connection, "deserialize")
-"""Whether this SQLite can read a database from memory."""
-MOST_CHARS = 50_000_000
-"""More characters are not taken into an index; it is twice as large."""
+"""True if this SQLite can load a database from memory."""
+MAX_INDEX_CHARS = 50_000_000
+"""Maximum number of characters in an index, which takes about two bytes for each."""
 
-_FORM = b"ctxpipe index 2\n"
-_BEGINNING_BYTES = len(_FORM) + 4
+_VERSION = b"ctxpipe index 2\n"
+_HEADER_BYTES = len(_VERSION) + 4
 _TABLES = """
 create table texts (name text primary key, chars integer);
 create table passages (name text, offset integer, text text);
@@ -29,7 +29,7 @@ _MATCHES = f"""
 
 
 class Hit(NamedTuple):
-    """A passage that was found: the *name* of its text, its *offset* there, and what it says."""
+    """A matching passage: the *name* of its file, its *offset* in the file, and its *text*."""
 
     name: str
     offset: int
@@ -37,12 +37,13 @@ class Hit(NamedTuple):
 
 
 def open_index(content: bytes, names: Iterable[str]) -> Index:
-    """The index in *content*, of texts called *names*, which may lack some.
+    """Return the index in *content*. It may lack some of the texts called *names*.
 
-    An empty one where it is damaged, of another version, or has a text that is none of these.
+    Returns an empty index if *content* is damaged or of another version, or if the index contains a
+    text that is not among *names*.
     """
-    data = memoryview(content)[_BEGINNING_BYTES:]
-    if content[:_BEGINNING_BYTES] == _beginning(data):
+    data = memoryview(content)[_HEADER_BYTES:]
+    if content[:_HEADER_BYTES] == _header(data):
         index = Index(data)
         if index.names.issubset(names):
             return index
@@ -51,7 +52,7 @@ def open_index(content: bytes, names: Iterable[str]) -> Index:
 
 
 class Index:
-    """The index in the database *data*, or an empty one."""
+    """A full-text index, loaded from the database *data*, or empty without it."""
 
     def __init__(self, data: memoryview | None = None) -> None:
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -61,56 +62,58 @@ class Index:
             self._database.deserialize(data)
         sizes = dict(self._database.execute("select name, chars from texts").fetchall())
         self.names: set[str] = set(sizes)
-        """The texts that are in it."""
+        """Names of the texts in the index."""
         self._chars = sum(sizes.values())
 
     def close(self) -> None:
-        """Free its memory."""
+        """Free the memory of the index."""
         self._database.close()
 
     def content(self) -> bytes:
-        """What `open_index` makes an equal one of."""
+        """Return the index as bytes, from which `open_index` creates an equal one."""
         data = self._database.serialize()
-        return _beginning(data) + data
+        return _header(data) + data
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes nothing more in."""
-        return self._chars >= MOST_CHARS
+        """True if the index has reached its maximum size and ignores further texts."""
+        return self._chars >= MAX_INDEX_CHARS
 
     def add(self, texts: Mapping[str, str]) -> None:
-        """Take in *texts* by their names, of which those that end in ``.json`` are records."""
+        """Add *texts*, by file name. Files that end in ``.json`` are split as JSON records."""
         with self._database:
             for name, text in texts.items():
                 chars = 0 if self.is_full else len(text)
                 self.names.add(name)
                 self._chars += chars
                 self._database.execute("insert into texts values (?, ?)", (name, chars))
-                found = passages(text[:chars], is_record=name.endswith(".json"))
-                for offset, passage in found:
+                is_record = name.endswith(".json")
+                for offset, passage in passages(text[:chars], is_record=is_record):
                     row = (name, offset, passage)
-                    added = self._database.execute("insert into passages values (?, ?, ?)", row)
-                    words = (added.lastrowid, space_words(passage))
+                    cursor = self._database.execute("insert into passages values (?, ?, ?)", row)
+                    words = (cursor.lastrowid, space_words(passage))
                     self._database.execute("insert into words (rowid, text) values (?, ?)", words)
 
     def find(self, query: str) -> Iterator[Hit]:
-        """The passages with words of *query*, those with most and the rarest ones first.
+        """Yield the passages with words of *query*: those with the most and rarest words first.
 
-        After these come those with words that begin so, and those that have its words anywhere,
-        some of them once more.
+        Passages with words that begin like a word of *query* follow, then passages that contain one
+        anywhere. A passage can be yielded more than once.
         """
-        terms = map(space_words, query_terms(query))
+        terms = [space_words(term) for term in query_terms(query)]
         phrases = ['"{}"'.format(term.replace('"', '""')) for term in terms]
         for ending in ("", "*"):
             match = " OR ".join(phrase + ending for phrase in phrases) or '""'
-            yield from map(Hit._make, self._database.execute(_MATCHES, (match,)))
+            for row in self._database.execute(_MATCHES, (match,)):
+                yield Hit(*row)
         words = set(re.findall(r"\w+", query.lower()))
-        for hit in map(Hit._make, self._database.execute(_ALL)):
+        for row in self._database.execute(_ALL):
+            hit = Hit(*row)
             text = hit.text.lower()
             if any(word in text for word in words):
                 yield hit
 
 
-def _beginning(data: memoryview | bytes) -> bytes:
-    """What comes before the *data* of a database: its form, and its check sum."""
-    return _FORM + zlib.crc32(data).to_bytes(4, "big")
+def _header(data: memoryview | bytes) -> bytes:
+    """Return the bytes before the *data* of a database: the version and a check sum."""
+    return _VERSION + zlib.crc32(data).to_bytes(4, "big")

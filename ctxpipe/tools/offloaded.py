@@ -1,4 +1,4 @@
-"""Tools for the model: they read what was offloaded, by page or by search, or ask for a summary."""
+"""Tools for the model: read or search offloaded texts, and request a summary."""
 
 from __future__ import annotations
 
@@ -34,52 +34,58 @@ if TYPE_CHECKING:
 
     from ..conversation.conversation import Conversation
 
-_PATTERN_CHARS = 1000
-_SEARCH_CHARS = 100_000_000
+_MAX_PATTERN_CHARS = 1000
+_MAX_SEARCH_CHARS = 100_000_000
 _SEARCH_SECONDS = 2.0
 _SEARCH_MEMORY_BYTES = 384 * 2**20
 _SEARCH_MEMORY_BYTES_PER_CHAR = 16
-_MOST_MATCHES = 1000
-_MOST_CONTEXT = 100  # lines
+_MAX_MATCHES = 1000
+_MAX_CONTEXT_LINES = 100
 _READER = instance_of(TextReader, "a TextReader such as LocalStorage('.ctxpipe')")
-# The name of a text: never hidden, never "..".
+# The file name of a text. It excludes hidden files and "..".
 _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 def offload_tools(
     storage: TextReader | Session, *, session_id: str | None = None, max_chars: int = 20_000
 ) -> list[Tool]:
-    """Tools that read what *storage*, any `TextReader`, or a session has of offloaded texts.
+    """Return tools with which the model reads offloaded texts.
 
-    `read_offloaded` and `search_offloaded` accept every form of path that a placeholder prints, and
-    read nothing outside the storage. With *session_id* they read nothing of another session, but of
-    conversations that an adapter has found under the same name, such as sub-agents: where the
-    storage has a method ``key(path)``, as LocalStorage has, the key that it gives must be in the
-    session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
-    other path only the last name counts, and is looked up in that folder. A regular expression may
-    take two seconds, in a process of its own. An image or document is answered as the block that it
-    was.
+    *storage* is any `TextReader`, or a session. The tools:
 
-    `search_history` finds by words what has left the context of one conversation: that of
-    *session_id*, else the one that a path of its placeholders leads to. It is there where the
-    storage has a method ``contents``, as ctxpipe's own have.
+    - `read_offloaded` returns one page of a text, and `search_offloaded` the lines that match a
+      pattern. Both accept every form of path that a placeholder prints. A regular expression runs
+      in a separate process for at most two seconds. An image or document is returned as its
+      original block.
+    - `search_history` searches by words in everything that has left the context of one
+      conversation: that of *session_id*, otherwise that of a path in one of its placeholders. It
+      exists if the storage has a method ``contents``, like ctxpipe's own storages.
+    - `compact_context`, with which the model requests a summary before the next turn, exists only
+      for a session whose pipeline has a `Compact` stage. It refuses, with the reason, while the
+      context is small or if the last summary is only a few turns old.
 
-    One answer has at most *max_chars* characters of text. None is ever offloaded again, but for
+    The tools read nothing outside the storage. With *session_id* they read only that session and
+    conversations that an adapter found under the same name, such as sub-agents. If the storage has
+    a method ``key(path)``, like LocalStorage, the key that it returns must be in the session's
+    folder. A URL such as ``ctxpipe://session/name.md`` must name the session. Of any other path
+    only the last name is used, and is looked up in the session's folder.
+
+    With a session as *storage* the tools read only the texts of that session, from the storage of
+    its stages or of its journal, and `search_history` omits what the context still contains.
+
+    An answer has at most *max_chars* characters of text. Answers are never offloaded again, except
     images and documents.
 
-    Given a session instead, they read the texts of that session alone, from the storage of its
-    stages or of its journal, and what is in sight is not found. Where its pipeline has a `Compact`
-    stage there is one more, `compact_context`: the model asks for a summary before the next turn.
-    It is told why not where the context is small yet, or a summary was made a few turns ago.
-
-    Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars*
-    no number above 0.
+    Raises SettingsError if *storage* cannot be read from, if *session_id* is no text, or if
+    *max_chars* is not a whole number above 0.
     """
     source: object = storage
     conversation = None
     if isinstance(storage, Session):
         if session_id is not None:
-            raise SettingsError("session_id is given beside a session, which has its own")
+            raise SettingsError(
+                "session_id cannot be combined with a session, which has its own id"
+            )
         session_id = storage.session_id
         conversation = conversation_of(storage)
         source = conversation.text_reader
@@ -90,7 +96,7 @@ def offload_tools(
     _READER.check("storage", source)
     SESSION_ID.optional.check("session_id", session_id)
     COUNT.check("max_chars", max_chars)
-    texts = _Reader(cast("TextReader", source), session_id, max_chars)
+    texts = _OffloadedTexts(cast("TextReader", source), session_id, max_chars)
     tools = [
         Tool(_read_tool(max_chars), texts.read),
         Tool(_DEFINITIONS["search_offloaded"], texts.search),
@@ -109,7 +115,7 @@ _DEFINITIONS: Mapping[str, ToolParam] = json.loads(
 
 
 def _history_tool(session_id: str | None) -> ToolParam:
-    """The definition of the searching tool, with a path where it has to find the session."""
+    """Return the definition of `search_history`, with a path argument if *session_id* is None."""
     definition: Any = deepcopy(_DEFINITIONS["search_history"])
     if session_id is not None:
         schema = definition["input_schema"]
@@ -120,7 +126,7 @@ def _history_tool(session_id: str | None) -> ToolParam:
 
 
 def _read_tool(max_chars: int) -> ToolParam:
-    """The definition of the reading tool, with its own limit."""
+    """Return the definition of `read_offloaded`, with *max_chars* as its limit."""
     definition: Any = deepcopy(_DEFINITIONS["read_offloaded"])
     limit = definition["input_schema"]["properties"]["limit"]
     limit["description"] = limit["description"].format(max_chars=max_chars)
@@ -130,19 +136,23 @@ def _read_tool(max_chars: int) -> ToolParam:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _OffloadedTexts:
+    """The handlers of the tools that read the texts in *storage*."""
+
     storage: TextReader
     session_id: str | None
     max_chars: int
 
     async def read(self, arguments: Mapping[str, object]) -> ToolAnswer:
-        offset = _whole(arguments, "offset", 0)
-        limit = min(_whole(arguments, "limit", self.max_chars, least=1), self.max_chars)
+        offset = _whole_number(arguments, "offset", default=0)
+        limit = min(
+            _whole_number(arguments, "limit", default=self.max_chars, minimum=1), self.max_chars
+        )
         location = await self._location(arguments)
         name = location.rsplit("/", 1)[-1]
         if is_media_file(name):
-            whole = await self.storage.read(location)
-            block = await in_thread(block_of, name, whole.text)
+            media = await self.storage.read(location)
+            block = await in_thread(block_of, name, media.text)
             if block is not None:
                 return [block]
         page = await self.storage.read(location, offset, limit)
@@ -158,13 +168,13 @@ class _Reader:
 
     async def search(self, arguments: Mapping[str, object]) -> str:
         pattern = _text(arguments, "pattern")
-        if len(pattern) > _PATTERN_CHARS:
+        if len(pattern) > _MAX_PATTERN_CHARS:
             raise ToolInputError(
-                f"pattern has {len(pattern)} characters; give at most {_PATTERN_CHARS}"
+                f"pattern has {len(pattern)} characters; give at most {_MAX_PATTERN_CHARS}"
             )
-        limit = min(_whole(arguments, "limit", 20, least=1), _MOST_MATCHES)
-        context = min(_whole(arguments, "context", 0), _MOST_CONTEXT)
-        page = await self.storage.read(await self._location(arguments), 0, _SEARCH_CHARS)
+        limit = min(_whole_number(arguments, "limit", default=20, minimum=1), _MAX_MATCHES)
+        context = min(_whole_number(arguments, "context", default=0), _MAX_CONTEXT_LINES)
+        page = await self.storage.read(await self._location(arguments), 0, _MAX_SEARCH_CHARS)
         find = _find_regex if arguments.get("regex") is True else _find_literal
         lines = await find(pattern, page.text, limit + 1, context)
         remarks = ""
@@ -181,16 +191,16 @@ class _Reader:
     async def search_history(self, history: History, arguments: Mapping[str, object]) -> str:
         query = _text(arguments, "query")
         session_id = self.session_id or await self._session_of(await self._location(arguments))
-        return self._cut(await history.search(session_id, query[:_PATTERN_CHARS]))
+        return self._cut(await history.search(session_id, query[:_MAX_PATTERN_CHARS]))
 
     async def _session_of(self, location: str) -> str:
-        """The session with the text at *location*. Raises ToolInputError where there is none."""
+        """Return the id of the session with the text at *location*, or raise ToolInputError."""
         folder = next(possible_keys(location), "").split("/")[0]
         storage: Any = self.storage
         for session_id in await storage.sessions():
             if session_folder(session_id) == folder:
-                found: str = session_id
-                return found
+                matching_id: str = session_id
+                return matching_id
         raise _no_text(location)
 
     def _cut(self, text: str) -> str:
@@ -209,7 +219,7 @@ class _Reader:
         return location
 
     def _resolve(self, path: str) -> str | None:
-        """What to read for *path*; None where the model may not read it."""
+        """Return the storage location for *path*, None if the model may not read it."""
         find_key = getattr(self.storage, "key", None)
         if callable(find_key):
             key: str = find_key(path)
@@ -229,7 +239,7 @@ class _Reader:
         return key
 
     def _may_read(self, key: str) -> bool:
-        """Whether *key* is a text of the session, or of another conversation of its name."""
+        """Return True if *key* belongs to the session, or to a conversation of the same name."""
         folder, separator, _ = key.partition("/")
         if self.session_id is None:
             return True
@@ -237,7 +247,7 @@ class _Reader:
 
 
 def _no_text(path: str) -> ToolInputError:
-    # The same words for every fault: other sessions and the folders of this machine stay hidden.
+    # One text for every cause, so that it reveals no other session and no folder of this machine.
     return ToolInputError(
         f"there is no offloaded text {_quote(path)}; give the path as the placeholder has it"
     )
@@ -248,8 +258,8 @@ async def _find_literal(pattern: str, text: str, limit: int, context: int) -> li
 
 
 async def _find_regex(pattern: str, text: str, limit: int, context: int) -> list[str]:
-    # In a process of its own: compiling and matching may take for ever and all memory, and nothing
-    # in this process could stop them.
+    # In a separate process: compiling and matching can take unlimited time and memory, and nothing
+    # in this process can stop them.
     memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
     texts = [pattern, str(limit), str(context), text]
     answers = await in_process(regex_matches, texts, seconds=_SEARCH_SECONDS, memory_bytes=memory)
@@ -278,12 +288,14 @@ def _text(arguments: Mapping[str, object], name: str) -> str:
     return value
 
 
-def _whole(arguments: Mapping[str, object], name: str, default: int, least: int = 0) -> int:
+def _whole_number(
+    arguments: Mapping[str, object], name: str, default: int, minimum: int = 0
+) -> int:
     value = arguments.get(name)
     if value is None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ToolInputError(f"{name} is {_quote(value)}; give a whole number of {least} or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value < 2**63:
+        raise ToolInputError(f"{name} is {_quote(value)}; give a whole number of {minimum} or more")
     return value
 
 
@@ -297,44 +309,48 @@ def _quote(value: object) -> str:
     return repr(value)
 
 
-LEAST_TURNS = 10
-"""Between two summaries that the model asks for: each loses detail, and is paid for."""
-LEAST_FILL = 0.2
-"""Of the budget's trigger: a summary of less saves little."""
-FOCUS_CHARS = 2_000
+MIN_TURNS_BETWEEN = 10
+"""Minimum turns between two summaries that the model requests: each loses detail and has a cost."""
+MIN_FILL = 0.2
+"""Minimum share of the budget's trigger that the context fills: below it a summary saves little."""
+MAX_FOCUS_CHARS = 2_000
 
 
 @dataclass(slots=True)
 class _Compaction:
+    """The handler of `compact_context`."""
+
     conversation: Conversation
-    asked_at: int | None = None  # the turn before the last summary that was asked for
+    last_request_turn: int | None = None
 
     async def ask(self, arguments: Mapping[str, object]) -> str:
         focus = arguments.get("focus")
         if not isinstance(focus, str):
             raise ToolInputError("focus is missing; give a text")
-        if len(focus) > FOCUS_CHARS:
-            raise ToolInputError(f"focus has {len(focus)} characters; give at most {FOCUS_CHARS}")
+        if len(focus) > MAX_FOCUS_CHARS:
+            raise ToolInputError(
+                f"focus has {len(focus)} characters; give at most {MAX_FOCUS_CHARS}"
+            )
         refusal = self._refusal()
         if refusal:
             raise ToolInputError(f"the context is not compacted: {refusal}")
         self.conversation.compact_next(focus.strip())
-        self.asked_at = self.conversation.turns
+        self.last_request_turn = self.conversation.turns
         return "The conversation so far will be replaced by a summary before your next turn."
 
     def _refusal(self) -> str:
-        """Why not now; "" where nothing is against it."""
+        """Return the reason why the context cannot be compacted now, "" if it can."""
         conversation = self.conversation
         if conversation.is_compaction_due:
             return "a summary is due before the next turn already"
-        if self.asked_at is not None:
-            wait = self.asked_at + LEAST_TURNS - conversation.turns
+        if self.last_request_turn is not None:
+            wait = self.last_request_turn + MIN_TURNS_BETWEEN - conversation.turns
             if wait > 0:
                 turns = count_phrase(wait, "turn")
                 return f"the last summary is not long ago; ask again in {turns}"
-        if conversation.fill < LEAST_FILL:
+        if conversation.fill < MIN_FILL:
             return (
-                f"it fills {conversation.fill:.0%} of its budget, and below {LEAST_FILL:.0%} a"
+                f"it fills {conversation.fill:.0%} of its budget, and below {MIN_FILL:.0%} a"
                 " summary would save little"
             )
         return ""

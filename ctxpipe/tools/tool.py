@@ -1,4 +1,4 @@
-"""A tool and its handler, and the ways to answer the model's calls of it."""
+"""Tools with their handlers, and functions that answer the model's tool calls."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 ToolAnswer: TypeAlias = str | list[JsonDict]
-"""What a tool answers with: a text, or blocks of a tool result, such as an image."""
+"""Answer of a tool: a text, or blocks of a tool result, such as an image."""
 
 
 class ToolInputError(CtxpipeError, ValueError):
-    """The model gave a tool an argument that is invalid; the text tells the model what to give."""
+    """An invalid argument in a tool call. The text tells the model what to pass instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A plain Anthropic tool definition with its async handler.
 
-    It answers with a text, or with blocks of a tool result, such as an image.
+    The handler takes the call's arguments and returns a text, or blocks of a tool result, such as
+    an image.
     """
 
     definition: ToolParam
@@ -37,33 +38,34 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name under which the model calls it."""
+        """The name under which the model calls the tool."""
         return self.definition["name"]
 
     async def __call__(self, arguments: Mapping[str, object], /) -> ToolAnswer:
         """Return the tool's answer.
 
-        In an agent's loop use `result`, under a framework `text`: neither of them raises.
+        In an agent's loop use `result`, in a framework `text`: these return errors as answers.
 
-        Raises ToolInputError, with a text that the model can act on, and what the handler raises.
+        Raises ToolInputError if an argument is invalid, with a text for the model, and every error
+        of the handler.
         """
         return await self.handler(arguments)
 
     async def text(self, arguments: object, /) -> ToolAnswer:
-        """Return the tool's answer, or what went wrong, as text for the model to read.
+        """Return the tool's answer; if the call fails, return an error text for the model.
 
-        For frameworks that take a tool as a function: many of them end the agent's run when a tool
-        raises, and a model mistypes a path sooner or later. An image or a document is answered as
-        blocks, as by a call of the tool itself.
+        Use it in frameworks that take a tool as a function: many of them end the agent's run if a
+        tool raises, for example because the model mistyped a path. An image or a document is
+        returned as blocks.
         """
         content, _ = await self._attempt(arguments)
         return content
 
     async def result(self, block: Block, /) -> ToolResultBlockParam:
-        """The tool_result block for the tool_use *block*: append it to the next user message.
+        """Return the tool_result block for the tool_use *block*, for the next user message.
 
-        A failure becomes a result with ``is_error``, for the model to read; no error is raised.
-        Details of an error that the model did not cause are logged, and hidden from it.
+        If the call fails, the result has ``is_error`` and a text for the model; no error is raised.
+        Details of errors that the model did not cause are logged and not shown to the model.
         """
         content: Any
         content, is_error = await self._attempt(field(block, "input"))
@@ -77,7 +79,7 @@ class Tool:
             arguments = {}
         try:
             return _sendable(await self(arguments)), False
-        except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
+        except Exception as error:  # noqa: BLE001  no error may end the agent's loop
             return without_surrogates(_error_text(self.name, error)), True
 
 
@@ -103,7 +105,7 @@ def _error_result(block: Block, text: str) -> ToolResultBlockParam:
 
 
 def _error_text(name: str, error: Exception) -> str:
-    """What the model reads about *error*: no folder of this machine, no text of another session."""
+    """Return the text for the model about *error*, without paths or texts of other sessions."""
     if isinstance(error, ToolInputError):
         # The API refuses an error without a text.
         return str(error).strip() or "an argument is invalid"
@@ -129,11 +131,12 @@ async def answer(
 async def answer(
     block: Block, tools: Iterable[Tool], *, others: Iterable[str] = ()
 ) -> ToolResultBlockParam | None:
-    """The `Tool.result` of the one of *tools* that *block* calls.
+    """Return the tool_result block for *block*, answered by the one of *tools* that it calls.
 
-    None for a block that is no ``tool_use``, and for a call of one of the *others*, which the
-    caller runs itself. A call of any other name, which the model has made up, is answered with an
-    error result that names the tools there are. Raises SettingsError when *others* is one text.
+    Returns None if *block* is no ``tool_use``, or calls one of the *others*: tools that the caller
+    runs itself. A call of an unknown tool gets an error result that lists the available tools.
+
+    Raises SettingsError if *others* is a single text.
     """
     if isinstance(others, str):
         raise SettingsError(f"others is {excerpt(others)}; give a list of names")
@@ -148,13 +151,13 @@ async def answer(
 
 
 def unknown_tool(name: object, names: Iterable[str]) -> str:
-    """What the model reads that has called the tool *name*, where there are only *names*."""
-    known = ", ".join(names) or "none"
-    return f"there is no tool {excerpt(name)}; there are: {known}"
+    """Return the error text for a call of the unknown tool *name*, with the available *names*."""
+    available = ", ".join(names) or "none"
+    return f"there is no tool {excerpt(name)}; there are: {available}"
 
 
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
-    """*tools* in the form that the SDK's tool runner takes.
+    """Return *tools* in the form that the SDK's tool runner takes.
 
     ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``: the client must be
     asynchronous.

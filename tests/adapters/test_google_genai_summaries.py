@@ -50,7 +50,7 @@ async def test_gemini_is_asked_where_a_model_is_named_and_else_nobody(
             await work(client, stream=stream)
             await client.aclose()
 
-    told = [leaving.told for turn in gateway.gateway.record.turns for leaving in turn.left]
+    told = [leaving.detail for turn in gateway.gateway.record.turns for leaving in turn.removals]
     writer = "ExtractiveSummarizer" if named is None else f"AgentSummarizer, {named}"
     assert sum(f"({writer}" in text for text in told) > 1
     assert not noted.foreign

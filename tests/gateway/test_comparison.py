@@ -11,7 +11,7 @@ import pytest
 from ctxpipe.gateway.comparison import (
     BARE,
     SHAPED,
-    Row,
+    TrialRow,
     interval,
     pairs_to_tell,
     table,
@@ -20,11 +20,11 @@ from ctxpipe.gateway.comparison import (
 )
 
 
-def row(number: int, arm: str, *, success: bool = True, dollars: float | None = 1.0) -> Row:
-    return Row("t", number, arm, success, dollars, 5, 2.0, 0, 0, "")
+def row(number: int, arm: str, *, success: bool = True, dollars: float | None = 1.0) -> TrialRow:
+    return TrialRow("t", number, arm, success, dollars, 5, 2.0, 0, 0, "")
 
 
-def rows(*found: Row) -> dict[tuple[str, int, str], Row]:
+def rows(*found: TrialRow) -> dict[tuple[str, int, str], TrialRow]:
     return {(one.task, one.number, one.arm): one for one in found}
 
 
@@ -122,7 +122,7 @@ def test_whatever_is_seen_some_number_of_pairs_would_tell():
 # The table ----------------------------------------------------------------------------------------
 
 
-def cells(name: str, found: dict[tuple[str, int, str], Row]) -> list[str]:
+def cells(name: str, found: dict[tuple[str, int, str], TrialRow]) -> list[str]:
     [line] = [line for line in table(found) if line.startswith(name)]
     return re.split(r"\s{2,}", line)
 

@@ -46,7 +46,7 @@ async def test_a_compressed_request_is_shaped_and_goes_out_plain(tmp_path, encod
     assert "offloaded to file" in result_of(sent.body["messages"][2])
     assert "content-encoding" not in sent.headers
     assert int(sent.headers["content-length"]) == len(sent.raw)
-    assert gateway.gateway.record.failed == 0
+    assert gateway.gateway.record.unshaped_turns == 0
 
 
 @every_encoding
@@ -58,7 +58,7 @@ async def test_a_compressed_request_with_nothing_to_shape_goes_out_plain_too(tmp
         record = gateway.gateway.record
     assert api.bodies == [raw]
     assert "content-encoding" not in api.headers[0]
-    assert [turn.what for turn in record.turns] == ["unchanged"]
+    assert [turn.outcome for turn in record.turns] == ["unchanged"]
 
 
 async def test_encodings_in_two_headers_are_one_list(tmp_path):
@@ -123,7 +123,7 @@ async def test_what_cannot_be_decoded_is_sent_on_as_it_came_with_a_line_in_the_l
     assert reply.status_code == 200
     assert api.bodies == [packed]
     assert api.headers[0]["content-encoding"] == encoding
-    assert [turn.what for turn in record.turns] == ["not shaped"]
+    assert [turn.outcome for turn in record.turns] == ["not shaped"]
     [line] = caplog.messages
     assert "the original request is sent" in line
     assert reason in line

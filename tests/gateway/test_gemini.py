@@ -70,8 +70,8 @@ async def test_long_results_leave_and_the_beginning_stays(tmp_path, method, at):
             contents += answered(await ask(client, contents, method, at))
         record = gateway.gateway.record
     assert api.refused == []
-    assert record.failed == 0
-    assert record.sent < record.whole / 3
+    assert record.unshaped_turns == 0
+    assert record.sent_tokens < record.history_tokens / 3
     assert all(len(request.raw) < 12_000 for request in api.requests)
     check_prefix(api)
     assert {turn.model for turn in record.turns} == {"gemini-3-pro-preview"}
@@ -105,7 +105,7 @@ async def test_a_prompt_that_is_too_long_is_sent_again_shorter(tmp_path, method)
         record = gateway.gateway.record
     assert parts[0]["text"] == "fine"
     assert [bool(request.problems) for request in api.requests] == [True, False]
-    assert [turn.what for turn in record.turns] == ["recovered"]
+    assert [turn.outcome for turn in record.turns] == ["recovered"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from ctxpipe._cli import app
 from ctxpipe.errors import SettingsError
 from ctxpipe.gateway.journals import journal_kind, open_journal
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 from ctxpipe.gateway.shaping import Shaper
 from ctxpipe.testing import MessagesServer
 
@@ -131,7 +131,9 @@ TOKENS = ["a" * 20, "b" * 20]
 
 
 def folder_of(root: Path, token: str) -> Path:
-    return root / Shaper(Settings({"": "http://127.0.0.1:9"}, root, tokens=TOKENS), token).owner
+    return (
+        root / Shaper(GatewaySettings({"": "http://127.0.0.1:9"}, root, tokens=TOKENS), token).owner
+    )
 
 
 async def clean(*arguments: object) -> Any:
@@ -201,7 +203,7 @@ async def test_its_health_says_what_is_shared_and_no_password(tmp_path):
 
 
 def test_settings_do_not_show_the_password():
-    settings = Settings({"": "http://127.0.0.1:9"}, journal="postgres://me:secret@db/agents")
+    settings = GatewaySettings({"": "http://127.0.0.1:9"}, journal="postgres://me:secret@db/agents")
     assert "secret" not in repr(settings)
 
 
@@ -221,7 +223,7 @@ def test_settings_do_not_show_the_password():
 )
 def test_another_journal_is_refused_by_name(url, told):
     with pytest.raises(SettingsError, match="journal") as refused:
-        Settings({"": "http://127.0.0.1:9"}, journal=url)
+        GatewaySettings({"": "http://127.0.0.1:9"}, journal=url)
     assert told in str(refused.value)
 
 

@@ -6,38 +6,44 @@ from gateways import Upstream, conversation, http, key, post, replies, serving
 
 from ctxpipe import __version__
 from ctxpipe.gateway.page import headers, write_page
-from ctxpipe.gateway.record import Leaving, Record, Turn
+from ctxpipe.gateway.record import GatewayRecord, GatewayTurn, Removal
 from ctxpipe.testing import MessagesServer
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def record(*turns: Turn) -> Record:
-    made = Record()
+def record(*turns: GatewayTurn) -> GatewayRecord:
+    made = GatewayRecord()
     for turn in turns:
         made.add(turn)
     return made
 
 
 def test_an_empty_page_says_what_to_do():
-    assert "Point an agent's base URL here" in write_page(Record()).replace("&#x27;", "'")
+    assert "Point an agent's base URL here" in write_page(GatewayRecord()).replace("&#x27;", "'")
 
 
 def test_a_page_says_what_was_sent_and_what_it_would_have_been():
-    page = write_page(record(Turn("s", "m", "shaped", sent=1_000, whole=4_000, status=200)))
+    page = write_page(
+        record(GatewayTurn("s", "m", "shaped", sent_tokens=1_000, history_tokens=4_000, status=200))
+    )
     assert "1 turn: 1,000 tokens sent instead of 4,000, 75.0% less." in page
 
 
 def test_a_page_says_what_made_it_and_whose_prices_its_dollars_are():
-    free = write_page(record(Turn("s", "m", "shaped", sent=1, whole=2)))
-    priced = write_page(record(Turn("s", "m", "shaped", sent=1, whole=2, dollars=0.5)))
+    free = write_page(record(GatewayTurn("s", "m", "shaped", sent_tokens=1, history_tokens=2)))
+    priced = write_page(
+        record(GatewayTurn("s", "m", "shaped", sent_tokens=1, history_tokens=2, dollars=0.5))
+    )
     assert f"ctxpipe {__version__}, 20" in free
     assert "genai-prices" not in free
     assert "dollars at the prices of each turn&#x27;s model, as genai-prices lists them" in priced
 
 
-def shaped(session: str, sent: int, whole: int, **more: Any) -> Turn:
-    return Turn(session, "m", "shaped", sent=sent, whole=whole, status=200, **more)
+def shaped(session: str, sent: int, whole: int, **more: Any) -> GatewayTurn:
+    return GatewayTurn(
+        session, "m", "shaped", sent_tokens=sent, history_tokens=whole, status=200, **more
+    )
 
 
 def test_what_was_sent_is_drawn_by_kind_in_the_colours_of_the_replay_page():
@@ -57,8 +63,10 @@ def test_what_was_left_out_is_drawn_where_something_was():
 
 
 def test_what_left_a_context_is_told_turn_by_turn_and_in_all():
-    left = [Leaving("DirectOffload", 3_000, "1 block moved to files")]
-    page = write_page(record(shaped("s", 1, 9, left=left), shaped("s", 2, 9, left=left)))
+    removals = [Removal("DirectOffload", 3_000, "1 block moved to files")]
+    page = write_page(
+        record(shaped("s", 1, 9, removals=removals), shaped("s", 2, 9, removals=removals))
+    )
     assert page.count("<td class=soft>DirectOffload −3,000: 1 block moved to files") == 2
     assert "Left the context: 6,000 tokens by DirectOffload in 2 turns." in page
     assert page.count("<line ") == 2
@@ -72,8 +80,17 @@ def test_sessions_keep_their_places_while_several_are_at_work():
 
 
 def test_every_text_of_others_is_escaped():
-    left = [Leaving(SCRIPT, 5, SCRIPT)]
-    turn = Turn(SCRIPT, SCRIPT, "shaped", sent=1, whole=2, left=left, reason=SCRIPT, status=200)
+    removals = [Removal(SCRIPT, 5, SCRIPT)]
+    turn = GatewayTurn(
+        SCRIPT,
+        SCRIPT,
+        "shaped",
+        sent_tokens=1,
+        history_tokens=2,
+        removals=removals,
+        reason=SCRIPT,
+        status=200,
+    )
     turn.text = SCRIPT
     page = write_page(record(turn))
     assert "<script" not in page

@@ -9,7 +9,7 @@ from gateways import Upstream, conversation, http, key
 from models import MODEL
 
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 
 SENT = {
     "/anthropic/messages": "/v1/messages",
@@ -34,7 +34,7 @@ async def gateway_and_api(tmp_path):
 
     async with Upstream() as api:
         upstreams = {"/anthropic": api.url, "/openai": f"{api.url}/x"}
-        gateway = await asyncio.to_thread(Serving, Settings(upstreams, tmp_path))
+        gateway = await asyncio.to_thread(Serving, GatewaySettings(upstreams, tmp_path))
         running = asyncio.create_task(gateway.run())
         while not gateway.is_running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

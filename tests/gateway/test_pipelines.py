@@ -42,7 +42,7 @@ def test_however_many_windows_are_named_few_pipelines_are_kept():
 
 
 def test_a_window_that_was_forgotten_is_learned_again(monkeypatch):
-    monkeypatch.setattr(pipelines, "MAX_LEARNED", 4)
+    monkeypatch.setattr(pipelines, "MAX_WINDOWS", 4)
     made = Pipelines("chat", MemoryStorage())
     for number in range(9):
         made.learn_window(f"model {number}", "", 16_000)

@@ -174,7 +174,7 @@ async def test_without_files_nothing_leaves_for_one_and_a_context_is_still_compa
     history = conversation(12, size=6_000)
     async with Upstream() as api, serving(api.url, None, window=9_000) as gateway:
         await post(gateway, {"messages": history})
-        assert gateway.gateway.record.turns[0].left[0][0] == "Compact"
+        assert gateway.gateway.record.turns[0].removals[0][0] == "Compact"
     assert len(api.bodies[0]) < 0.6 * len(json.dumps(history))
     assert str(tmp_path).encode() not in api.bodies[0]
     assert list(tmp_path.iterdir()) == []

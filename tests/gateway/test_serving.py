@@ -9,7 +9,7 @@ from gateways import post
 
 from ctxpipe.gateway import serving
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 from ctxpipe.testing import MessagesServer
 
 PAUSE = 0.01
@@ -41,7 +41,7 @@ async def test_garbage_is_collected_between_requests_and_not_while_one_is_answer
         return "done"
 
     async with MessagesServer(answer) as api:
-        gateway = await asyncio.to_thread(Serving, Settings({"": api.url}, tmp_path))
+        gateway = await asyncio.to_thread(Serving, GatewaySettings({"": api.url}, tmp_path))
         running = asyncio.create_task(gateway.run_alone())
         while not gateway.is_running:  # noqa: ASYNC110
             await asyncio.sleep(PAUSE)
@@ -63,7 +63,9 @@ async def test_garbage_is_collected_between_requests_and_not_while_one_is_answer
 
 
 async def test_small_chunks_are_sent_at_once(tmp_path):
-    gateway = await asyncio.to_thread(Serving, Settings({"": "http://127.0.0.1:1"}, tmp_path))
+    gateway = await asyncio.to_thread(
+        Serving, GatewaySettings({"": "http://127.0.0.1:1"}, tmp_path)
+    )
     running = asyncio.create_task(gateway.run())
     while not gateway.is_running:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE)
@@ -84,7 +86,9 @@ async def test_small_chunks_are_sent_at_once(tmp_path):
 
 async def test_threads_give_way_sooner_only_while_it_serves_alone(tmp_path):
     interval = sys.getswitchinterval()
-    gateway = await asyncio.to_thread(Serving, Settings({"": "http://127.0.0.1:1"}, tmp_path))
+    gateway = await asyncio.to_thread(
+        Serving, GatewaySettings({"": "http://127.0.0.1:1"}, tmp_path)
+    )
     running = asyncio.create_task(gateway.run_alone())
     while not gateway.is_running:  # noqa: ASYNC110
         await asyncio.sleep(PAUSE)

@@ -47,4 +47,4 @@ async def test_a_turn_of_a_gateway_knows_what_its_tokens_were_spent_on(tmp_path)
         await post(gateway, {"messages": conversation(1), "system": "be brief"})
     [turn] = gateway.gateway.record.turns
     assert set(turn.kinds) == {"system", "user", "calls", "placeholders"}
-    assert abs(sum(turn.kinds.values()) - turn.sent) < 20
+    assert abs(sum(turn.kinds.values()) - turn.sent_tokens) < 20

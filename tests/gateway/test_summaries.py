@@ -13,7 +13,7 @@ from connections import Agent, chat_history, every_key, summaries
 from gateways import key, serving
 from models import MODEL, OTHER_MODEL
 
-from ctxpipe.gateway.record import Record
+from ctxpipe.gateway.record import GatewayRecord
 from ctxpipe.testing import GeminiServer, MessagesServer, OpenAIServer
 
 TURNS = 22
@@ -61,7 +61,7 @@ async def work(api: str, url: str, model: str) -> None:
 
 async def shaped(
     api: str, folder: Path, monkeypatch: pytest.MonkeyPatch, model: str = "m", **settings: Any
-) -> tuple[Any, Record]:
+) -> tuple[Any, GatewayRecord]:
     """The upstream after a run of *api* through a gateway with *settings*, and the record."""
     with every_key(monkeypatch) as noted:
         async with (
@@ -76,10 +76,10 @@ async def shaped(
     return server, gateway.gateway.record
 
 
-def compactions(record: Record) -> list[str]:
+def compactions(record: GatewayRecord) -> list[str]:
     """What *record* says of each compaction."""
-    leavings = [leaving for turn in record.turns for leaving in turn.left]
-    return [leaving.told for leaving in leavings if leaving.stage == "Compact"]
+    leavings = [leaving for turn in record.turns for leaving in turn.removals]
+    return [leaving.detail for leaving in leavings if leaving.stage == "Compact"]
 
 
 @every_api
@@ -138,8 +138,8 @@ async def test_what_a_turn_has_cost_includes_its_summary(tmp_path: Path, monkeyp
     told = re.compile(rf"\(AgentSummarizer, {OTHER_MODEL}, \$([\d.]+)\)")
     checked = 0
     for turn in record.turns:
-        for leaving in turn.left:
-            found = told.search(leaving.told)
+        for leaving in turn.removals:
+            found = told.search(leaving.detail)
             if found is not None:
                 checked += 1
                 assert turn.dollars is not None

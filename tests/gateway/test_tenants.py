@@ -55,7 +55,10 @@ async def test_what_passed_or_was_refused_is_counted_for_who_asked(tmp_path):
             (await client.get(gateway.url + "/", headers=shown(token))).text
             for token in (ALICE, BOB)
         ]
-        everything = str(gateway.gateway.record.passed), str(gateway.gateway.record.refused)
+        everything = (
+            str(gateway.gateway.record.passed_requests),
+            str(gateway.gateway.record.refused_requests),
+        )
     assert "1 other request passed through, 1 request refused" in pages[0]
     assert "passed through" not in pages[1]
     assert "refused" not in pages[1]

@@ -348,7 +348,7 @@ async def test_rows_of_another_agent_are_no_rows_of_this_one(folder):
             "[one]\nfolder = 'work'\nprompt = 3\ncheck = 'true'",
             "give a table with the texts folder, prompt, check",
         ),
-        ("[one]\nfolder = 'gone'\nprompt = 'x'\ncheck = 'true'", "which is not there"),
+        ("[one]\nfolder = 'gone'\nprompt = 'x'\ncheck = 'true'", "which does not exist"),
     ],
 )
 def test_what_is_wrong_with_the_tasks_is_said_in_one_sentence(folder, tasks, said):

@@ -11,7 +11,7 @@ import pytest
 from places import PACKAGE, ROOT
 
 from ctxpipe import Result
-from ctxpipe.gateway.record import What
+from ctxpipe.gateway.record import TurnOutcome
 from ctxpipe.stages.reports import Outcome, StageReport
 
 PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
@@ -50,4 +50,4 @@ def test_it_names_each_outcome():
 
 
 def test_it_names_what_the_gateway_may_do_in_a_turn():
-    assert [what for what in get_args(What) if f"`{what}`" not in PAGE] == []
+    assert [outcome for outcome in get_args(TurnOutcome) if f"`{outcome}`" not in PAGE] == []

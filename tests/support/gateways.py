@@ -20,7 +20,7 @@ from places import ROOT
 from processes import prepared_python
 
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 
 TASK = {"role": "user", "content": "look"}
 
@@ -29,7 +29,7 @@ TASK = {"role": "user", "content": "look"}
 async def serving(upstream: str, root: Path | None, **settings: Any) -> AsyncIterator[Serving]:
     """A gateway before *upstream* on a free port."""
     # The HTTP library reads files when it is first used.
-    server = await asyncio.to_thread(Serving, Settings({"": upstream}, root, **settings))
+    server = await asyncio.to_thread(Serving, GatewaySettings({"": upstream}, root, **settings))
     task = asyncio.create_task(server.run())
     # uvicorn says it in no other way.
     while not server.is_running and not task.done():  # noqa: ASYNC110

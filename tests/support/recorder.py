@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.gateway.settings import Settings
+from ctxpipe.gateway.settings import GatewaySettings
 from ctxpipe.wire.encodings import decode
 
 
@@ -40,7 +40,7 @@ class Recorder:
         A gateway sends them on, so that what the API cannot read, compressed bodies and handshakes
         of WebSockets, is answered as users of a gateway have it.
         """
-        serving = await asyncio.to_thread(Serving, Settings({"": api_url}, root))
+        serving = await asyncio.to_thread(Serving, GatewaySettings({"": api_url}, root))
         serving.gateway.app.add_middleware(_Keeping, recorder=self)
         running = asyncio.create_task(serving.run())
         while not serving.is_running and not running.done():  # noqa: ASYNC110

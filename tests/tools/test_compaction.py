@@ -32,7 +32,7 @@ from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact import Breaker
 from ctxpipe.summarizers import PromptSummarizer, Retry, Summary
 from ctxpipe.tools import ToolInputError, as_beta_tools
-from ctxpipe.tools.offloaded import LEAST_TURNS
+from ctxpipe.tools.offloaded import MIN_TURNS_BETWEEN
 
 LONG = "a line of output\n" * 200
 
@@ -95,7 +95,7 @@ def test_a_session_that_keeps_no_texts_has_nothing_to_read_from():
 
 
 def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="session_id is given beside a session"):
+    with pytest.raises(SettingsError, match="session_id cannot be combined with a session"):
         offload_tools(compacting(tmp_path), session_id="s")
 
 
@@ -144,10 +144,12 @@ async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path):
     await session.run(history)
     await tool({"focus": "ports"})
 
-    for number in range(LEAST_TURNS - 1):
+    for number in range(MIN_TURNS_BETWEEN - 1):
         history += work(1, 100 + number)
         await session.run(history)
-        with pytest.raises(ToolInputError, match=rf"ask again in {LEAST_TURNS - 1 - number} turn"):
+        with pytest.raises(
+            ToolInputError, match=rf"ask again in {MIN_TURNS_BETWEEN - 1 - number} turn"
+        ):
             await tool({"focus": "ports"})
     history += work(1, 200)
     await session.run(history)

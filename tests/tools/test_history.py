@@ -319,7 +319,7 @@ async def test_what_no_index_can_be_saved_for_is_found_all_the_same(tmp_path):
 
 
 async def test_a_full_index_says_so(storage, monkeypatch):
-    monkeypatch.setattr(index_module, "MOST_CHARS", 10)
+    monkeypatch.setattr(index_module, "MAX_INDEX_CHARS", 10)
     await write(storage, a=SOUND)
 
     found = await find(storage, "hand")
