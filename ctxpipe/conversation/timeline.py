@@ -653,8 +653,7 @@ class Timeline:
         moved = step.agreement.moved
         for place, (message, _) in step.agreement.marked.items():
             is_moved = step.adopted or self.starts[place] in moved
-            before = len(list(cache_marks(self.context[place])))
-            if is_moved or len(list(cache_marks(message))) <= before:
+            if is_moved or _mark_count(message) <= _mark_count(self.context[place]):
                 continue
             touched = step.touched
             touched.first = min((place, 0), touched.first or (place, 0))
@@ -667,6 +666,14 @@ class Timeline:
             return None
         is_alone = (self.starts[place], self.ends[place]) == (index, index + 1)
         return place if is_alone else None
+
+
+def _mark_count(message: Message) -> int:
+    """Return the number of cache marks in *message*; 0 if its caller has emptied it since."""
+    try:
+        return len(list(cache_marks(message)))
+    except (KeyError, TypeError):
+        return 0
 
 
 def has_only_grown(before: Message, now: Message) -> bool:

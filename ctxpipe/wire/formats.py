@@ -202,7 +202,13 @@ class Messages(Format):
     """Anthropic's Messages API."""
 
     api = "anthropic"
-    routing = ("inference_geo", "metadata", "service_tier", "user_profile_id", "workspace_id")
+    routing: ClassVar[Sequence[str]] = (
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    )
     path = "/v1/messages"
     codec: ItemReader = MessagesCodec()
 
@@ -255,7 +261,7 @@ class Gemini(Format):
     """Gemini's ``generateContent``, streamed or not, of the *model* that its path names."""
 
     api = "gemini"
-    routing = ()
+    routing: ClassVar[Sequence[str]] = ()
     key = "contents"
     codec: ItemReader = GeminiCodec()
     read_events: ClassVar[Sequence[bytes]] = (b'"finishReason"',)  # others have the usage so far

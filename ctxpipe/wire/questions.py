@@ -51,8 +51,8 @@ class QuestionRefused(SummaryFailed):
 
     def __init__(self, answer: HttpAnswer) -> None:
         super().__init__(f"the API has answered with status {answer.status}")
-        self.status_code = answer.status
-        self.response = answer
+        self.status_code: int = answer.status
+        self.response: HttpAnswer = answer
 
 
 @dataclass(frozen=True, kw_only=True)
