@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 RENEWED_SECONDS = 86_400.0
 """What is used again is noted as used again after so long."""
 _MANY_NOTES = 300  # that are read in a worker thread
-UNREMEMBERED = "what has gone to files cannot be remembered for other conversations of the name: %s"
 
 
 class Decisions:
@@ -175,7 +174,10 @@ class Decisions:
                 yield
         except StorageError as error:
             if not self._is_failing:
-                logger.warning(UNREMEMBERED, safe_text(error))
+                logger.warning(
+                    "offloaded texts cannot be remembered for other conversations of the name: %s",
+                    safe_text(error),
+                )
             self._is_failing = True
         else:
             self._is_failing = False

@@ -40,10 +40,6 @@ READING_PATH = "/mcp"
 """Path of the tools that read offloaded texts back (Model Context Protocol)."""
 COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
 """Path that requests a compaction of one conversation at its next turn."""
-WEBSOCKET_REFUSED = (
-    "a client has asked for a WebSocket, which this gateway does not serve; it was answered 426, "
-    "and clients go on by HTTP then (this is logged once)"
-)
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
 UPGRADE_REQUIRED = 426
@@ -134,7 +130,10 @@ class Gateway:
         """
         if not self._has_refused_websocket:
             self._has_refused_websocket = True
-            logger.warning(WEBSOCKET_REFUSED)
+            logger.warning(
+                "a client asked for a WebSocket, which this gateway does not serve; it was "
+                "answered 426, and clients continue by HTTP then (this is logged once)"
+            )
         response = _error(
             UPGRADE_REQUIRED, "there are no WebSockets: ask by HTTP", request.scope["path"]
         )

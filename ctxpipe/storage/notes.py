@@ -16,12 +16,15 @@ oldest are dropped.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from .._logs import logger
+from ..errors import StorageError, safe_text
 from ..placeholders.names import content_hash, session_folder
 from .atomic import exists, read_bytes, replace_by_copy, temporary_file, write_all
 from .folders import (
@@ -140,9 +143,18 @@ def forget_notes(root: StorageRoot, folder: str, is_forgotten: Callable[[Note], 
 
 
 def expire_notes(root: StorageRoot, before: float) -> None:
-    """Remove the notes that were last used *before* that time. Raises Locked, and StorageError."""
+    """Remove the notes that were last used *before* that time.
+
+    A folder that cannot be opened is left out, as in the rest of a clean-up. Raises Locked, and
+    StorageError.
+    """
     for folder in root.session_folders():
-        forget_notes(root, folder, lambda note: note.seconds < before)
+        try:
+            forget_notes(root, folder, lambda note: note.seconds < before)
+        except StorageError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM):
+                raise
+            logger.debug("the notes in %r are left out: %s", folder, safe_text(error))
 
 
 def _read(folder: int) -> list[Note]:

@@ -14,7 +14,6 @@ A call outside of a turn, such as a deletion, has an allowance of its own, and n
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import threading
 import time
@@ -23,12 +22,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from .._logs import logger
 from .._threads.threads import thread_limiters
 from ..errors import StorageError, safe_text
 from ..settings import STORE_SECONDS
+
+if TYPE_CHECKING:  # a hook that writes one file needs no event loop, and starts faster without
+    import asyncio
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -389,10 +391,14 @@ class Availability:
             return  # another thread has noted it
         logger.warning("%s is back after %.1f s", self.name, time.monotonic() - since)
         if self._unwritten:
+            import asyncio
+
             loop = asyncio.get_running_loop()
             _keep(loop.create_task(self._flush_missing(), context=Context()))
 
     def _begin_trials(self) -> None:
+        import asyncio
+
         task = self._task
         loop = asyncio.get_running_loop()
         if task is not None and not task.done() and not task.get_loop().is_closed():
@@ -426,6 +432,8 @@ class Availability:
 
     async def stop(self) -> None:
         """End the trial in the background, if this event loop runs one."""
+        import asyncio
+
         task = self._task
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -197,8 +198,17 @@ async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
         assert await last.history() == history(8)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
-@pytest.mark.parametrize("method", ["write", "append", "entries", "touch", "lease", "missing"])
+# A write is part of a stage, which fails if what it waited for was cancelled: the next test.
+INTERRUPTIONS: list[tuple[str, type[BaseException]]] = [
+    ("write", KeyboardInterrupt),
+    *product(
+        ["append", "entries", "touch", "lease", "missing"],
+        [KeyboardInterrupt, asyncio.CancelledError],
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "error"), INTERRUPTIONS)
 async def test_an_interruption_passes(method, error: type[BaseException]):
     storage = Failing()
     await turn(session(storage), 1)
@@ -206,6 +216,17 @@ async def test_an_interruption_passes(method, error: type[BaseException]):
 
     with pytest.raises(error):
         await turn(session(storage), 2)
+
+
+async def test_a_text_whose_write_was_cancelled_by_others_costs_its_stage_only():
+    storage = Failing()
+    await turn(session(storage), 1)
+    storage.failing, storage.error = "write", asyncio.CancelledError
+
+    result = await turn(session(storage), 2)
+
+    assert any(report.outcome == "failed" for report in result.reports)
+    assert result.messages[-1] == history(2)[-1]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=NAMES)

@@ -150,16 +150,6 @@ def test_a_search_is_named_by_its_pattern_and_its_place(given: dict[str, Any], l
     assert line in notes(context(conversation(user("Go."), step("t1", "Grep", given))))[0]
 
 
-def test_a_note_can_be_sent_whatever_the_steps_said():
-    messages = conversation(
-        user("Go."), step("t1", "bash", {"command": "half \ud800"}, say="a \udfff half")
-    )
-
-    [note] = notes(context(messages))
-
-    note.encode()
-
-
 # What stays ---------------------------------------------------------------------------------------
 
 
