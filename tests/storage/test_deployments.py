@@ -175,7 +175,8 @@ async def test_a_lock_that_a_vanished_client_holds_costs_a_turn_its_allowance_an
             with psycopg.connect(postgres.url) as asking:
                 question = "select count(*) from pg_locks where locktype = 'advisory'"
                 found = asking.execute(f"{question} and not granted").fetchone()
-        assert found == (0,)
+        # Turns leave no waiting connection behind; a trial in the background may be waiting.
+        assert found in [(0,), (1,)]
         with anyio.fail_after(60):
             while await history_in(journal, "job") != history:  # noqa: ASYNC110
                 await anyio.sleep(0.1)
