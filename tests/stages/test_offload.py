@@ -464,7 +464,7 @@ async def test_the_ranks_are_loaded_in_a_worker_thread(storage, monkeypatch):
         threads.append(threading.get_ident())
         return build(name)
 
-    monkeypatch.setattr(vocabulary, "_loaded", {})
+    monkeypatch.setattr(vocabulary, "_encodings", {})
     monkeypatch.setattr(vocabulary, "_build", noted)
 
     await run(DirectOffload(storage), new(), counter=TokenCounter())
