@@ -288,6 +288,17 @@ def follow(replica: RedisNode, primary: RedisNode):
         time.sleep(0.05)
 
 
+def wait_for_replica(replica: RedisNode, primary: RedisNode):
+    """Wait until *replica* has all that *primary* has, as a planned failover does."""
+    import time
+
+    written = primary.ask("INFO", "replication")["master_repl_offset"]
+    deadline = time.monotonic() + 60
+    while replica.ask("INFO", "replication")["slave_repl_offset"] < written:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 async def test_after_a_planned_failover_the_new_primary_is_written_to():
     pytest.importorskip("redis", reason="there is no redis")
     async with (
@@ -301,6 +312,7 @@ async def test_after_a_planned_failover_the_new_primary_is_written_to():
         for number in range(8):
             history += [assistant("done"), user(f"and {number}")]
             if number == 4:
+                await anyio.to_thread.run_sync(wait_for_replica, new, old)
                 await anyio.to_thread.run_sync(new.ask, "REPLICAOF", "NO", "ONE")
                 await anyio.to_thread.run_sync(follow, old, new)
                 name.target = new.port
