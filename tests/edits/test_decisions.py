@@ -27,7 +27,7 @@ from ctxpipe.placeholders.placeholders import BATCH, DIRECT, SEARCHABLE, Preview
 from ctxpipe.storage.notes import MAX_NOTE_CHARS
 
 TEXT = 'day 1\n09:00 "INFO" served in 12 ms; größer\n' * 60
-PATH = "/root/s/tool-result-t1.md"
+PATH = "/data/s/tool-result-t1.md"
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def history(*blocks: list[dict[str, Any]]) -> list[Any]:
 
 
 def decided(name: str = "t1", text: str = TEXT, *, is_batch: bool = False) -> Decision:
-    shown = placeholder(BATCH if is_batch else DIRECT, f"/root/s/{name}.md", text, Preview())
+    shown = placeholder(BATCH if is_batch else DIRECT, f"/data/s/{name}.md", text, Preview())
     decision = decision_of(Moved(name, text, shown, content=text))
     assert decision is not None
     return decision
@@ -136,7 +136,7 @@ def test_what_has_left_in_a_batch_stays_until_the_model_has_answered_it():
 
 
 def test_an_input_is_found_once_its_call_is_old():
-    shown = placeholder(BATCH, "/root/s/tool-result-t1-input-1.md")
+    shown = placeholder(BATCH, "/data/s/tool-result-t1-input-1.md")
     decision = decision_of(Moved("t1", TEXT, shown))
     assert decision is not None
     newest = history([call("t1", content=TEXT)], [result("t1", "ok")])
