@@ -1,4 +1,4 @@
-"""Stages in order, run once per turn: what a user builds and calls."""
+"""The pipeline: stages in order, run once per turn."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from .tokens.counter import COUNTING
 
 __all__ = ["ContextPipeline"]
 
-# What comes first leaves less for what comes after it: files cost nothing, a summary loses detail,
-# and truncation loses all.
-_FILING = (DirectOffload, TrimReadBacks, MediaOffload, BatchOffload, Collapse)
-_LATER = {Compact: _FILING, SmartTruncate: (*_FILING, Compact)}
+# An earlier stage leaves less for the later ones. Files cost nothing, a summary loses detail, and
+# truncation loses everything, so they should run in this order.
+_STAGES_WITH_FILES = (DirectOffload, TrimReadBacks, MediaOffload, BatchOffload, Collapse)
+_STAGES_BEFORE = {Compact: _STAGES_WITH_FILES, SmartTruncate: (*_STAGES_WITH_FILES, Compact)}
 _RIVALS = frozenset({BatchOffload, Collapse})
 _ONCE = (TrimReadBacks, MediaOffload, Collapse, Compact, SmartTruncate)
 
@@ -70,21 +70,23 @@ _STAGES = Wanted(
 class ContextPipeline:
     """Stages that shape an agent's context, run once per turn in the order they were added.
 
-    *budget* says when the context is too long and what to bring it down to; *counter* counts, each
-    distinct text once. *on_report* is called with each stage's report; an error in it is logged and
-    ends there. *veto* may refuse a proposal before it counts. With ``on_error="raise"`` an error of
-    a stage is raised instead of reported. At most *max_sessions* sessions are remembered, the
-    longest unused is forgotten first, but none that is in use or holds what is in no journal yet:
-    forgetting one costs time, nothing else. Where such sessions alone are too many and cannot be
-    written, some are given up, each with a notice.
+    *budget* defines when the context is too long and the size to reduce it to. *counter* counts
+    tokens, each distinct text once. *on_report* is called with each stage's report; an error in it
+    is logged. *veto* may refuse the change that a stage proposes. With ``on_error="raise"`` an
+    error of a stage is raised instead of reported.
 
-    Newer models bind thinking to the text before it by a signature. Where a stage has rewritten
-    that text, *thinking* says what follows: with "keep" the blocks stay and
-    ``Result.request_options`` asks the API to ignore those with a stale signature; with "strip"
-    exactly these go (never inside an open tool loop); with "protect" nothing before them is
-    rewritten.
+    At most *max_sessions* sessions are remembered. The session that was unused for the longest time
+    is forgotten first, which costs time only. Sessions that are in use, or hold messages that are
+    in no journal yet, are not forgotten. If there are too many of them and they cannot be written,
+    some are dropped, each with a notice.
 
-    With *prices* (``prices_of(model)``) each report says what a change burns and saves in
+    Newer models sign their thinking together with the text before it. *thinking* decides what
+    happens if a stage has rewritten that text. With "keep" the blocks stay, and
+    ``Result.request_options`` asks the API to ignore those whose signature is no longer valid. With
+    "strip" these blocks are removed, but never inside an open tool loop. With "protect" nothing
+    before a thinking block is rewritten.
+
+    With *prices* (``prices_of(model)``) each report has the cost and the saving of a change in
     dollars.
 
     Raises SettingsError for an invalid setting.
@@ -121,7 +123,7 @@ class ContextPipeline:
             thinking,
             prices,
         )
-        self._doubts: set[str] = set()  # that were warned of
+        self._logged_doubts: set[str] = set()
         self._max_sessions = max_sessions
         self._states: OrderedDict[str, State] = OrderedDict()
         self._sessions = Held(max_sessions, lambda _: 1)
@@ -129,41 +131,41 @@ class ContextPipeline:
             self.use(stage)
 
     def __repr__(self) -> str:
-        names = ", ".join(map(stage_name, self._settings.stages))
+        names = ", ".join(stage_name(stage) for stage in self._settings.stages)
         return f"<ContextPipeline: {names or 'no stages'}>"
 
     @property
     def budget(self) -> Budget:
-        """When the context is too long, and what to bring it down to."""
+        """Limits of the context: when it is too long, and the size to reduce it to."""
         return self._settings.budget
 
     @property
     def max_sessions(self) -> int:
-        """How many sessions are remembered at most."""
+        """Largest number of sessions that are remembered."""
         return self._max_sessions
 
     @property
     def counter(self) -> TokenCounter:
-        """The one counter behind every decision."""
+        """Token counter of all stages."""
         return self._settings.counter
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages, in the order in which they run."""
+        """Stages, in the order in which they run."""
         return tuple(self._settings.stages)
 
     def use(self, stage: Stage) -> Self:
-        """Add *stage* after the ones already here.
+        """Add *stage* after the existing ones, and return the pipeline.
 
-        An order that is valid and hardly meant is warned of in the log, once.
+        Logs a warning once if the stages are registered in an unusual order.
 
-        Raises SettingsError for what can be no stage: a class, a function that is not async, or
-        anything that cannot be called with a turn.
+        Raises SettingsError if *stage* cannot be a stage: a class, a function that is not async, or
+        an object that cannot be called with a turn.
         """
         _check_stage(stage)
         for doubt in _doubts(self._settings.stages, stage):
-            if doubt not in self._doubts:
-                self._doubts.add(doubt)
+            if doubt not in self._logged_doubts:
+                self._logged_doubts.add(doubt)
                 logger.warning("%s", doubt)
         self._settings.stages.append(stage)
         return self
@@ -178,27 +180,28 @@ class ContextPipeline:
         force: bool = False,
         request: Mapping[str, object] | None = None,
     ) -> Result:
-        """Shape *messages* for the next model call; go on with ``result.messages``.
+        """Shape *messages* for the next model call, and return the context to send.
 
-        *messages* is never modified. When nothing is broken and no stage has anything to do, the
-        result holds the very same list. *system* and *tools* of the request are counted into the
-        context. With *force* the stages act even below their thresholds: the model has said that
-        the context is too long. *request* are the call's own arguments where they concern thinking
-        (thinking, betas, extra_headers, extra_body), which ``request_options`` of the result must
-        carry on.
+        Continue the conversation with ``result.messages``: append the reply and the tool results to
+        them for the next turn. *messages* is never modified. If it is valid and no stage has
+        anything to do, the result holds the very same list.
 
-        It is not known here which model the agent uses, so `Compact` without a summarizer collects
-        the summary from the messages, and warns once in a session: give it one that asks a model,
-        as in ``Compact(AnthropicSummarizer(client), …)``.
+        *system* and *tools* of the request count as part of the context. With *force* the stages
+        act below their thresholds too; use it after the model has refused the context as too long.
+        *request* has those arguments of the call that concern thinking (thinking, betas,
+        extra_headers, extra_body); ``request_options`` of the result then includes them.
 
-        Raises InvalidHistory when *messages* is not a valid message list, before anything is
-        written.
+        The pipeline does not know the agent's model. So `Compact` without a summarizer extracts the
+        summary from the messages, and warns once per session. Give it one that asks a model:
+        ``Compact(AnthropicSummarizer(client), …)``.
+
+        Raises InvalidHistory if *messages* is not a valid message list, before anything is written.
         """
         with self._claim(session_id) as state:
-            given = Request(system, tools, request or {}, force)
+            turn_request = Request(system, tools, request or {}, force)
             step = await align_with_last(state, messages)
             with Generation(session_id).running():
-                result = await as_stages(walk.run(step, session_id, state, given))
+                result = await as_stages(walk.run(step, session_id, state, turn_request))
             keep(state, step, result.messages)
             return result
 
@@ -211,11 +214,11 @@ class ContextPipeline:
         tools: Iterable[object] | None = None,
         force: bool = False,
     ) -> Result:
-        """What `run` would do, with no write and no model call.
+        """Return what `run` would do, without writing anything or calling a model.
 
-        The reports say which stage would act on what; one that cannot know its outcome beforehand
-        says so, and the stages after it are judged on the context without it. ``result.messages``
-        is the context as far as known.
+        The reports describe what each stage would change. A stage whose outcome only acting can
+        show (a summary) reports that it would act, and the stages after it see the context without
+        its change. ``result.messages`` is the context with all changes that can be planned.
         """
         SESSION_ID.check("session_id", session_id)
         return await walk.plan(
@@ -232,8 +235,8 @@ class ContextPipeline:
     ) -> None:
         """Calibrate the session's estimates with the *usage* reported for *messages*.
 
-        *usage* is an SDK object or a mapping; a whole reply will do as well. Raises SettingsError
-        for what holds no usage.
+        *usage* is an SDK object or a mapping, or a whole reply. Raises SettingsError if it contains
+        no usage.
         """
         check_usage(usage)
         if model is None:
@@ -254,29 +257,34 @@ class ContextPipeline:
         lease_seconds: float | None = None,
         store_seconds: float | None = None,
     ) -> Session:
-        """The conversation *session_id*, which remembers what context a history has become.
+        """Return the session *session_id*, which keeps the context of a conversation between turns.
 
-        See `Session`. It is the same one each time, as long as it is one of the *max_sessions* used
-        last. With *journal* the history and all that the session knows survive the process:
-        entries hold the texts unless *history* is False, and are signed with *signing_key* (16
-        bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits up
-        to that long for another process to end its own, which saves a second summary where the
-        journal's storage can do that. *store_seconds* is how long a turn waits for all its stores
-        together, by default STORE_SECONDS. With *verify* edits inside messages of earlier turns are
-        noticed too. *cache_seconds* is how long the provider's prompt cache keeps; from
-        an hour on, `Session.create` has it keep for an hour what is marked.
+        Sessions of the same id share one conversation, as long as it is among the *max_sessions*
+        used last. See `Session`.
 
-        Raises SettingsError for settings of the wrong type, and when the session is in use with
-        another journal, or none.
+        With *journal* the history and the session's memory survive the process. Entries contain the
+        texts unless *history* is False. They are signed with *signing_key* (16 bytes or more; with
+        a list of keys the first signs and all verify). With *lease_seconds* a turn waits up to that
+        time for the turn of another process, which saves a second summary if the journal's storage
+        supports leases. *store_seconds* is the time that a turn waits for all its stores together,
+        by default STORE_SECONDS. With *verify* edits inside messages of earlier turns are noticed
+        too. *cache_seconds* is the lifetime of the provider's prompt cache. From one hour on,
+        `Session.create` asks for a lifetime of an hour at its breakpoints.
+
+        Raises SettingsError if a setting has the wrong type, or the session is in use with another
+        journal or without one.
         """
         SESSION_ID.check("session_id", session_id)
         with self._sessions.lock:
-            known = self._sessions.find(session_id)
-            if known is not None and journal is not None and known.journal != journal:
+            conversation = self._sessions.find(session_id)
+            has_other_journal = (
+                conversation is not None and journal is not None and conversation.journal != journal
+            )
+            if has_other_journal:
                 raise SettingsError(
                     f"session {excerpt(session_id)} is in use with another journal, or without one"
                 )
-            if known is None:
+            if conversation is None:
                 session = self.new_session(
                     session_id,
                     journal=journal,
@@ -288,24 +296,21 @@ class ContextPipeline:
                     lease_seconds=lease_seconds,
                     store_seconds=store_seconds,
                 )
-                known = conversation_of(session)
-            known.reopen()
-            self._sessions.add(known)
-            return Session(known)
+                conversation = conversation_of(session)
+            conversation.reopen()
+            self._sessions.add(conversation)
+            return Session(conversation)
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
-        """As `session`, but a new one, which the pipeline does not hold.
+        """Create a session with the settings of `session` that the pipeline does not remember.
 
-        Raises SettingsError.
+        Raises SettingsError for an invalid setting.
         """
         return Session(Conversation(self._settings, session_id, **settings))
 
     @contextmanager
     def _claim(self, session_id: str) -> Iterator[State]:
-        """What is remembered about the session.
-
-        A second run at the same time starts without memory.
-        """
+        """Yield the memory of a session; a second run at the same time gets an empty one."""
         SESSION_ID.check("session_id", session_id)
         state = self._states.get(session_id)
         if state is None or state.busy:
@@ -322,11 +327,11 @@ class ContextPipeline:
 
 
 def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:
-    """What is hardly meant where the stage *new* comes after *stages*."""
+    """Yield a warning for each problem with adding the stage *new* after *stages*."""
     name = stage_name(new)
     for stage in stages:
         other = stage_name(stage)
-        if isinstance(new, _LATER.get(type(stage), ())):
+        if isinstance(new, _STAGES_BEFORE.get(type(stage), ())):
             yield (
                 f"the stage {other} comes before {name}, and leaves it little to do; "
                 f"add {other} after it"
@@ -337,11 +342,11 @@ def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:
                 "use one of them"
             )
         elif type(stage) is type(new) and isinstance(new, _ONCE):
-            yield f"the stage {name} is there twice; the second finds little left to do"
+            yield f"the stage {name} is registered twice; the second one has little left to do"
 
 
 def _check_stage(stage: object) -> None:
-    """Raise SettingsError unless *stage* can be one."""
+    """Raise SettingsError unless *stage* can be called as a stage."""
     rule = (
         "a stage is an async function of one argument, the turn, "
         "or an object that can be called like one"

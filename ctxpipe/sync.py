@@ -32,24 +32,27 @@ __all__ = ["Session", "call_on_loop", "wait_for"]
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.5  # between two looks at whether the loop still runs
+_CHECK_SECONDS = 0.5  # interval between two checks that the loop is running
 
 
 class _Portal:
-    """The one event loop of this process for synchronous callers.
+    """The event loop of this process for synchronous callers, in a thread of its own.
 
-    anyio's ``BlockingPortalProvider`` does not do: when it is collected it waits for its thread,
-    and in the child of a fork, which has none, it waits for ever.
+    anyio's ``BlockingPortalProvider`` is not usable here: when it is collected it waits for its
+    thread, and in the child of a fork, which has no such thread, it would wait forever.
     """
 
     def __init__(self) -> None:
-        """Also forgets a loop whose thread is not in this process: it was left behind by a fork."""
+        """Start without a loop; in the child of a fork this forgets the loop of the parent."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of *work*; an interrupt cancels it. Raises RuntimeError where no loop runs."""
+        """Run *work* and return its result; an interrupt cancels it.
+
+        Raises RuntimeError if the loop cannot be started.
+        """
         try:
             loop = self._start()
         except BaseException:
@@ -57,7 +60,7 @@ class _Portal:
             raise
         try:
             future = asyncio.run_coroutine_threadsafe(work, loop)
-            while not futures.wait([future], _LOOK_SECONDS).done:
+            while not futures.wait([future], _CHECK_SECONDS).done:
                 if sys.is_finalizing() or not self._thread.is_alive():
                     raise RuntimeError(  # noqa: TRY301
                         "the interpreter is shutting down; the turn was not finished"
@@ -88,7 +91,7 @@ class _Portal:
 
 
 def _cancel(work: Coroutine[Any, Any, object]) -> None:
-    """Cancel *work* on its own event loop, or close it where that has not begun it."""
+    """Cancel *work*, a coroutine of the running event loop; close it if it has not started."""
     tasks = [task for task in asyncio.all_tasks() if task.get_coro() is work]
     for task in tasks:
         task.cancel()
@@ -102,7 +105,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
-    """The result of *work*, a function, called on the event loop of synchronous callers."""
+    """Call the function *work* on the event loop of synchronous callers; return its result."""
 
     async def call() -> T:
         return work(*arguments)
@@ -111,9 +114,9 @@ def call_on_loop(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """The result of *work*, run on the event loop of all synchronous callers.
+    """Run the coroutine *work* on the event loop of all synchronous callers; return its result.
 
-    Raises RuntimeError when called on that loop, and while the interpreter shuts down.
+    Raises RuntimeError if it is called on that loop, or while the interpreter shuts down.
     """
     return _PORTAL.call(work)
 
@@ -121,8 +124,9 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 class Session:
     """A `ctxpipe.Session` for synchronous code: the same calls, without ``await``.
 
-    It may be used from several threads, whose turns wait for each other. After a fork it raises:
-    make a new one in the child. *client* of `create` is an ``AsyncAnthropic`` all the same.
+    Several threads may use it; their turns wait for each other. After a fork its methods raise
+    SettingsError: create a new one in the child process. The *client* of `create` is an
+    ``AsyncAnthropic`` here too.
     """
 
     def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:
@@ -137,22 +141,22 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write down what was appended; after that the session is not used any more."""
+        """Write the appended messages to the journal and close the session."""
         wait_for(self._session.__aexit__(None, None, None))
 
     @property
     def session_id(self) -> str:
-        """The conversation's name."""
+        """Name of the conversation."""
         return self._session.session_id
 
     @property
     def journal(self) -> JournalStorage | None:
-        """As `ctxpipe.Session.journal`."""
+        """Journal of the session; see `ctxpipe.Session.journal`."""
         return self._session.journal
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """As `ctxpipe.Session.diagnostics`."""
+        """Findings about the session; see `ctxpipe.Session.diagnostics`."""
         return self._session.diagnostics
 
     def run(
@@ -164,23 +168,23 @@ class Session:
         force: bool = False,
         request: Mapping[str, object] | None = None,
     ) -> Result:
-        """As `ctxpipe.Session.run`."""
+        """Shape *history* for the next model call; see `ctxpipe.Session.run`."""
         return wait_for(
             self._session.run(history, system=system, tools=tools, force=force, request=request)
         )
 
     def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
-        """As `ctxpipe.Session.compact`."""
+        """Compact the conversation now; see `ctxpipe.Session.compact`."""
         return wait_for(self._session.compact(history, focus=focus))
 
     def compact_next(self, focus: str = "") -> None:
-        """As `ctxpipe.Session.compact_next`."""
+        """Compact the conversation in its next turn; see `ctxpipe.Session.compact_next`."""
         self._session.compact_next(focus)
 
     def recover(
         self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any
     ) -> Result | None:
-        """As `ctxpipe.Session.recover`."""
+        """Shorten a context that the model refused; see `ctxpipe.Session.recover`."""
         return wait_for(self._session.recover(refusal, history, sent, **arguments))
 
     @overload
@@ -190,9 +194,9 @@ class Session:
     def create(self, client: BetaClient, **request: Unpack[BetaParameters]) -> BetaMessage: ...
 
     def create(self, client: MessagesClient | BetaClient, **request: Any) -> Any:
-        """As `ctxpipe.Session.create`.
+        """Send the conversation and return the reply; see `ctxpipe.Session.create`.
 
-        A stream is an async one, for `stream` use the method of that name.
+        With ``stream=True`` the result is an asynchronous stream; `stream` gives a synchronous one.
         """
         return wait_for(self._session.create(client, **request))
 
@@ -208,42 +212,43 @@ class Session:
 
     @contextmanager
     def stream(self, client: MessagesClient | BetaClient, **request: Any) -> Iterator[_Stream]:
-        """As `ctxpipe.Session.stream`: ``with session.stream(client, …) as stream``, to be iterated
-        over.
+        """Send the conversation and stream the reply; see `ctxpipe.Session.stream`.
+
+        Iterate over the stream: ``with session.stream(client, …) as stream``.
         """
-        opened = self._session.stream(client, **request)
-        stream = _Stream(wait_for(opened.__aenter__()))
+        stream_manager = self._session.stream(client, **request)
+        stream = _Stream(wait_for(stream_manager.__aenter__()))
         try:
             with conversation_of(self._session).inside_exchange():
                 yield stream
         except BaseException as error:
-            if not wait_for(opened.__aexit__(type(error), error, error.__traceback__)):
+            if not wait_for(stream_manager.__aexit__(type(error), error, error.__traceback__)):
                 raise
         else:
-            wait_for(opened.__aexit__(None, None, None))
+            wait_for(stream_manager.__aexit__(None, None, None))
 
     def history(self, *, branch: str | None = None) -> list[Message]:
-        """As `ctxpipe.Session.history`."""
+        """Return the complete history; see `ctxpipe.Session.history`."""
         return wait_for(self._session.history(branch=branch))
 
     def branches(self) -> list[str]:
-        """As `ctxpipe.Session.branches`."""
+        """Return the names of the branches; see `ctxpipe.Session.branches`."""
         return wait_for(self._session.branches())
 
     def append(self, *messages: Message) -> None:
-        """As `ctxpipe.Session.append`."""
+        """Append *messages* to the history; see `ctxpipe.Session.append`."""
         self._session.append(*messages)
 
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
     ) -> None:
-        """As `ctxpipe.Session.observe`."""
+        """Calibrate the estimates with *usage*; see `ctxpipe.Session.observe`."""
 
         call_on_loop(partial(self._session.observe, usage, sent, model=model))
 
 
 class _Stream:
-    """The events of a stream, and its texts, one by one."""
+    """Synchronous iteration over the events and texts of a stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -253,11 +258,11 @@ class _Stream:
 
     @property
     def text_stream(self) -> Iterator[str]:
-        """The texts as they come."""
+        """Texts of the reply, as they arrive."""
         return self._each(self._stream.text_stream)
 
     def get_final_message(self) -> Any:
-        """The whole reply, once it is there."""
+        """Return the complete reply after the stream has ended."""
         return wait_for(self._stream.get_final_message())
 
     def _each(self, source: Any) -> Iterator[Any]:

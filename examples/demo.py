@@ -212,7 +212,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"\n{tally.answer}\n", markup=False, highlight=False, soft_wrap=True)
         sums = rows(tally, refused, time.monotonic() - started)
         console.print(table(tally, sums))
-        console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
+        console.print(f"The files are in {storage.root}", soft_wrap=True, highlight=False)
         request = {"system": SYSTEM, "tools": definitions, "messages": tally.full}
         await record(Path(storage.root) / f"{session_id}.json", request, tally, console)
     tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "survey"]
 
 MISSING = "nothing of it is left in the context"
-DIFFERENT = "it is NOT what stands on the disk"
+DIFFERENT = "it is NOT what is on the disk"
 FAULTS = (MISSING, DIFFERENT)
 POINTER = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\]\n]+)\]")
 NEXT_PAGE = re.compile(r"\n\[Characters \d+ to (\d+) of \d+\. Read on with offset=\d+\.\]$")
@@ -191,7 +191,7 @@ def longest_read_again(context: Context) -> Answer | None:
     step = read_on(context, pointer, f"I read {path} again, whole.")
     code = DIGEST.format(path=path)
     if step is None and context.first("run_python", code=code) is None:
-        return answer("Is it what stands on the disk?", tool_use("run_python", {"code": code}))
+        return answer("Is it what is on the disk?", tool_use("run_python", {"code": code}))
     return step
 
 
@@ -248,6 +248,5 @@ def same_on_disk(context: Context) -> str:
     digest = hashlib.sha256(context.read_back(pointer)[0].encode()).hexdigest()
     same = digest == printed.result.strip()
     return (
-        f"The longest, {path}, was read back: "
-        f"{'it is what stands on the disk' if same else DIFFERENT}."
+        f"The longest, {path}, was read back: {'it is what is on the disk' if same else DIFFERENT}."
     )

@@ -1165,8 +1165,8 @@ STORE = MemoryStorage()
         ([SmartTruncate(STORE), TrimReadBacks(STORE)], "SmartTruncate comes before TrimReadBacks"),
         ([BatchOffload(STORE), Collapse(STORE)], "BatchOffload and Collapse both remove"),
         ([Collapse(STORE), BatchOffload(STORE)], "Collapse and BatchOffload both remove"),
-        ([Compact(archive=STORE), Compact(archive=STORE)], "Compact is there twice"),
-        ([SmartTruncate(STORE), SmartTruncate(STORE)], "SmartTruncate is there twice"),
+        ([Compact(archive=STORE), Compact(archive=STORE)], "Compact is registered twice"),
+        ([SmartTruncate(STORE), SmartTruncate(STORE)], "SmartTruncate is registered twice"),
     ],
 )
 def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(

@@ -83,7 +83,7 @@ def _name(name: str | None) -> str:
 
 
 def _message_differences(before: Prompt, sent: SentRequest, now: Prompt) -> Iterator[Difference]:
-    """Yield the first difference in the messages, if any: a message that is only new is none."""
+    """Yield the first difference in the messages, if any; appended messages do not count."""
     same = common_prefix(before.keys[before.head :], now.keys[now.head :])
     if same == len(before.keys) - before.head:
         return

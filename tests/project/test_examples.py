@@ -248,7 +248,7 @@ async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_
         "- __init__.py: A package.",
         "- long.py: Much of the same.",
         "- inner/short.py: (no docstring)",
-        "The longest, long.py, was read back: it is what stands on the disk.",
+        "The longest, long.py, was read back: it is what is on the disk.",
     ]
     assert {"list_dir", "read_file", "run_python", "grep", "read_offloaded"} <= set(calls)
 
@@ -335,7 +335,7 @@ def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(
 
 def test_the_demo_reads_offloaded_files_back(demo):
     assert row(demo, "tool results read back")[0] > 0
-    assert "was read back: it is what stands on the disk" in demo.stdout
+    assert "was read back: it is what is on the disk" in demo.stdout
 
 
 def test_the_demo_names_every_module_that_it_read(demo):
@@ -347,7 +347,7 @@ def test_the_demo_names_every_module_that_it_read(demo):
 
 
 def test_the_demos_files_lie_where_it_says(demo):
-    said = re.search(r"^The files lie in (.+)$", demo.stdout, re.MULTILINE)
+    said = re.search(r"^The files are in (.+)$", demo.stdout, re.MULTILINE)
     assert said
     files = list(Path(said[1]).rglob("*.md"))
 
