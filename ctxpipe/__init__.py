@@ -133,7 +133,7 @@ _NAMES = {
     ".tokens": "Budget",
     ".tools": "Tool answer offload_tools",
 }
-# Whoever asks here is told where they are.
+# Names in other modules: importing one of them from here raises an ImportError with its module.
 _ELSEWHERE = {
     ".adapters.anthropic": "ctxpipe_sync_middleware",
     ".adapters.anthropic or ctxpipe.adapters.langchain": "ctxpipe_middleware",

@@ -1,4 +1,4 @@
-"""What pages are made of: HTML and SVG in which texts are escaped, and what may be in it raw."""
+"""HTML and SVG of pages, in which all texts are escaped."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from importlib.resources import files
 
 
 class Markup(str):
-    """HTML or SVG; whatever else is put into `markup` is text, and is escaped."""
+    """HTML or SVG. Every other value that is inserted by `markup` is text and is escaped."""
 
     __slots__ = ()
 
 
 def markup(template: str, *values: object) -> Markup:
-    """*template*, which is HTML, with each of the *values* for a ``{}`` of it, escaped.
+    """Return the HTML *template* with *values* in place of its ``{}``.
 
-    A value that is `Markup` is put in as it is, and so are several of them in a list.
+    Values are escaped, except `Markup` and lists of it.
     """
-    return Markup(template.format(*map(_escape, values)))
+    return Markup(template.format(*[_escape(value) for value in values]))
 
 
 def _escape(value: object) -> str:
     if isinstance(value, list):
-        return "".join(map(_escape, value))
+        return "".join(_escape(item) for item in value)
     return value if isinstance(value, Markup) else escape(str(value))
 
 
 def json_data(value: object) -> Markup:
-    """*value* as JSON in a script element, which no text in it can end."""
+    """Return *value* as JSON for a script element that no text in it can end."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -38,10 +38,10 @@ def json_data(value: object) -> Markup:
 
 
 def source_hash(source: str) -> str:
-    """The name by which a security policy lets *source*, a script or a style, be used."""
+    """Return the hash by which a content security policy allows *source*, a script or style."""
     return f"sha256-{b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
 
 def palette() -> str:
-    """The colours of all pages, as CSS."""
+    """Return the colours of all pages, as CSS."""
     return (files(__package__) / "_palette.css").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for."""
+"""Import the names of a package at their first use."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from importlib import import_module
 def import_on_use(
     package: str, names: Mapping[str, str], elsewhere: Mapping[str, str] = {}
 ) -> Callable[[str], object]:
-    """The `__getattr__` of *package*, by which each module in *names* is imported on first use.
+    """Return a `__getattr__` for *package* that imports each module in *names* at first use.
 
-    *names* are the modules' names in the package, beginning with a dot, each with the names that it
-    gives to the package, divided by blanks. *elsewhere* says the same of names that the package
-    does not give: an ImportError tells whoever asks for one where it is.
+    *names* has the modules, relative to the package and with a leading dot, and the names that each
+    module defines, separated by blanks. *elsewhere* has the same for names that are not part of the
+    package: importing one of them raises an ImportError that gives its module.
     """
-    homes = _by_name(names)
-    rooms = _by_name(elsewhere)
+    modules = _by_name(names)
+    other_modules = _by_name(elsewhere)
 
     def __getattr__(name: str) -> object:  # noqa: N807  it becomes that of the package
-        if name in rooms:
-            # Of an AttributeError `from … import` would say nothing but that there is no such name.
-            raise ImportError(f"{name} is not in {package}: import it from {package}{rooms[name]}")
-        if name not in homes:
+        if name in other_modules:
+            # For an AttributeError `from … import` would only report that the name does not exist.
+            module = f"{package}{other_modules[name]}"
+            raise ImportError(f"{name} is not in {package}: import it from {module}")
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name], package), name)
-        setattr(sys.modules[package], name, value)  # the next time nobody asks
+        value = getattr(import_module(modules[name], package), name)
+        setattr(sys.modules[package], name, value)  # later uses do not call this function
         return value
 
     return __getattr__
 
 
 def _by_name(modules: Mapping[str, str]) -> dict[str, str]:
-    return {name: module for module, given in modules.items() for name in given.split()}
+    """Return the module of each name."""
+    return {name: module for module, names in modules.items() for name in names.split()}

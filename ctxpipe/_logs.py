@@ -1,4 +1,4 @@
-"""Log records on one line each, whatever is in them; and spans of OpenTelemetry."""
+"""Log records on one line each, and spans of OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("ctxpipe")
 
 LOGGERS = ("ctxpipe", "ctxpipe.gateway")
-"""The loggers of this package: a record passes the filters of its own logger alone."""
+"""Loggers of this package; each needs the filter, since a record passes its own logger's only."""
 
 _FORMATTER = logging.Formatter()
 
 
 class _OneLine(logging.Filter):
-    """Escapes what is not printable, such as line breaks, terminal codes and bidi overrides.
+    """Escapes unprintable characters, such as line breaks, terminal codes and bidi overrides.
 
-    The lines of a traceback, which quotes an error's text, are indented.
+    The lines of a traceback, which quotes the text of an error, are indented.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -36,7 +36,8 @@ class _OneLine(logging.Filter):
         except Exception:  # noqa: BLE001  logging itself reports a record that cannot be formatted
             return True
         if not message.isprintable():
-            record.msg, record.args = escape_unprintable(message), None
+            record.msg = escape_unprintable(message)
+            record.args = None
         if record.exc_info and not record.exc_text:
             lines = _FORMATTER.formatException(record.exc_info).splitlines()
             record.exc_text = "\n".join(f"  {escape_unprintable(line)}" for line in lines)
@@ -56,12 +57,12 @@ def _is_set_by_environment() -> bool:
 
 
 def find_tracer() -> Tracer | None:
-    """OpenTelemetry's tracer.
+    """Return OpenTelemetry's tracer, or None if no SDK is configured.
 
-    None as long as no SDK is configured, since even a span that does nothing costs 10 µs.
+    Without an SDK even a span that does nothing would cost 10 µs.
     """
-    # Whoever configures an SDK in code has imported the module. To import it here would hold the
-    # event loop for 60 ms and more in the first turn of every program, for nothing.
+    # A program that configures an SDK has imported the module. Importing it here would block the
+    # event loop for 60 ms and more in the first turn of every other program.
     if "opentelemetry.trace" not in sys.modules and not _is_set_by_environment():
         return None
     from opentelemetry import trace
@@ -72,7 +73,7 @@ def find_tracer() -> Tracer | None:
 
 
 def describe(span: Span, report: StageReport) -> None:
-    """Say in *span* how a stage has ended."""
+    """Set the outcome of a stage on its *span*."""
     set_token_attributes(span, report)
     span.set_attribute("ctxpipe.outcome", report.outcome.value)
     if report.is_estimate:
@@ -82,9 +83,9 @@ def describe(span: Span, report: StageReport) -> None:
 
 
 def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    """A span of a turn, or of one stage of it."""
-    # The text of an error may quote the conversation: the caller gets it with the error, a trace
-    # must not.
+    """Start a span for a turn, or for one of its stages."""
+    # The text of an error may quote the conversation, so it must not be in a trace. The caller gets
+    # it with the error.
     return tracer.start_as_current_span(
         f"ctxpipe.{name}",
         attributes={"ctxpipe.session_id": session_id},
@@ -94,7 +95,7 @@ def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManage
 
 
 def set_token_attributes(span: Span, source: StageReport | Result) -> None:
-    """Say in *span* how many tokens there were before and after."""
+    """Set the tokens before and after on *span*."""
     span.set_attribute("ctxpipe.tokens_before", source.tokens_before)
     span.set_attribute("ctxpipe.tokens_after", source.tokens_after)
     span.set_attribute("ctxpipe.tokens_saved", source.tokens_saved)

@@ -1,4 +1,4 @@
-"""Numbers and texts in the words that a reader is shown."""
+"""Formats of numbers and texts for a reader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SIGNIFICANT_DIGITS = 3
 
 
 def as_number(amount: float) -> str:
-    """A number of tokens, bytes or calls, whole and in groups of three digits: 214,871."""
+    """Format a number of tokens, bytes or calls without decimals: 214,871."""
     return f"{amount:,.0f}"
 
 
 def as_dollars(amount: float) -> str:
-    """*amount* of dollars with cents; below one dollar three significant digits: $0.0123."""
+    """Format *amount* dollars with cents, or with three significant digits below one: $0.0123."""
     size = abs(amount)
     places = 2
     if 0 < size < 1:
@@ -29,47 +29,47 @@ def as_dollars(amount: float) -> str:
 
 
 def as_percent(share: float) -> str:
-    """A share of a whole, from 0 to 1, with one decimal: 82.1%."""
+    """Format a share from 0 to 1 with one decimal: 82.1%."""
     return f"{share:.1%}"
 
 
 def as_ratio(ratio: float) -> str:
-    """One amount divided by another, with three decimals: 0.764."""
+    """Format a quotient with three decimals: 0.764."""
     return f"{ratio:.3f}"
 
 
 def count_phrase(number: int, name: str) -> str:
-    """*number* and *name*, which is a plural unless it is one: 1 message, 2 messages."""
+    """Return *number* and *name*, in the plural unless *number* is 1: 1 message, 2 messages."""
     plural = "" if number == 1 else "s"
     return f"{number:,} {name}{plural}"
 
 
 def last_within(limit: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """As many of the last *items* as have no more than the size *limit* together."""
-    kept: list[T] = []
+    """Return the largest number of last *items* whose sizes are at most *limit* together."""
+    last_items: list[T] = []
     for item in reversed(items):
         limit -= size(item)
         if limit < 0:
             break
-        kept.append(item)
-    return kept[::-1]
+        last_items.append(item)
+    return last_items[::-1]
 
 
 def one_line(text: str, limit: int = 80) -> str:
-    """The beginning of *text* as one line of at most *limit* characters, no control characters."""
-    # The head is enough: a text of megabytes need not be cleaned to show 80 characters of it.
+    """Return the beginning of *text* as one printable line of at most *limit* characters."""
+    # Only the beginning is cleaned: the text may have megabytes.
     line = " ".join(text[: 4 * limit].split())
     if not line.isprintable():
-        line = "".join(one if one.isprintable() else "?" for one in line)
+        line = "".join(character if character.isprintable() else "?" for character in line)
     if len(line) <= limit:
         return line
     return f"{line[: limit - 1]}…"
 
 
 def escape_unprintable(text: str, keep: str = "") -> str:
-    """*text* with an escape for each character that is not printable, but those in *keep*.
+    """Return *text* with an escape for each unprintable character that is not in *keep*.
 
-    Line breaks, terminal codes, bidi overrides and lone surrogates become such as ``\\x1b``.
+    Line breaks, terminal codes, bidi overrides and lone surrogates become texts like ``\\x1b``.
     """
     if text.isprintable():
         return text
@@ -87,17 +87,17 @@ MAX_REPR = 200
 MAX_VALUE = 60
 
 
-def short_repr(shown: Any) -> str:
-    """The repr of a dataclass in one line: its class, and the fields that differ from the default.
+def short_repr(instance: Any) -> str:
+    """Return the repr of a dataclass in one line: the fields that differ from their default.
 
-    Collections are counted only, so no text or key that they hold is shown.
+    Of a collection only the size is shown, never its texts or keys.
     """
     parts = []
-    for field in fields(shown):
-        value = getattr(shown, field.name)
+    for field in fields(instance):
+        value = getattr(instance, field.name)
         if field.repr and not _is_default(field, value):
             parts.append(f"{field.name}={_short_value(value)}")
-    return one_line(f"{type(shown).__name__}({', '.join(parts)})", MAX_REPR)
+    return one_line(f"{type(instance).__name__}({', '.join(parts)})", MAX_REPR)
 
 
 def _is_default(field: Field[Any], value: object) -> bool:
@@ -107,7 +107,7 @@ def _is_default(field: Field[Any], value: object) -> bool:
         return False
     try:
         return bool(value == field.default_factory())
-    except ValueError:  # an environment variable that holds no valid default: a repr never raises
+    except ValueError:  # an environment variable has an invalid default, and a repr never raises
         return False
 
 

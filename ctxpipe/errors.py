@@ -1,4 +1,4 @@
-"""Everything ctxpipe raises on purpose."""
+"""The errors that ctxpipe raises."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class InvalidHistory(CtxpipeError, ValueError):
 
 
 class SessionDeleted(CtxpipeError):
-    """The conversation was deleted while a session held it: the session has dropped its memory.
+    """The conversation was deleted while a session used it; the session has dropped its memory.
 
-    Nothing of it is sent or written again. What is handed in next begins a new conversation.
+    Nothing of it is sent or written again. The next messages begin a new conversation.
     """
 
 
 class SettingsError(CtxpipeError, ValueError):
-    """A setting, given in code or in the environment, is invalid; the text names it."""
+    """A setting in code or in the environment is invalid; the text names it."""
 
 
 class StorageError(CtxpipeError, OSError):
-    """Text could not be written to, or read from, a storage.
+    """A text could not be written to a storage, or read from it.
 
-    The cause is the operating system's error.
+    The cause is the error of the operating system or the driver.
     """
 
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raise whatever a storage raises in the block as a StorageError.
+    """Turn every error of a storage in the block into a StorageError.
 
-    One of a user's own may raise anything, and the code around it catches StorageError alone.
+    A storage of the user may raise any error, and callers catch only StorageError.
     """
     try:
         yield
@@ -88,11 +88,11 @@ _FOLDERS = re.compile(r"(?<![\w…])(?:/[^/\s'\":]+)+/")
 
 
 def safe_text(error: BaseException) -> str:
-    """What a log, a report or a span may say about *error*: never text of the conversation.
+    """Describe *error* for a log, a report or a span, without any text of the conversation.
 
-    For an error that our own code raised on purpose this is its text without the folders of paths.
-    Any other may quote its input, so this is only its type, the operating system's name for it, and
-    the line that raised it.
+    For an error that ctxpipe itself raised this is its text, without the folders of paths. Other
+    errors may quote their input: for these it is only the type, the operating system's name for it,
+    and the line that raised it.
     """
     error = _first_leaf(error)
     name = type(error).__name__
@@ -103,15 +103,15 @@ def safe_text(error: BaseException) -> str:
         frame = frame.tb_next
     if frame is None:
         return name
-    is_ours = str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] == __package__
-    if is_ours and isinstance(error, CtxpipeError):
+    package = str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0]
+    if package == __package__ and isinstance(error, CtxpipeError):
         return one_line(_FOLDERS.sub("…/", str(error)[:_MAX_SEARCHED_CHARS]), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"
 
 
 def _first_leaf(error: BaseException) -> BaseException:
-    """*error*, or the first one in a group: a group alone says nothing."""
+    """Return *error*, or the first error in a group, since a group has no reason of its own."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""Whether messages are so many or so long that reading them would block an event loop."""
+"""Estimate whether messages are so many or so long that reading them blocks an event loop."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 MAPPINGS = (dict, Mapping)  # nearly always a dict, which is recognized six times as fast
 
 _ATOMS = frozenset({int, float, bool, type(None)})
-_TEXTS, _LISTS, _NUMBERS = (str, bytes), (list, tuple), (int, float)
+_TEXTS = (str, bytes)
+_LISTS = (list, tuple)
+_NUMBERS = (int, float)
 _MANY_MESSAGES = 200
 _BULKY = 300_000
 _VALUE_CHARS = 100  # visiting a value takes as long as reading this many characters
 
 
 def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
-    """Whether the messages from *start* on take more than some milliseconds to read.
+    """Return True if the messages from *start* on take more than some milliseconds to read.
 
-    The answer itself takes no longer than that. A message may be any value: nothing is assumed
+    The answer itself takes no longer than that. A message may be any value; nothing is assumed
     about its form.
     """
     return len(messages) - start > _MANY_MESSAGES or weight(messages[start:], _BULKY) > _BULKY
 
 
 def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:
-    """The characters of *values* and all inside them, with a hundred added for each value.
+    """Return the characters of *values* and all values in them, plus a hundred for each value.
 
     A weight above *limit* is returned as *limit* + 1.
     """

@@ -1,4 +1,4 @@
-"""Long texts in pieces, because one call into C blocks the interpreter until it returns."""
+"""Process long texts in pieces, since one call into C blocks the interpreter until it returns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from io import StringIO
 
 _PIECE_CHARS = 2**18
-_SEARCH_CHARS = 2**16  # slow patterns need a few milliseconds for so many
+_SEARCH_CHARS = 2**16  # slow patterns need a few milliseconds for these
 _OVERLAP_CHARS = 2**13
 _BLANK = re.compile(r"\s")
 
 
 def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
-    """*text* in pieces of *chars* characters; none ends between two surrogates.
+    """Yield *text* in pieces of *chars* characters; no piece ends between two surrogates.
 
-    A loop over pieces, in a worker thread, lets the event loop run between them.
+    A loop over pieces in a worker thread lets the event loop run between them.
     """
     start = 0
     while start < len(text):
@@ -28,7 +28,7 @@ def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
 
 
 def text_digest(text: str) -> bytes:
-    """16 bytes that stand for *text*, where it is too long to be kept itself."""
+    """Return a digest of *text*, 16 bytes."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in pieces(text):
         digest.update(piece.encode(errors="surrogatepass"))
@@ -36,18 +36,20 @@ def text_digest(text: str) -> bytes:
 
 
 def join(texts: Iterable[str]) -> str:
-    """*texts* in one, which is in memory once, and copied in no single step.
+    """Join *texts* without copying the result in a single step.
 
-    A long text grows in place, a piece at a time.
+    A long text grows in place, one piece at a time, and is in memory only once.
     """
     whole = ""
     for part in _parts(texts):
-        whole += part  # only here: from 3.13 on, CPython copies at the first times in each place
+        # All parts are added by this one line: from Python 3.13 on, the interpreter grows a text in
+        # place only in a line that it has executed several times.
+        whole += part
     return whole
 
 
 def _parts(texts: Iterable[str]) -> Iterator[str]:
-    """*texts*, those that are short together."""
+    """Yield *texts*, with short ones joined."""
     part = StringIO()
     for text in texts:
         part.write(text)
@@ -58,15 +60,15 @@ def _parts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def overlapping_pieces(text: str) -> Iterator[str]:
-    """*text* in small pieces to search for paths; each overlaps the next."""
+    """Yield *text* in small pieces to search for paths; each piece overlaps the next."""
     for start in range(0, len(text), _SEARCH_CHARS):
         yield text[start : start + _SEARCH_CHARS + _OVERLAP_CHARS]
 
 
 def pieces_at_blanks(text: str) -> Iterator[str]:
-    """*text* in small pieces for a slow pattern, each ending with a blank if one is near.
+    """Yield *text* in small pieces for a slow pattern, each ending with a blank if one is near.
 
-    What a pattern for words finds in the pieces is what it finds in the text.
+    A pattern for words has the same matches in the pieces as in the text.
     """
     start = 0
     while start < len(text):

@@ -1,4 +1,4 @@
-"""Work in a process of its own, because it cannot be interrupted or may exhaust memory."""
+"""Run work in a separate process, because it cannot be interrupted or may exhaust memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _WORKER = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a worker process answered, and how it ended.
+    """Answers of a worker process, and the way in which it ended.
 
-    *end* is "done", "late" if its time was over, "failed" if it died or ran out of memory, and
-    "unavailable" if no process could be started. *items* are the answers that came before.
+    *end* is "done", "late" if its time was over, "failed" if it died or ran out of memory, or
+    "unavailable" if no process could be started. *items* are the answers received until then.
     """
 
     items: list[Any]
@@ -48,11 +48,11 @@ class Answers:
 async def in_process(
     work: Work, texts: Sequence[str], *, seconds: float, memory_bytes: int
 ) -> Answers:
-    """What *work*, a function of a module, yields for *texts*, called in a process of its own.
+    """Call *work*, a function of a module, with *texts* in a separate process.
 
-    Answers are sent as JSON. The process is killed after *seconds*, when this call is cancelled and
-    when its parent dies; it may use *memory_bytes* where the system can limit that. It serves only
-    this call.
+    The answers are the values that *work* yields, sent as JSON. The process is killed after
+    *seconds*, if this call is cancelled, and if its parent dies. It may use *memory_bytes*, on
+    systems that can limit that. It serves only this call.
     """
     # Not `anyio.to_process`: its workers import the caller's main module, so that a script without
     # a guard runs a second time, including its model calls; and they search for modules in the
@@ -60,26 +60,28 @@ async def in_process(
     from anyio import BrokenResourceError, move_on_after, to_process
 
     job = Job(work.__module__, work.__qualname__, len(texts), seconds, memory_bytes, os.getpid())
-    given = await in_thread(_pickle, job, texts)
+    job_input = await in_thread(_pickle, job, texts)
     output = bytearray()
     status: int | None = None
-    # No process can be started, or is alive any more; or the loop, on Windows, knows none.
+    # These errors mean that no process can be started, that it has died, or that the event loop
+    # does not support processes, as one of those on Windows.
     with suppress(OSError, NotImplementedError):
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
                 async with _start() as worker:
                     if worker.stdin and worker.stdout:
-                        # It has ended, after all its answers: the second is of anyio before 4.12.
+                        # The process has ended after its answers; before 4.12 anyio raised the
+                        # second error then.
                         with suppress(BrokenResourceError, ConnectionError):
-                            await worker.stdin.send(given)
+                            await worker.stdin.send(job_input)
                         async for chunk in worker.stdout:
                             output += chunk
                     status = await worker.wait()
     first, *lines = bytes(output).split(b"\n")
     if first != READY:
         return Answers([], "unavailable")
-    # What follows the last line break is an answer that was not finished.
-    return Answers(await in_thread(list, map(json.loads, lines[:-1])), _end(status))
+    # The text after the last line break is an incomplete answer.
+    return Answers(await in_thread(_parse_lines, lines[:-1]), _end(status))
 
 
 @asynccontextmanager
@@ -87,7 +89,7 @@ async def _start() -> AsyncIterator[Process]:
     from anyio import CancelScope, move_on_after, open_process
 
     command = [sys.executable or "python3", "-I", "-c", _WORKER]
-    # A start that is cancelled half-way would leave a process that nobody waits for.
+    # A cancellation in the middle of the start would leave a process behind.
     with CancelScope(shield=True):
         worker = await open_process(command, stderr=subprocess.DEVNULL)
     async with worker:
@@ -104,17 +106,22 @@ async def _start() -> AsyncIterator[Process]:
 
 
 def _pickle(job: Job, texts: Iterable[str]) -> bytes:
-    """What a worker is sent: the folders of modules, its *job*, and the *texts* in pieces."""
+    """Return the input of a worker: folders of modules, its *job*, and *texts* in pieces."""
     parts: list[object] = [_folders(), job]
     for text in texts:
         parts += [*pieces(text), None]
-    return b"".join(map(pickle.dumps, parts))
+    return b"".join(pickle.dumps(part) for part in parts)
+
+
+def _parse_lines(lines: Iterable[bytes]) -> list[Any]:
+    return [json.loads(line) for line in lines]
 
 
 def _folders() -> list[str]:
-    """Where modules are found, except the current folder."""
+    """Return the folders in which modules are searched, without the current folder."""
     own = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    return [*filter(os.path.isabs, sys.path), own]
+    folders = [folder for folder in sys.path if os.path.isabs(folder)]
+    return [*folders, own]
 
 
 def _end(status: int | None) -> End:

@@ -1,4 +1,4 @@
-"""Work that keeps the interpreter busy, done in threads beside the event loop."""
+"""Run work that occupies the interpreter in threads, so that the event loop can continue."""
 
 from __future__ import annotations
 
@@ -17,51 +17,56 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-AT_ONCE = 2
-"""Threads for one event loop.
+MAX_THREADS = 2
+"""Number of threads for one event loop.
 
-They and the loop take turns of five milliseconds at the interpreter's lock, so the forty that anyio
-allows would block the loop for 200 milliseconds at a time.
+The threads and the loop share the interpreter's lock in turns of five milliseconds, so the forty
+threads that anyio allows would block the loop for 200 milliseconds at a time.
 """
 
 is_alone: ContextVar[bool] = ContextVar("ctxpipe_is_alone", default=False)
-"""Whether nothing else waits for the event loop: then work needs no thread."""
+"""True if nothing else runs on the event loop, so that work needs no thread."""
 
 
 async def in_thread(
     work: Callable[[*Arguments], T], *arguments: *Arguments, abandon_on_cancel: bool = False
 ) -> T:
-    """What *work* returns, called in a worker thread; raises what it raises.
+    """Call *work* in a worker thread and return its result.
 
-    With *abandon_on_cancel* a caller that is cancelled does not wait for its end.
+    With *abandon_on_cancel* a caller that is cancelled does not wait until *work* has ended.
     """
     if is_alone.get():
         return work(*arguments)
     from anyio.to_thread import run_sync
 
-    limiter = thread_limiters("", AT_ONCE).get()
+    limiter = thread_limiters("", MAX_THREADS).get()
     return await run_sync(work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
 
 
 async def in_thread_if(is_long: bool, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    """What *work* returns, called in a worker thread only if it *is_long*: a hop takes 100 µs."""
-    return await in_thread(work, *arguments) if is_long else work(*arguments)
+    """Call *work* and return its result, in a worker thread if it *is_long*.
+
+    Changing to a thread takes 100 µs, so short work is done at once.
+    """
+    if not is_long:
+        return work(*arguments)
+    return await in_thread(work, *arguments)
 
 
 @functools.cache
 def thread_limiters(purpose: str, at_once: int) -> PerLoop[CapacityLimiter]:  # noqa: ARG001  the key
-    """A limiter for each event loop for threads of one *purpose*, of which it has *at_once*."""
+    """Return the limiters, one per event loop, for at most *at_once* threads of one *purpose*."""
     from anyio import CapacityLimiter
 
     return PerLoop(functools.partial(CapacityLimiter, at_once))
 
 
 class PerLoop(Generic[T]):
-    """A value for each event loop, which *make* returns when it is first asked for.
+    """A value for each event loop, created by *make* at first use.
 
-    With *close*, the value of an event loop is closed when that loop ends, as `asyncio.run` ends
-    it. Without that a client of a closed loop would stay open for ever: its sockets refer to the
-    loop, so that nothing that goes by weak references can tell that it is not used any more.
+    With *close*, the value of an event loop is closed when `asyncio.run` ends that loop. Otherwise
+    a client of a closed loop would stay open forever: its sockets refer to the loop, so weak
+    references cannot show that the client is no longer used.
     """
 
     def __init__(
@@ -73,19 +78,19 @@ class PerLoop(Generic[T]):
         self._values: dict[int, tuple[weakref.ref[Any], T, AsyncGenerator[None, None] | None]] = {}
 
     def get(self) -> T:
-        """The value of this event loop."""
+        """Return the value of the running event loop."""
         import asyncio
 
         loop = asyncio.get_running_loop()
-        held = self._values.get(id(loop))
-        if held is not None and held[0]() is loop:
-            return held[1]
+        entry = self._values.get(id(loop))
+        if entry is not None and entry[0]() is loop:
+            return entry[1]
         self._forget_closed()
         value = self._make()
         guard = self._close_with_loop(value, self._close) if self._close else None
         self._values[id(loop)] = weakref.ref(loop), value, guard
         if guard is not None:
-            # The first step, which awaits nothing, has the loop know of the generator.
+            # The first step awaits nothing; it registers the generator with the loop.
             with suppress(StopIteration):
                 guard.asend(None).send(None)
         return value
@@ -100,22 +105,22 @@ class PerLoop(Generic[T]):
     async def _close_with_loop(
         value: T, close: Callable[[T], Awaitable[object]]
     ) -> AsyncGenerator[None, None]:
-        """Close *value* when the event loop closes the generators that it has seen begin."""
+        """Close *value* when the event loop closes its asynchronous generators."""
         try:
             yield
         finally:
             await close(value)
 
 
-# The event loop itself keeps no more than a weak reference.
+# The event loop itself has only a weak reference to a task.
 _RUNNING: set[asyncio.Task[Any]] = set()
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """The result of *work*, which runs to completion even if the caller is cancelled.
+    """Run *work* to completion, even if the caller is cancelled, and return its result.
 
-    aiofiles opens in a worker thread: after a cancellation nobody would close the file that it
-    opens, and what was being written would be left torn.
+    aiofiles opens files in a worker thread. After a cancellation such a file would never be closed,
+    and a text would be written only in part.
     """
     import asyncio
 
@@ -128,5 +133,5 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
 def _forget(task: asyncio.Task[Any]) -> None:
     _RUNNING.discard(task)
     if not task.cancelled():
-        # Mark the error as retrieved: asyncio logs an error that nobody has asked for.
+        # Mark the error as retrieved, since asyncio logs errors that were not retrieved.
         task.exception()

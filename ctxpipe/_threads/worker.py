@@ -1,6 +1,6 @@
-"""What runs in a worker process: one job, under limits of its own.
+"""The program of a worker process: one job, with limits on time and memory.
 
-It imports no more than the job needs.
+It imports only the modules that the job needs.
 """
 
 from __future__ import annotations
@@ -26,35 +26,39 @@ _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker has to do: call *function* of *module* with the *texts* texts that follow."""
+    """Job of a worker: call *function* of *module* with the *text_count* texts that follow."""
 
     module: str
     function: str
-    texts: int
+    text_count: int
     seconds: float
     memory_bytes: int
     parent: int
 
 
 def main() -> None:
-    """Serve standard input and output; end when the parent ends, whatever the job is doing."""
+    """Read a job from standard input and write its answers to standard output.
+
+    The process ends when its parent ends, also in the middle of the job.
+    """
     _ask_for_end_with_parent()
-    given = sys.stdin.buffer
-    job: Job = pickle.load(given)  # noqa: S301 - from the process that started this one
+    job_input = sys.stdin.buffer
+    job: Job = pickle.load(job_input)  # noqa: S301 - from the process that started this one
     if os.getppid() != job.parent and os.name == "posix":
         return
     _set_alarm(_START_SECONDS + job.seconds)
-    serve(job, given, sys.stdout.buffer)
+    serve(job, job_input, sys.stdout.buffer)
 
 
-def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
-    """Read the texts of *job*, then write `READY`, and each answer at once as a line of JSON."""
-    # All texts before the first answer, or each side waits for the other.
-    read = partial(pickle.load, given)  # from the process that started this one
-    texts = ["".join(iter(read, None)) for _ in range(job.texts)]  # None ends the pieces of a text
+def serve(job: Job, job_input: IO[bytes], answers: IO[bytes]) -> None:
+    """Read the texts of *job*, then write `READY`, and each answer as a line of JSON."""
+    # All texts are read before the first answer is written; otherwise each side could wait for the
+    # other. None ends the pieces of a text.
+    read_piece = partial(pickle.load, job_input)  # from the process that started this one
+    texts = ["".join(iter(read_piece, None)) for _ in range(job.text_count)]
     work = getattr(importlib.import_module(job.module), job.function)
     _write(answers, READY + b"\n")
-    if given is sys.stdin.buffer:
+    if job_input is sys.stdin.buffer:
         _limit(job)
     for answer in work(texts):
         _write(answers, json.dumps(answer).encode() + b"\n")
@@ -79,7 +83,7 @@ def _limit(job: Job) -> None:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Have the system end this process after *seconds*, even while C code runs."""
+    """Let the system end this process after *seconds*, even while C code runs."""
     if not hasattr(signal, "setitimer"):
         return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -100,7 +104,7 @@ def _lower(limit: int, to: int) -> None:
 def _ask_for_end_with_parent() -> None:
     """Ask Linux to end this process when its parent dies.
 
-    Elsewhere there is no `prctl`, and the alarm does that, some seconds later.
+    Other systems have no `prctl`; there the alarm ends the process some seconds later.
     """
     with suppress(ImportError, OSError, AttributeError, TypeError):
         import ctypes

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from ctxpipe._threads.threads import AT_ONCE, in_thread, run_to_completion
+from ctxpipe._threads.threads import MAX_THREADS, in_thread, run_to_completion
 
 
 async def test_work_gets_its_arguments_in_another_thread():
@@ -26,7 +26,7 @@ async def test_what_the_work_raises_comes_through():
 
 async def test_no_more_threads_work_at_once_than_leave_the_loop_its_turns():
     inside, most = 0, 0
-    lock, together = threading.Lock(), threading.Barrier(AT_ONCE)
+    lock, together = threading.Lock(), threading.Barrier(MAX_THREADS)
 
     def work() -> None:
         nonlocal inside, most
@@ -38,10 +38,10 @@ async def test_no_more_threads_work_at_once_than_leave_the_loop_its_turns():
             inside -= 1
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(5 * AT_ONCE):
+        for _ in range(5 * MAX_THREADS):
             tasks.start_soon(in_thread, work)
 
-    assert most == AT_ONCE
+    assert most == MAX_THREADS
 
 
 async def test_who_abandons_his_work_does_not_wait_for_it():
