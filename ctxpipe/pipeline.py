@@ -25,7 +25,7 @@ from .settings import (
     COUNT,
     FUNCTION,
     SESSION_ID,
-    Wanted,
+    Requirement,
     answers_at_once,
     excerpt,
     instance_of,
@@ -62,7 +62,7 @@ def _is_list_of_stages(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type)
 
 
-_STAGES = Wanted(
+_STAGES = Requirement(
     _is_list_of_stages, "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]"
 )
 

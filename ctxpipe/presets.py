@@ -1,11 +1,11 @@
-"""Stages for common kinds of agents: plain lists, to be read and changed.
+"""Stages for common kinds of agents: plain lists that can be read and changed.
 
     stages = presets.coding_agent(LocalStorage(".ctxpipe"), work_dir=".")
     pipeline = ContextPipeline(stages, budget=Budget(window=200_000))
 
-``benchmarks/bench_costs.py`` prints what these stages save on recorded sessions, and with
-``--ablate`` what each of the numbers below saves. Paths are absolute, since an agent cannot resolve
-one that is relative to a folder it does not know.
+``benchmarks/bench_costs.py`` prints the savings of these stages on recorded sessions, and with
+``--ablate`` the effect of each number below. Paths are absolute, since an agent cannot resolve a
+path that is relative to a folder it does not know.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = ["Storage", "chat", "coding_agent"]
 
 
 OldExchanges: TypeAlias = Literal["calls", "lines", "more_lines"]
-"""How much of old exchanges `coding_agent` keeps in sight."""
+"""Amount of old exchanges that `coding_agent` keeps in the context."""
 
-LEAST_VALUES = {"lines": 3.0, "more_lines": 2.5}
-"""`Collapse.min_value` of each."""
+MIN_VALUES = {"lines": 3.0, "more_lines": 2.5}
+"""`Collapse.min_value` for each of `OldExchanges` that collapses."""
 
 REPORTS = dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
-"""What a sub-agent has found out stays whole up to so many characters, until it is old."""
+"""Characters up to which the result of a sub-agent stays in the context until it is old."""
 
 
 @runtime_checkable
 class Storage(TextWriter, Archive, Protocol):
-    """Keeps texts and archives, as `LocalStorage` does."""
+    """A storage of texts and archives, such as `LocalStorage`."""
 
 
 def coding_agent(
@@ -63,33 +63,37 @@ def coding_agent(
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages for an agent with long loops and large results that works on files with commands.
+    """Return the stages for an agent that works on files with commands, in long loops.
 
-    *old_exchanges* says how much of them stays in sight. With "calls" their long results and inputs
-    go to files, and calls and words stay. With "lines" whole exchanges collapse into a line for
-    each call with its best lines, with "more_lines" those lines are more; *storage* must then also
-    be a `TextReader`. On recorded sessions that costs less, but no live run has confirmed it;
-    `Session.diagnostics` count what to watch.
+    *old_exchanges* decides how much of old exchanges stays in the context. With "calls" their long
+    results and inputs go to files, and calls and words stay. With "lines" whole exchanges are
+    collapsed into one line for each call and its most useful lines; "more_lines" keeps more of
+    these lines. *storage* must then also be a `TextReader`. On recorded sessions this costs less,
+    but no live run has confirmed it; `Session.diagnostics` has counts to watch.
 
-    *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
-    reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is
-    that of `Compact`, *clock* that of its `Breaker`. *pin* chooses messages that stay word for word
-    near the limit, too, as rules do: a function, or texts, one of which the user says in them.
+    *prices* of the model (`prices_of`) decide when it pays to rewrite the cached context. By
+    default reading from the cache costs 0.1 and writing to it 1.25 of the input price. *summarize*
+    is the summarizer of `Compact`. *summary_model* is used instead of it: the name of a model that
+    writes the summaries through the agent's own client. *clock* is that of the `Breaker`. *pin*
+    chooses messages that stay word for word near the limit, such as rules: a function, or texts,
+    one of which the user says in them.
 
-    *work_dir* is the folder of the agent's files: after a compaction those that it read last are
-    read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
+    *work_dir* is the folder of the agent's files. After a compaction the files that the agent read
+    last are read again. With None no file is read, unless *files* reads them from another place
+    (see `Restore`).
 
-    Raises SettingsError for another *old_exchanges*, or for both *summarize* and *summary_model*.
+    Raises SettingsError if *old_exchanges* is unknown, or if both *summarize* and *summary_model*
+    are set.
     """
     restore = None
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
     prices = prices or Prices.relative()
-    stay_longer = REPORTS
+    per_tool = REPORTS
     if old_exchanges == "calls":
-        # An agent makes four fifths of its use of a result within five calls. What it read back
-        # grows old as fast as anything else.
-        when_old: Stage = BatchOffload(
+        # Four fifths of the uses of a result happen within five calls. Texts that were read back
+        # age as fast as others.
+        old_results: Stage = BatchOffload(
             storage,
             gate=RentOrBuyGate(prices),
             min_chars=400,
@@ -97,23 +101,23 @@ def coding_agent(
             inputs=WRITING_TOOLS,
             keep_read_backs=False,
         )
-    elif old_exchanges in LEAST_VALUES:
-        least = LEAST_VALUES[old_exchanges]
-        when_old = Collapse(storage, prices=prices, keep_recent=4, min_value=least)
-        # Most of what is missed once they are gone is code.
-        stay_longer = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
+    elif old_exchanges in MIN_VALUES:
+        min_value = MIN_VALUES[old_exchanges]
+        old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=min_value)
+        # Most texts that an agent misses later are code.
+        per_tool = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
     else:
-        choices = ", ".join(map(repr, get_args(OldExchanges)))
+        choices = ", ".join(repr(name) for name in get_args(OldExchanges))
         raise SettingsError(f"old_exchanges is {old_exchanges!r}; give one of {choices}")
     return [
-        # 8,000 characters are the 7 % of the results that hold more than half of the text; the head
-        # and tail that stay visible often answer the next question.
+        # Results of 8,000 characters or more are 7 % of all results and hold more than half of the
+        # text. The head and tail that stay visible often answer the next question.
         DirectOffload(
-            storage, min_chars=8000, preview=Preview(head=400, tail=200), per_tool=stay_longer
+            storage, min_chars=8000, preview=Preview(head=400, tail=200), per_tool=per_tool
         ),
         TrimReadBacks(storage),
         MediaOffload(storage),
-        when_old,
+        old_results,
         Compact(
             _summarizer(summarize, summary_model),
             archive=storage,
@@ -134,11 +138,11 @@ def chat(
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages for an assistant that talks with a person and looks up records and pages.
+    """Return the stages for an assistant that talks with a person and looks up records and pages.
 
-    As `coding_agent`, but a result stays for ten calls, since a person returns to it later than a
-    program does; the first line of what was offloaded stays readable; and no files are read again
-    after a compaction.
+    They differ from those of `coding_agent`: a result stays for ten calls, since a person returns
+    to it later than a program does; the first line of an offloaded text stays readable; and no
+    files are read again after a compaction. The parameters are those of `coding_agent`.
     """
     return [
         DirectOffload(
@@ -165,7 +169,7 @@ def chat(
 
 
 def _summarizer(summarize: Summarizer | None, summary_model: str | None) -> Summarizer | None:
-    """Return what `Compact` asks for a summary. Raises SettingsError where two are named."""
+    """Return the summarizer for `Compact`. Raises SettingsError if both arguments are set."""
     if summary_model is None:
         return summarize
     if summarize is not None:

@@ -1,8 +1,8 @@
-"""The settings that the environment may override: the one place of each variable and number.
+"""Settings that environment variables may override, with their defaults, and checks of settings.
 
-An explicit argument takes precedence over the environment, the environment over the default. A
-variable is read when the stage is built or the function is called, never at import; an empty value
-means the default.
+An argument takes precedence over the environment, and the environment over the default. A variable
+is read when the stage is created or the function is called, never at import. An empty value means
+the default.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ class Setting(Generic[T]):
     name: str
     default: T
 
-    def __call__(self, given: T | float | None = None) -> T:
-        """*given*, else the environment's value, else the default.
+    def __call__(self, argument: T | float | None = None) -> T:
+        """Return *argument*, or else the environment's value, or else the default.
 
-        Raises SettingsError for what is not a number where one is needed, and for a whole number
-        below 0; the text names the variable.
+        Raises SettingsError, which names the variable, if the setting is a number and the value is
+        not, or is a whole number below 0.
         """
-        if given is not None:
-            return self._number(given, self.name)
+        if argument is not None:
+            return self._number(argument, self.name)
         text = os.environ.get(self.name, "").strip()
         if not text:
             return self.default
         return self._number(text, f"the environment variable {self.name}")
 
     def in_environment(self) -> T | None:
-        """Return the environment's value; None where it sets none. Raises SettingsError."""
-        return self() if os.environ.get(self.name, "").strip() else None
+        """Return the environment's value, or None if it is not set. Raises SettingsError."""
+        if not os.environ.get(self.name, "").strip():
+            return None
+        return self()
 
     def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
@@ -85,19 +87,19 @@ class Setting(Generic[T]):
 
 
 def is_size(value: object) -> bool:
-    """Whether *value* can be a number of things: whole, and 0 or more."""
+    """Return True if *value* is a whole number, 0 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_number(value: object) -> bool:
-    """Whether *value* is a finite number."""
+    """Return True if *value* is a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     return math.isfinite(value)
 
 
 def excerpt(value: object) -> str:
-    """*value* as an error shows it: on one line, short, and a class by its name."""
+    """Return *value* as error texts show it: short, on one line, and a class by its name."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return one_line(reprlib.repr(value), 100)
@@ -115,9 +117,9 @@ def check_client(client: object) -> None:
         raise SettingsError(f"client is {excerpt(client)}; {_CLIENT}")
     create = getattr(getattr(client, "messages", None), "create", None)
     if callable(create):
-        # Of a function from elsewhere than Anthropic's SDK it cannot be known.
-        is_known = str(getattr(create, "__module__", "")).startswith("anthropic.")
-        if is_known and not is_async(create):
+        # For a function that is not of Anthropic's SDK it is unknown whether it blocks.
+        is_of_sdk = str(getattr(create, "__module__", "")).startswith("anthropic.")
+        if is_of_sdk and not is_async(create):
             raise SettingsError(f"client is {name}, which would block the event loop; {_CLIENT}")
         return
     if callable(getattr(client, "create", None)) and callable(getattr(client, "stream", None)):
@@ -125,21 +127,21 @@ def check_client(client: object) -> None:
     raise SettingsError(f"client is {name}, which has no messages.create; {_CLIENT}")
 
 
-# Functions that are given -------------------------------------------------------------------------
+# Functions in settings -------------------------------------------------------------------------
 
 
 def is_async(function: object) -> bool:
-    """Whether *function* is an ``async def``, also inside `partial`, decorators or an object."""
+    """Return True if *function* is an ``async def``, also inside `partial` or a decorator."""
     return inspect.iscoroutinefunction(_innermost(function))
 
 
-def answers_at_once(given: object, *types: str) -> bool:
-    """Whether *given* is a function that certainly returns its answer, not something to await.
+def answers_at_once(candidate: object, *types: str) -> bool:
+    """Return True if the function *candidate* certainly returns its answer instead of an awaitable.
 
-    Only a call can show what a plain function returns. So two kinds are certain: a generator, and a
-    function that builds an answer, an object of *types*.
+    Only a call can show what a plain function returns. Two kinds are certain: a generator, and a
+    function that creates an answer, an object of one of *types* (class names).
     """
-    function = _innermost(given)
+    function = _innermost(candidate)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
         return False
     code = function.__code__
@@ -151,7 +153,7 @@ def answers_at_once(given: object, *types: str) -> bool:
 
 
 def takes_one(function: object) -> bool:
-    """Whether *function* can be called with one argument; True if its signature cannot be read."""
+    """Return True if *function* accepts one argument, or its signature cannot be read."""
     try:
         inspect.signature(function).bind(None)  # type: ignore[arg-type]
     except TypeError as error:
@@ -163,17 +165,17 @@ def takes_one(function: object) -> bool:
 
 
 def _innermost(function: object) -> object:
-    """The function inside `partial`, decorators, bound methods and objects with ``__call__``."""
+    """Return the function inside `partial`, decorators, bound methods and callable objects."""
     while True:
-        called = inspect.getattr_static(type(function), "__call__", None)
+        call_method = inspect.getattr_static(type(function), "__call__", None)
         if isinstance(function, partial):
             function = function.func
         elif inspect.ismethod(function):
             function = function.__func__
         elif hasattr(function, "__wrapped__"):
             function = function.__wrapped__
-        elif isinstance(called, FunctionType):
-            function = called
+        elif isinstance(call_method, FunctionType):
+            function = call_method
         else:
             return function
 
@@ -182,51 +184,56 @@ def _innermost(function: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a setting must be: *accepts* decides about a value, *words* ask for one."""
+class Requirement:
+    """A rule for a setting: *accepts* checks a value, *words* describe a valid one."""
 
     accepts: Callable[[Any], bool]
     words: str
 
     @property
-    def optional(self) -> Wanted:
-        """The same, or None."""
-        return Wanted(lambda value: value is None or self.accepts(value), f"{self.words}, or None")
+    def optional(self) -> Requirement:
+        """The same rule, which also accepts None."""
+        return Requirement(
+            lambda value: value is None or self.accepts(value), f"{self.words}, or None"
+        )
 
     def check(self, name: str, value: object) -> None:
-        """Raise SettingsError, naming the setting *name*, unless *value* is what is wanted."""
+        """Raise SettingsError, which names the setting *name*, unless *value* is valid."""
         if self.accepts(value):
             return
-        shown = excerpt(value)
+        text = excerpt(value)
         if isinstance(value, type):
-            shown += f" (call it: {value.__name__}(…))"
-        raise SettingsError(f"{name} is {shown}; give {self.words}")
+            text += f" (call it: {value.__name__}(…))"
+        raise SettingsError(f"{name} is {text}; give {self.words}")
 
 
-def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
-    """An object of one of *kinds*, which may be protocols.
+def instance_of(kinds: type | tuple[type, ...], words: str) -> Requirement:
+    """Require an object of one of *kinds*, which may be protocols.
 
-    A class is not accepted, although it has the methods of a protocol too.
+    A class itself is not accepted, although it has the methods of a protocol too.
     """
-    return Wanted(lambda value: isinstance(value, kinds) and not isinstance(value, type), words)
+    return Requirement(
+        lambda value: isinstance(value, kinds) and not isinstance(value, type), words
+    )
 
 
-def one_of(*names: str) -> Wanted:
-    """One of a few words."""
-    *others, last = map(repr, names)
+def one_of(*names: str) -> Requirement:
+    """Require one of *names*."""
+    *others, last = [repr(name) for name in names]
     words = f"{', '.join(others)} or {last}"
-    return Wanted(lambda value: isinstance(value, str) and value in names, words)
+    return Requirement(lambda value: isinstance(value, str) and value in names, words)
 
 
-def check_settings(settings: object, **wanted: Wanted) -> None:
-    """Raise SettingsError unless each attribute of *settings* is as *wanted* under its name."""
-    for name, want in wanted.items():
-        want.check(name, getattr(settings, name))
+def check_settings(settings: object, **requirements: Requirement) -> None:
+    """Raise SettingsError unless the attributes of *settings* meet the *requirements*, by name."""
+    for name, requirement in requirements.items():
+        requirement.check(name, getattr(settings, name))
 
 
 def _is_function(value: object) -> bool:
     if isinstance(value, type):
-        # Some are useful: float as a clock that stands still, str as a redact that hides nothing.
+        # Some builtin types are useful functions: float as a clock that always returns 0, str as a
+        # redact function that changes nothing.
         return value.__module__ == "builtins"
     return callable(value) and not is_async(value)
 
@@ -255,33 +262,33 @@ def _is_summarizer(value: object) -> bool:
     return CALLABLE.accepts(value) and not answers_at_once(value, "Summary")
 
 
-SIZE = Wanted(is_size, "a whole number, 0 or more")
-COUNT = Wanted(lambda value: is_size(value) and value > 0, "a whole number, 1 or more")
-NUMBER = Wanted(lambda value: is_number(value) and value >= 0, "a number, 0 or more")
-POSITIVE = Wanted(lambda value: is_number(value) and value > 0, "a number above 0")
+SIZE = Requirement(is_size, "a whole number, 0 or more")
+COUNT = Requirement(lambda value: is_size(value) and value > 0, "a whole number, 1 or more")
+NUMBER = Requirement(lambda value: is_number(value) and value >= 0, "a number, 0 or more")
+POSITIVE = Requirement(lambda value: is_number(value) and value > 0, "a number above 0")
 FLAG = instance_of(bool, "True or False")
 TEXT = instance_of(str, "a text")
-PATH = Wanted(_is_path, "a path such as '.'")
-FUNCTION = Wanted(_is_function, "a function that is not async")
-PIN = Wanted(
+PATH = Requirement(_is_path, "a path such as '.'")
+FUNCTION = Requirement(_is_function, "a function that is not async")
+PIN = Requirement(
     lambda value: FUNCTION.accepts(value) or (bool(value) and _is_names(value) and all(value)),
     "a function of a message, or a list of texts that the user says in it",
 )
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
-TOOLS = Wanted(
+TOOLS = Requirement(
     _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
-TOOL_NAMES = Wanted(_is_set_of_names, "a set of names of tools")
-CALLABLE = Wanted(
+TOOL_NAMES = Requirement(_is_set_of_names, "a set of names of tools")
+CALLABLE = Requirement(
     lambda value: callable(value) and not isinstance(value, type),
     "a function, or an object that is one",
 )
-SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
-SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one")
+SLEEP = Requirement(is_async, "an async function such as anyio.sleep")
+SUMMARIZER = Requirement(_is_summarizer, "an async function, or an object that is one")
 
 MAX_SESSION_ID = 1_000
-SESSION_ID = Wanted(
+SESSION_ID = Requirement(
     lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
     f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
 )
@@ -296,12 +303,12 @@ def check_extra(what: str, module: str, extra: str) -> None:
 
 
 def setting(source: Setting[T]) -> Any:
-    """A dataclass field whose default is read from *source* when the object is built."""
+    """Return a dataclass field whose default is read from *source* when the object is created."""
     return field(default_factory=source)
 
 
 def optional_setting(source: Setting[T]) -> Any:
-    """A dataclass field whose default is what the environment sets for *source*, else None."""
+    """Return a dataclass field whose default is the environment's value of *source*, or None."""
     return field(default_factory=source.in_environment)
 
 
@@ -313,11 +320,11 @@ COMPACT_THRESHOLD_RATIO = Setting("COMPACT_THRESHOLD_RATIO", Decimal("0.92"))
 COMPACT_MAX_RETRIES = Setting("COMPACT_MAX_RETRIES", 2)
 COMPACT_OUTPUT_DIR = Setting("COMPACT_OUTPUT_DIR", ".compact")
 EXAMPLE_MODEL = "claude-opus-5"
-"""The model that errors, help and tests name: a current one, with a price."""
+"""Model in error texts, help and tests: a current one with a listed price."""
 SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
 TOMBSTONE_DAYS = Setting("TOMBSTONE_DAYS", 90)
 STORE_SECONDS = Setting("STORE_SECONDS", Decimal(2))
-"""How long a turn waits for its stores, all together, while nothing arrives."""
+"""Seconds that a turn waits for all its stores together while no data arrive."""
 SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)
 MAX_RESTORE_FILES = Setting("MAX_RESTORE_FILES", 5)
 MAX_RESTORE_TOKENS_PER_FILE = Setting("MAX_RESTORE_TOKENS_PER_FILE", 5000)

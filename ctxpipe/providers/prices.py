@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from .._logs import logger
 from .._text import one_line, short_repr
 from ..errors import SettingsError
-from ..settings import EXAMPLE_MODEL, NUMBER, Wanted, excerpt, instance_of
+from ..settings import EXAMPLE_MODEL, NUMBER, Requirement, excerpt, instance_of
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
@@ -37,7 +37,7 @@ class Cliff:
     output: float = 1.0
 
 
-_CLIFFS = Wanted(
+_CLIFFS = Requirement(
     lambda value: isinstance(value, tuple) and all(isinstance(one, Cliff) for one in value),
     "a tuple of Cliff",
 )

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .._threads.bulk import weight
 from ..errors import SettingsError
-from ..settings import SESSION_ID, SIZE, Wanted
+from ..settings import SESSION_ID, SIZE, Requirement
 from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, conversation_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
 
-PIPELINE = Wanted(
+PIPELINE = Requirement(
     lambda value: callable(getattr(value, "new_session", None)) and not isinstance(value, type),
     "a ContextPipeline such as ContextPipeline(stages)",
 )

@@ -15,7 +15,14 @@ from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best
 from ..edits.offload import Candidate, Scan, passes
 from ..messages import Columns, ToolResult, compact_json, is_text_part
 from ..providers.prices import PRICES, Prices
-from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
+from ..settings import (
+    NUMBER,
+    OFFLOAD_RATIO_THRESHOLD,
+    Requirement,
+    check_settings,
+    is_number,
+    setting,
+)
 from ..tokens import TokenCounter
 from .protocol import Turn
 
@@ -44,7 +51,7 @@ class RatioGate:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
+        Requirement(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
         self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /

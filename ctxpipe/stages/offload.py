@@ -25,7 +25,7 @@ from ..settings import (
     OFFLOAD_RATIO_THRESHOLD,
     SIZE,
     TOOL_NAMES,
-    Wanted,
+    Requirement,
     check_settings,
     excerpt,
     is_size,
@@ -259,7 +259,7 @@ class BatchOffload(Moving):
         check_settings(
             self,
             min_chars=SIZE,
-            gate=Wanted(CALLABLE.accepts, "a Gate such as RatioGate(0.2)"),
+            gate=Requirement(CALLABLE.accepts, "a Gate such as RatioGate(0.2)"),
             keep_recent=SIZE,
             keep_read_backs=FLAG,
             inputs=TOOL_NAMES,

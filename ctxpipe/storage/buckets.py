@@ -21,7 +21,7 @@ from anyio import CapacityLimiter, create_task_group
 
 from .._threads.threads import PerLoop
 from ..errors import StorageError
-from ..settings import Wanted
+from ..settings import Requirement
 from .folders import ignore_absent
 from .waiting import PROMPT_SECONDS, Availability, Unavailable, note_progress
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STORE = Wanted(
+STORE = Requirement(
     lambda store: callable(getattr(store, "put_async", None)),
     "one of obstore, such as MemoryStore()",
 )

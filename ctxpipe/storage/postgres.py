@@ -22,7 +22,7 @@ from anyio import CapacityLimiter
 
 from .._threads.threads import PerLoop, in_thread_if
 from ..errors import SettingsError, StorageError
-from ..settings import COUNT, STORE_SECONDS, TEXT, Wanted, check_extra, check_settings
+from ..settings import COUNT, STORE_SECONDS, TEXT, Requirement, check_extra, check_settings
 from .shared_journals import Contents, ServerJournal, without_secret
 from .sql_journals import SQLJournal, Statement
 from .waiting import TRIAL_SECONDS, Unavailable, note_progress, note_sent
@@ -35,7 +35,7 @@ T = TypeVar("T")
 FORM = 1
 _VALUE = re.compile(r":(\w+)")
 _NAME = re.compile(r"(?:[a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
-_TABLE_NAME = Wanted(
+_TABLE_NAME = Requirement(
     lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
     "a name in lower case such as 'ctxpipe_journal'",
 )

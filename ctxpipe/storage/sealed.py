@@ -17,7 +17,7 @@ from .._threads.pieces import join, pieces
 from .._threads.threads import in_thread, in_thread_if
 from ..errors import StorageError, storage_errors
 from ..messages import is_encodable, json_pieces
-from ..settings import Wanted
+from ..settings import Requirement
 from ..tokens.ledger import SavedSample
 from .protocol import JournalStorage
 from .waiting import Availability, availability_of
@@ -222,7 +222,7 @@ def _are_keys(value: object) -> bool:
     )
 
 
-KEYS = Wanted(
+KEYS = Requirement(
     _are_keys, f"{LEAST_BYTES} bytes or more, or a list of such keys of which the first one signs"
 )
 

@@ -20,7 +20,7 @@ from ..settings import (
     SUMMARY_MAX_WORDS,
     SUMMARY_MODEL,
     TEXT,
-    Wanted,
+    Requirement,
     check_client,
     check_settings,
     instance_of,
@@ -203,7 +203,7 @@ class AnthropicSummarizer:
         return replace(self, max_words=max(1, self.max_words // 2), max_tokens=max_tokens)
 
 
-_TOOLS = Wanted(
+_TOOLS = Requirement(
     lambda value: isinstance(value, Sequence) and not isinstance(value, str), "a list of tools"
 )
 

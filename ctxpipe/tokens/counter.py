@@ -20,7 +20,7 @@ from ..settings import (
     CONTEXT_TOKEN_LIMIT,
     FUNCTION,
     SIZE,
-    Wanted,
+    Requirement,
 )
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -40,10 +40,10 @@ def _is_encoding(value: object) -> bool:
     return isinstance(value, str) or hasattr(value, "decode_bytes") or FUNCTION.accepts(value)
 
 
-_ENCODING = Wanted(
+_ENCODING = Requirement(
     _is_encoding, "the name of an encoding, a tiktoken.Encoding, or a function that is not async"
 )
-COUNTING = Wanted(
+COUNTING = Requirement(
     lambda value: isinstance(value, TokenCounter) or _is_encoding(value),
     f"a TokenCounter, {_ENCODING.words}",
 )
