@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,14 +57,17 @@ app: typer.Typer = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+# Exit codes.
+FAILED = 1
+MISUSED = 2
+INTERRUPTED = 130
 
-# Warnings of the stages are for those who run an agent, not for those who replay a recording.
+# Warnings of stages help someone who runs an agent, but not someone who replays a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print_line(f"ctxpipe {__version__}")
         raise typer.Exit
 
@@ -134,10 +136,10 @@ def clean(
         bool, typer.Option("--yes", help="Do not ask. Needed where there is no terminal.")
     ] = False,
 ) -> None:
-    """Delete the oldest files that ctxpipe has written, and no file of anybody else.
+    """Delete the oldest files that ctxpipe has written; other files are never deleted.
 
-    A session whose journal is younger than --max-days stays whole; without --max-days every session
-    with a journal does.
+    A session whose journal is younger than --max-days is not touched. Without --max-days no session
+    with a journal is.
     """
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
@@ -160,10 +162,12 @@ def clean(
         )
     if is_whole:
         names = _sessions_to_delete(folder, session, prefix, journal)
-        found = (session_files(folder, session_folder(name)) for name in names)
-        files = list(chain.from_iterable(found))
-        lost = {name for name in names if folder.has_journal_elsewhere(session_folder(name))}
-        delete = partial(anyio.run, _delete_sessions, folder, names, lost, journal)
+        folders = {name: session_folder(name) for name in names}
+        files = [file for own in folders.values() for file in session_files(folder, own)]
+        with_other_journal = {
+            name for name, own in folders.items() if folder.has_journal_elsewhere(own)
+        }
+        delete = partial(anyio.run, _delete_sessions, folder, names, with_other_journal, journal)
     else:
         files = choose_files(find_files(folder), limits, time.time())
         delete = partial(_delete_files, folder, files, limits)
@@ -175,27 +179,27 @@ def clean(
         return
     if (files or journal) and not yes:
         _ask_to_delete(root, f"{len(files):,} files ({size:,} bytes)")
-    cleaned = delete()
+    result = delete()
     drop_empty_folders(folder, time.time() - STALE_SECONDS)
-    print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
-    for path in cleaned.left:
+    print_line(f"files deleted: {len(result.files):,}, bytes freed: {result.bytes:,}")
+    for path in result.left:
         print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
-    if cleaned.left:
-        raise CtxpipeError(f"not deleted: {count_phrase(len(cleaned.left), 'item')}")
+    if result.left:
+        raise CtxpipeError(f"not deleted: {count_phrase(len(result.left), 'item')}")
 
 
 def _delete_files(folder: StorageRoot, files: Sequence[OwnFile], limits: Limits) -> Cleaned:
     """Delete *files*, and the notes that are older than the *limits* allow."""
-    cleaned = delete_files(folder, files)
+    result = delete_files(folder, files)
     if limits.max_age is not None:
         expire_notes(folder, time.time() - limits.max_age)
-    return cleaned
+    return result
 
 
 def _sessions_to_delete(
     folder: StorageRoot, session: str | None, prefix: str | None, journal: str | None
 ) -> list[str]:
-    """The *session*, and those of *prefix* in the *folder* and the *journal*, which are listed."""
+    """Return *session* and the sessions below *prefix* in *folder* and *journal*; print these."""
     names = set() if session is None else {session}
     if prefix is not None:
         names.update(ids_below(prefix, folder.session_ids()))
@@ -212,56 +216,65 @@ async def _sessions_in(folder: StorageRoot, journal: str, prefix: str) -> list[s
 
 
 def _open_journal(folder: StorageRoot, url: str) -> SharedJournal:
-    """The journals at *url* of the sessions in *folder*, which may be a gateway's for one token."""
+    """Open the journals at *url*; *folder* may be the one of a gateway for one token."""
     name = os.path.basename(folder.path)
     return open_journal(url, None, name if is_owner(name) else "")
 
 
 async def _delete_sessions(
-    folder: StorageRoot, names: Sequence[str], lost: set[str], journal: str | None
+    folder: StorageRoot, names: Sequence[str], with_other_journal: set[str], journal: str | None
 ) -> Cleaned:
-    """Delete the sessions *names* below *folder*, and from the *journal* at a URL.
+    """Delete the sessions *names* below *folder*, and in the *journal* at a URL.
 
-    The journals of those *lost* are not below the folder: what the other does not have stays.
+    The journals of the sessions *with_other_journal* are not in the folder. Those that are not at
+    the URL either are reported as not deleted.
     """
+    remaining = set(with_other_journal)
     where = "here; give --journal"
-    if journal is not None:  # first: who still had it would write its texts again
+    if journal is not None:
+        # The journal first: a process that still has it would write the texts again.
         where = "there either"
         async with _open_journal(folder, journal) as storage:
-            lost.difference_update(await storage.sessions())
+            remaining.difference_update(await storage.sessions())
             for name in names:
                 await storage.delete(name)
     texts = LocalStorage(folder.path)
-    cleaned = [await texts.delete(name) for name in names]
-    left = [f"the journal of {excerpt(name)}, which is not {where}" for name in sorted(lost)]
-    return Cleaned(
-        tuple(file for each in cleaned for file in each.files),
-        sum(each.bytes for each in cleaned),
-        (*(path for each in cleaned for path in each.left), *left),
-    )
+    results = [await texts.delete(name) for name in names]
+    files: list[str] = []
+    not_deleted: list[str] = []
+    for result in results:
+        files += result.files
+        not_deleted += result.left
+    for name in sorted(remaining):
+        not_deleted.append(f"the journal of {excerpt(name)}, which is not {where}")
+    total_bytes = sum(result.bytes for result in results)
+    return Cleaned(tuple(files), total_bytes, tuple(not_deleted))
 
 
 def _ask_to_delete(root: Path, files: str) -> None:
     if not sys.stdin.isatty():
-        raise SettingsError(f"{files} would be deleted, and nobody can be asked here: add --yes")
+        raise SettingsError(
+            f"{files} would be deleted, and there is no terminal to ask at: add --yes"
+        )
     if not typer.confirm(f"Delete {files} below {root}?", err=True):
         print_error("nothing was deleted")
         raise typer.Exit(FAILED)
 
 
-def _limit(option: str, given: float | None, unit: int) -> float | None:
-    if given is None:
+def _limit(option: str, number: float | None, unit: int) -> float | None:
+    """Return *number*, the value of *option*, times *unit*. Raises SettingsError."""
+    if number is None:
         return None
-    NUMBER.check(option, given)
-    return given * unit
+    NUMBER.check(option, number)
+    return number * unit
 
 
 def _run_elsewhere() -> None:
-    """Do nothing: a command that is only listed here."""
+    """Do nothing: the command is only listed here, and another module runs it."""
 
 
 def main(others: Mapping[str, tuple[str, str]]) -> None:
-    """The command ``ctxpipe``; *others*, run by their modules, are listed with what each is for."""
+    """Run the command ``ctxpipe``; *others* are listed in its help and run by their modules."""
     for name, (_, says) in others.items():
         app.command(name, help=says)(_run_elsewhere)
     escape_unencodable_output()

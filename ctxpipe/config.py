@@ -1,4 +1,4 @@
-"""A pipeline written down in TOML, for the commands and the gateway.
+"""A pipeline in a TOML file, for the commands and the gateway.
 
 [budget]
 window = 200_000
@@ -48,7 +48,7 @@ OLD_EXCHANGES: Mapping[str, presets.OldExchanges] = {
     "lean": "lines",
     "lean-memory": "more_lines",
 }
-"""What the presets for agents keep in sight of old exchanges, by their names for the commands."""
+"""Argument *old_exchanges* of `presets.coding_agent`, by the name of the preset in commands."""
 
 _STAGES = (
     DirectOffload,
@@ -66,20 +66,20 @@ _PARTS: Mapping[str, Sequence[type[Any]]] = {
     "breaker": [Breaker],
     "gate": [RatioGate, RentOrBuyGate],
 }
-"""Settings of stages that are tables themselves, and what each may be, by default the first."""
+"""Settings of stages that are tables themselves, and their classes; the first is the default."""
 
-_LENT = frozenset(
+_CALLER_NAMES = frozenset(
     {
         *("storage", "archive", "summarize", "clock", "prices", "retry", "folder"),
         *("files", "work_dir", "reading_tools", "deny"),
     }
 )
-"""Settings that no file can give: they are objects, and the caller has them."""
+"""Settings that a file cannot contain, because their values are objects of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The pipeline that *text* describes, the TOML of the file *source*."""
+    """A pipeline described by *text*, the TOML of the file *source*."""
 
     source: str
     text: str
@@ -94,11 +94,11 @@ class Config:
         summarize: Summarizer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[Stage]:
-        """The stages, which write to *storage*; the rest is that of `presets.coding_agent`.
+        """Create the stages; the parameters are those of `presets.coding_agent`.
 
         Without *summarize* no model is asked for a summary.
         """
-        lent: dict[str, object] = {
+        caller_values: dict[str, object] = {
             **dict.fromkeys(("storage", "archive"), storage),
             "summarize": summarize or ExtractiveSummarizer(),
             "prices": prices or Prices.relative(),
@@ -107,10 +107,10 @@ class Config:
             "files": files,
         }
         tables = enumerate(self._parse()["stage"], 1)
-        return [self._stage(table, f"stage {number}", lent) for number, table in tables]
+        return [self._stage(table, f"stage {number}", caller_values) for number, table in tables]
 
     def budget(self) -> Budget:
-        """The budget."""
+        """Return the budget of the file, or the default budget."""
         budget: Budget = self._build(Budget, self._parse().get("budget", {}), "[budget]", {})
         return budget
 
@@ -126,34 +126,35 @@ class Config:
             raise SettingsError(f"{self.source} names no [[stage]]")
         return config
 
-    def _stage(self, given: object, place: str, lent: Mapping[str, object]) -> Stage:
-        kind, table = self._choose(_STAGES, given, place, f"{place}: use")
+    def _stage(self, value: object, place: str, caller_values: Mapping[str, object]) -> Stage:
+        """Create the stage that the table *value* at *place* describes."""
+        kind, table = self._choose(_STAGES, value, place, f"{place}: use")
         if kind is Compact:
             table.setdefault("breaker", {})
             table.setdefault("restore", {})
-            if lent["files"] is None and lent["work_dir"] is None:
+            if caller_values["files"] is None and caller_values["work_dir"] is None:
                 del table["restore"]
         for setting, parts in _PARTS.items():
             if setting not in table:
                 continue
             where = f"{place}: {setting}"
             part, settings = self._choose(parts, table[setting], where, where, parts[0].__name__)
-            table[setting] = self._build(part, settings, where, lent)
+            table[setting] = self._build(part, settings, where, caller_values)
         if TOOL_NAMES.accepts(table.get("inputs")):
             table["inputs"] = frozenset(table["inputs"])
-        stage: Stage = self._build(kind, table, place, lent)
+        stage: Stage = self._build(kind, table, place, caller_values)
         return stage
 
     def _choose(
         self,
         kinds: Sequence[type[Any]],
-        given: object,
+        value: object,
         place: str,
         what: str,
         default: str | None = None,
     ) -> tuple[type[Any], dict[str, Any]]:
-        """The one of *kinds* that the table *given* uses, and the rest of the table."""
-        table = self._table(given, place)
+        """Return the class among *kinds* that the table *value* names, and its other entries."""
+        table = self._table(value, place)
         name = table.pop("use", default)
         for kind in kinds:
             if kind.__name__ == name:
@@ -161,24 +162,26 @@ class Config:
         names = ", ".join(kind.__name__ for kind in kinds)
         raise self._error(f"{what} is {name!r}; there are {names}")
 
-    def _table(self, given: object, place: str) -> dict[str, Any]:
-        if not isinstance(given, Mapping):
-            raise self._error(f"{place} is {given!r}; give a table")
-        return dict(given)
+    def _table(self, value: object, place: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise self._error(f"{place} is {value!r}; give a table")
+        return dict(value)
 
-    def _build(self, kind: type[Any], given: object, place: str, lent: Mapping[str, object]) -> Any:
-        """*kind* made of the table *given*, and of what the caller has lent."""
-        table = self._table(given, place)
-        known = [each.name for each in fields(kind) if each.init]
-        free = [name for name in known if name not in _LENT]
+    def _build(
+        self, kind: type[Any], value: object, place: str, caller_values: Mapping[str, object]
+    ) -> Any:
+        """Create an object of *kind* from the table *value* and the values of the caller."""
+        table = self._table(value, place)
+        field_names = [field.name for field in fields(kind) if field.init]
+        own_names = [name for name in field_names if name not in _CALLER_NAMES]
         for name in table:
-            if name not in free:
+            if name not in own_names:
                 raise self._error(
-                    f"{place}: {name} is unknown here; the settings are {', '.join(free)}"
+                    f"{place}: {name} is unknown here; the settings are {', '.join(own_names)}"
                 )
-        own = {name: value for name, value in lent.items() if name in known}
+        arguments = {name: item for name, item in caller_values.items() if name in field_names}
         try:
-            return kind(**own, **table)
+            return kind(**arguments, **table)
         except (SettingsError, TypeError) as error:
             raise self._error(f"{place}: {error}") from error
 
@@ -187,9 +190,9 @@ class Config:
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:
-    """The pipeline that the TOML file at *path* describes, tried once.
+    """Read the pipeline that the TOML file at *path* describes, and create it once as a check.
 
-    Raises SettingsError, naming file, stage and setting.
+    Raises SettingsError, which names the file, the stage and the setting.
     """
     source = os.fspath(path)
     try:
@@ -214,7 +217,7 @@ def preset_stages(
     pin: Pin | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`.
+    """Return the stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`.
 
     Without *summarize* no model is asked for a summary.
     """
