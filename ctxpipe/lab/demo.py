@@ -94,8 +94,8 @@ async def show(files: Sequence[str], storage: LocalStorage) -> None:
         if turn % every == 0 or turn == len(files):
             print(f"{turn:>8} {context.tokens_after:>14,} {whole:>14,}")
     print(f"{'in all':>8} {shaped_tokens:>14,} {original_tokens:>14,}\n")
-    print(f"requests that the API's rules refuse: {invalid_requests}")
-    print(f"the history can be read back whole: {await session.history() == history}")
+    print(f"requests that break a rule of the API: {invalid_requests}")
+    print(f"the complete history can be read back: {await session.history() == history}")
     if file:
         await show_read_back(session, file, placeholder)
 
@@ -110,10 +110,10 @@ async def messages_of(turn: int, path: str) -> list[Message]:
 
 async def show_read_back(session: Session, file: str, placeholder: str) -> None:
     """Print the *placeholder* of a text that was moved to *file*, and a search in that file."""
-    print("\nWhat the model sees of the first result that has left its context begins with\n")
+    print("\nIn place of the first result that was moved to a file, the model sees\n")
     print(*placeholder.splitlines()[:EXCERPT_LINES], sep="\n")
     arguments = {"path": file, "pattern": "def ", "limit": EXCERPT_LINES}
     call: Any = use_block("search", "search_offloaded", arguments)
     result = await answer(call, offload_tools(session))
-    print("\nand when it calls search_offloaded with the pattern 'def ' it gets\n")
+    print("\nand a call of search_offloaded for 'def ' in that file returns\n")
     print(result["content"])

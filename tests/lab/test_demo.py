@@ -40,8 +40,8 @@ def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
     demo.demo(folder)
 
     said = capsys.readouterr().out
-    assert "refuse: 0\n" in said
-    assert "whole: True\n" in said
+    assert "break a rule of the API: 0\n" in said
+    assert "the complete history can be read back: True\n" in said
 
 
 def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys):
