@@ -193,8 +193,8 @@ def test_counting_and_every_stage_work_with_no_network(installed, tmp_path):
 def test_the_demo_runs_without_any_extra(installed, tmp_path):
     said = told([str(installed.with_name("ctxpipe")), "demo"], tmp_path)
 
-    assert "refuse: 0\n" in said
-    assert "whole: True\n" in said
+    assert "requests that break a rule of the API: 0\n" in said
+    assert "the complete history can be read back: True\n" in said
     assert "[Tool result offloaded to file: " in said
 
 
