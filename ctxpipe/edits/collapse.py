@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, cast
@@ -28,8 +27,8 @@ from ..messages import (
 from ..placeholders.notes import Note, note_of, step_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
-from .activity import is_failure, one_line, target, touched_paths
-from .atoms import Atom, atoms, content_text, message_texts, path_atom
+from .activity import is_failure, one_line, target
+from .atoms import Atom, atoms, content_text, message_texts
 from .citations import without_dangling_citations
 from .excerpts import Passage, PassageKind, choose_lines
 from .exchanges import (
@@ -244,7 +243,6 @@ def collapse(
     whole: Mapping[str, str],
     folder: str,
     suffix: str,
-    keep_recent: int,
     min_value: float,
     counter: TokenCounter,
 ) -> Rewritten:
@@ -257,10 +255,8 @@ def collapse(
     after = layout.messages[layout.stop :]
     bare = [*before, *_with_notes(layout, {}, whole, folder, suffix), *after]
     leaving_tokens = sum(map(counter.message, leaving_messages(layout)))
-    paths = touched_paths(bare[-2 * keep_recent :])
-    passages = list(_passages(layout, whole, set(filter(None, map(path_atom, paths)))))
     chosen = choose_lines(
-        passages,
+        list(_passages(layout, whole)),
         set[Atom]().union(*map(atoms, chain.from_iterable(map(message_texts, bare)))),
         counter.text,
         min_value=min_value,
@@ -324,9 +320,7 @@ def _subject(call: ToolCall) -> str:
     return place
 
 
-def _passages(
-    layout: Layout, whole: Mapping[str, str], touched: AbstractSet[Atom]
-) -> Iterator[Passage]:
+def _passages(layout: Layout, whole: Mapping[str, str]) -> Iterator[Passage]:
     """What leaves, in the order in which it was said."""
     message = -1
     late: list[Passage] = []  # the results of a message, which follow all its calls
@@ -336,15 +330,14 @@ def _passages(
             late = []
             message = step.message
             if layout.messages[message]["role"] == "assistant":
-                yield Passage(answer_of(layout.messages[message]), "text", step.number, message)
+                yield Passage(answer_of(layout.messages[message]), "text", step.number)
         if step.verb == "reported":
-            yield Passage(step.said, "result", step.number, message)
+            yield Passage(step.said, "result", step.number)
         if step.call is None:
             continue
         call = blocks(layout.messages[message])[step.call.block]
-        yield Passage(content_text(call), "call", step.number, message)
+        yield Passage(content_text(call), "call", step.number)
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
         kind: PassageKind = "view" if path else "result"
-        is_touched = path is not None and path_atom(path) in touched
-        late.append(Passage(_result_text(step, whole), kind, step.number, message + 1, is_touched))
+        late.append(Passage(_result_text(step, whole), kind, step.number))
     yield from late

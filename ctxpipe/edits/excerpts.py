@@ -8,7 +8,6 @@ kind of block that held it.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -28,11 +27,6 @@ CHANCES: Mapping[PassageKind, Mapping[str, float]] = {
 """The chance that an atom of a class is used again, by the kind of block that held it: the input of
 a call, the assistant's own text, a file view, or any other result."""
 
-TOUCHED_AGAIN = 2.0
-"""How much likelier what a view shows is used when its file is worked on at present."""
-USED_TWICE = 1.4
-"""How much likelier an atom is used that the assistant has used twice already."""
-
 SHORTEST_LINE = 8
 LONGEST_LINE = 300
 MOST_SEARCHED = 60_000  # characters of one passage
@@ -42,16 +36,11 @@ _WORD = re.compile("[A-Za-z]+|[0-9]{1,3}")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text that leaves the context, as part of step *step*; *message* is the one that held it.
-
-    *is_touched*: it shows a file that messages which stay work on.
-    """
+    """A text that leaves the context, as part of step *step*."""
 
     text: str = field(repr=False)
     kind: PassageKind
     step: int
-    message: int
-    is_touched: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -109,25 +98,11 @@ def _chances(
 ) -> dict[Atom, float]:
     """The chance of each atom to be used again: the largest over the passages that hold it."""
     chances: dict[Atom, float] = {}
-    uses: Counter[Atom] = Counter()
-    earlier: set[Atom] = set()  # of the messages before
-    current: set[Atom] = set()  # of the message that the last passage was in
-    message = -1
     for passage in passages:
-        if passage.message != message:
-            earlier |= current
-            current, message = set(), passage.message
-        found = set[Atom]().union(*map(read, passage.lines))
-        if passage.kind in ("call", "text"):
-            uses.update((found & earlier) - current)
-        current |= found
-        factor = TOUCHED_AGAIN if passage.is_touched else 1.0
         of_class = CHANCES[passage.kind]
-        for atom in found:
-            chances[atom] = max(chances.get(atom, 0.0), of_class[atom[0]] * factor)
-    for atom, times in uses.items():
-        if times >= 2 and atom in chances:
-            chances[atom] *= USED_TWICE
+        for line in passage.lines:
+            for atom in read(line):
+                chances[atom] = max(chances.get(atom, 0.0), of_class[atom[0]])
     return chances
 
 

@@ -181,7 +181,6 @@ class Collapse:
             whole,
             self._visible_folder(turn.session_id),
             suffix,
-            self.keep_recent,
             self.min_value,
             turn.counter,
         )

@@ -52,7 +52,7 @@ def context(
 ) -> list[Message]:
     """All exchanges of *messages* collapsed."""
     layout = lay_out(messages, 0, len(messages), number)
-    return collapse(layout, {}, "/f/", "", 1, min_value, COUNTER).messages
+    return collapse(layout, {}, "/f/", "", min_value, COUNTER).messages
 
 
 def notes(messages: Sequence[Message]) -> list[str]:
@@ -293,7 +293,7 @@ def test_where_a_placeholder_stands_the_file_holds_what_it_points_to():
 
     assert find_offloaded_files(layout) == {pointer: "t1.md"}
     assert step_texts(layout, {pointer: LONG}) == [f"bash\nls\n---\n{LONG}"]
-    rewritten = collapse(layout, {pointer: LONG}, "/f/", "", 1, WORTH, COUNTER)
+    rewritten = collapse(layout, {pointer: LONG}, "/f/", "", WORTH, COUNTER)
     assert f"→ {len(LONG)} chars" in notes(rewritten.messages)[0]
 
 
@@ -344,7 +344,7 @@ def test_the_files_of_notes_can_be_written_again_from_the_raw_messages():
         step("t4"),
     )
     layout = lay_out(messages, 0, len(messages), 5)
-    rewritten = collapse(layout, {}, "/f/", "-0a1b2c3d", 1, WORTH, COUNTER)
+    rewritten = collapse(layout, {}, "/f/", "-0a1b2c3d", WORTH, COUNTER)
     found = [message for message in rewritten.messages if note_of(message)]
 
     assert len(found) == 2
@@ -421,7 +421,7 @@ def test_the_files_of_notes_with_reports_can_be_written_again_from_the_raw_messa
         step("t2"),
     )
     layout = lay_out(messages, 0, len(messages), 1)
-    rewritten = collapse(layout, {}, "/f/", "", 1, WORTH, COUNTER)
+    rewritten = collapse(layout, {}, "/f/", "", WORTH, COUNTER)
     found = [message for message in rewritten.messages if note_of(message)]
 
     written = texts_of_notes(messages, found)
@@ -472,7 +472,7 @@ def test_whatever_collapses_the_api_accepts_what_is_left(
         stop += 1
 
     layout = lay_out(history, start, stop, 1)
-    after = collapse(layout, {}, "/f/", "", 1, min_value, COUNTER).messages
+    after = collapse(layout, {}, "/f/", "", min_value, COUNTER).messages
 
     assert check(after) == []
     assert after[:start] == history[:start]

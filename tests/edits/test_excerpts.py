@@ -25,14 +25,8 @@ def chosen(*passages: Passage, visible: frozenset[str] = frozenset(), **settings
     return choose_lines(passages, visible, COUNTER.text, **settings)
 
 
-def best(*passages: Passage) -> float:
-    """The highest least value at which a line of *passages* still stays."""
-    values = [value / 2 for value in range(1, 200)]
-    return max(value for value in values if chosen(*passages, min_value=value))
-
-
-def call(text: str, step: int = 1, message: int = 0) -> Passage:
-    return Passage(text, "call", step, message)
+def call(text: str, step: int = 1) -> Passage:
+    return Passage(text, "call", step)
 
 
 def test_lines_that_name_something_stay_and_small_talk_does_not():
@@ -62,20 +56,7 @@ def test_a_result_shows_less_that_is_used_again_than_a_call():
     text = "src/server.py and nothing else worth a word in this rather long line"
 
     assert chosen(call(text))
-    assert not chosen(Passage(text, "result", 1, 0))
-
-
-def test_a_view_of_a_file_that_is_still_worked_on_shows_more():
-    seen, touched = (Passage("in tools/reader.py", "view", 1, 0, flag) for flag in (False, True))
-
-    assert best(touched) == pytest.approx(2 * best(seen), rel=0.1)
-
-
-def test_what_the_assistant_has_used_twice_is_worth_more():
-    first = Passage("in tools/reader.py", "result", 1, 1)
-    uses = [Passage("tools/reader.py", "text", 2, 2), Passage("tools/reader.py", "text", 3, 4)]
-
-    assert best(first, *uses) == pytest.approx(1.4 * best(first, uses[0]), rel=0.1)
+    assert not chosen(Passage(text, "result", 1))
 
 
 def test_more_than_the_limit_never_stays():
@@ -90,7 +71,7 @@ def test_more_than_the_limit_never_stays():
 
 def test_a_higher_least_value_keeps_fewer_lines():
     text = python_source(30, 8)
-    passage = Passage(f"{text}\nsrc/server.py\n", "call", 1, 0)
+    passage = Passage(f"{text}\nsrc/server.py\n", "call", 1)
 
     def kept(value: float) -> int:
         return sum(map(len, chosen(passage, min_value=value).values()))
@@ -133,11 +114,10 @@ def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding, text: str):
 lines = st.lists(st.sampled_from([PATH, NAMES, SMALL_TALK, "x = 4711", "", "  see src/a.py"]))
 passages = st.lists(
     st.builds(
-        lambda lines, kind, step, message: Passage("\n".join(lines), kind, step, message),
+        lambda lines, kind, step: Passage("\n".join(lines), kind, step),
         lines,
         st.sampled_from(["call", "text", "view", "result"]),
         st.integers(1, 3),
-        st.integers(0, 3),
     ),
     max_size=6,
 )
