@@ -50,7 +50,7 @@ def _exchange(
         known,
         mount.find,
         breakpoints=mount.breakpoints,
-        lend=partial(http_model, send=send, summary_model=mount.summary_model),
+        make_agent_model=partial(http_model, send=send, summary_model=mount.summary_model),
     )
 
 

@@ -179,7 +179,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
             request.messages,
             arguments,
             request=request,
-            found=_thread(request),
+            names=_thread(request),
             agent_model=self._lent(request.model, is_blocking=is_blocking),
         )
 

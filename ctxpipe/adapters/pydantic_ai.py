@@ -185,7 +185,7 @@ class _Run(AbstractCapability[Any]):
             request_context.messages,
             arguments,
             request=ctx,
-            found=[conversation],
+            names=[conversation],
             agent_model=self._lent(request_context),
         )
 

@@ -192,7 +192,7 @@ class Gateway:
         Raises Refused if there is no such conversation, or if it cannot be compacted.
         """
         if shaper.is_dry or self.is_off:
-            raise Refused(400, "nothing is compacted while every request is sent as it came")
+            raise Refused(400, "nothing is compacted while every request is sent unchanged")
         sessions = [
             dialog.session
             for dialog in shaper.conversations

@@ -52,19 +52,19 @@ class Relay:
     def __init__(
         self, wire_format: Format, request: Request, upstream: Upstream, shaper: Shaper
     ) -> None:
-        lend = None
+        make_agent_model = None
         if shaper.summary_model is not None:
             headers = headers_for_upstream(
                 request.headers, question_headers(request.headers.items())
             )
             send = partial(_ask_question, upstream, target_of(request), headers)
-            lend = partial(http_model, send=send)
+            make_agent_model = partial(http_model, send=send)
         self._exchange = HttpExchange(
             shaper.conversations,
             wire_format,
             shaper.find(request.headers),
             is_dry=shaper.is_dry,
-            lend=lend,
+            make_agent_model=make_agent_model,
         )
         self._request = request
         self._upstream = upstream

@@ -20,7 +20,7 @@ from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter
 from ..tokens.spent import Kind, Pieces
 from ..wire.conversations import Conversations, Dialog
-from ..wire.exchange import FindConversation, Found, HttpExchange, max_head_chars
+from ..wire.exchange import FindConversation, HttpExchange, SessionSource, max_head_chars
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
@@ -79,7 +79,7 @@ class Shaper:
         The names of *headers* are in lower case. The function takes the fields of the body.
         """
 
-        def find(values: Mapping[str, Any]) -> Found:
+        def find(values: Mapping[str, Any]) -> SessionSource:
             model = values.get("model")
             if not isinstance(model, str):
                 model = None
@@ -92,7 +92,7 @@ class Shaper:
                 return conversation_of(session)
 
             name = conversation_name(headers, values)
-            return Found(name, open_session, max_head_chars(pipeline.budget))
+            return SessionSource(name, open_session, max_head_chars(pipeline.budget))
 
         return find
 

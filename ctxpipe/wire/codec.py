@@ -1,14 +1,15 @@
-"""What a codec knows of one form of conversation, and how its items become messages of ours.
+"""Interface of codecs, and conversion of foreign items to messages.
 
 A *foreign item* is an element of another API's or framework's list: a chat message, a responses
-item, a model object. A codec reads each as blocks. Here these become *units*: messages that keep
-every rule of the Messages API, so that no repair touches them, each with the items behind it.
+item, a model object. A codec reads each item as blocks. This module groups the blocks into *units*:
+messages that follow every rule of the Messages API, so that no repair changes them, each with the
+indices of its items.
 
-Items of a type that the codec does not know were written by the client, unless they arrived in a
-reply. Each is an opaque block of the user, a unit of its own, so that it is neither summarized nor
-merged into a reply. There are three exceptions: at the beginning of a request it belongs to the
-head; with the id of a call it is that call or its result; between a call and the last result of the
-same reply it goes with the results, since the Messages API takes nothing between the two.
+Items of an unknown type were written by the client, unless they arrived in a reply. Each becomes an
+opaque block of the user in its own unit, so that it is neither summarized nor merged into a reply.
+There are three exceptions: at the beginning of a request it belongs to the head; with the id of a
+call it is that call or its result; between a call and the last result of the same reply it joins
+the results, because the Messages API accepts nothing between the two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject
@@ -38,34 +39,34 @@ from .values import (
 )
 
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
-"""Who says an item; "result" answers a call."""
+"""Author of an item; "result" is the answer to a call."""
 
 Item: TypeAlias = Any
-"""A foreign item, of whatever type."""
+"""Foreign item, of any type."""
 
 Sourced: TypeAlias = tuple[int | None, Item]
-"""An item, and which of those given it is made of; None: of none."""
+"""Index of the original item, None for a new item, and the item itself."""
 
 Halves: TypeAlias = tuple[set[object], set[object]]
-"""The ids of the calls in an item, and of those that it answers."""
+"""Ids of the calls in an item, and ids of the calls that the item answers."""
 
 ANSWERED = frozenset({"user", "result"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 EMPTY = "[This message is empty.]"
 MAX_HEAD_CHARS = 100_000
-"""Characters of unknown items that may belong to the head, unless the budget says otherwise."""
+"""Maximum characters of unknown items in the head, unless the budget sets another limit."""
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A foreign item as *blocks* of ours; one without any says that it is empty.
+    """A foreign item as *blocks* of the Messages API; without blocks it becomes a text block.
 
-    With *joins* it is one message with its neighbours of the same side. Results always are.
-    *is_unknown* marks an item of the client's that the codec cannot read. *call* is the id of a
-    call that the item makes or answers if its other half is in the same exchange; if not, the item
-    is what *side* and *blocks* say.
+    With *joins* the item forms one message with adjacent items of the same side, as results always
+    do. *is_unknown* marks an item of the client that the codec cannot read. *call* is the id of a
+    call that the item makes or answers, provided that the other half is in the same exchange;
+    otherwise *side* and *blocks* describe the item.
     """
 
     side: Side
@@ -84,134 +85,140 @@ class ItemReader(ABC):
 
     @abstractmethod
     def read(self, item: Item) -> Reading:
-        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
+        """Return *item* as blocks; unknown content becomes an opaque block."""
 
 
 class Codec(ItemReader):
-    """One form of conversation: its items to blocks, and back."""
+    """Converts the items of one form of conversation to blocks, and back."""
 
     refuses_halves: bool = True
-    """Whether the API refuses a call without its result, and the reverse."""
+    """True if the API refuses a call without its result, or a result without its call."""
     max_head_chars: int = MAX_HEAD_CHARS
-    """Characters of unknown items that may belong to the head; more of them are units."""
+    """Maximum characters of unknown items in the head; further items become units."""
     is_from_reply: Callable[[Item], bool] | None = None
-    """Tells whether an item of an unknown type arrived in a reply that ctxpipe has seen."""
+    """Predicate that is True for an item of an unknown type that arrived in an earlier reply."""
 
     def for_conversations(
         self, max_head_chars: int, is_from_reply: Callable[[Item], bool]
     ) -> Codec:
-        """Return a copy that knows the room for the head, and the items of earlier replies."""
-        own = copy(self)
-        own.max_head_chars = max_head_chars
-        own.is_from_reply = is_from_reply
-        return own
+        """Return a copy with these two settings."""
+        codec = copy(self)
+        codec.max_head_chars = max_head_chars
+        codec.is_from_reply = is_from_reply
+        return codec
 
     def unknown(self, item: Item, name: object = None, call: object = None) -> Reading:
         """Read *item*, whose type the codec does not know.
 
-        It is part of the reply that it arrived in, otherwise an opaque block of the user. *name* is
-        its type, *call* the id of the call that it makes or answers.
+        An item that arrived in a reply is part of that reply; any other is an opaque block of the
+        user. *name* is its type, *call* the id of the call that it makes or answers.
         """
         if self.is_from_reply is not None and self.is_from_reply(item):
             return Reading("assistant", [opaque_block(item)], joins=True, call=call)
         return Reading("user", [client_block(item, name)], is_unknown=True, call=call)
 
     def is_answer(self, item: Item) -> bool:
-        """Return True if *item*, which has the id of a call, is its result and not the call."""
+        """Return True if *item*, which has the id of a call, is the result and not the call."""
         del item
         return False
 
     def answer_content(self, item: Item) -> object:
-        """Return the content of *item*, the result of a call, for a tool_result."""
+        """Return the content of *item*, the result of a call, for a tool_result block."""
         return [client_block(item)]
 
     def steps_aside(self, items: Sequence[Item]) -> bool:
-        """Return True if a request with *items* must be sent as it came."""
+        """Return True if a request with *items* must be sent unchanged."""
         del items
         return False
 
     @abstractmethod
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
+        """Return a copy of *item* with *blocks* as its content; ids in *blocks* are the item's."""
 
     @abstractmethod
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Items that say *blocks*, which ctxpipe wrote itself."""
+        """Return new items with the contents of *blocks*, which ctxpipe has written."""
 
     def opaque(self, block: JsonObject) -> JsonDict:
-        """What is read instead of *block*, a call without its result or the reverse."""
+        """Return the replacement for *block*, a call without its result or the reverse."""
         return opaque_block(block)
 
     def sendable(self, items: Sequence[Item]) -> list[Item]:
-        """*items* with the images and documents of ours in them in the form of this API.
+        """Return *items* with images and documents of the Messages API converted to this API.
 
-        They are in results: a caller hands on what `read_offloaded` answers.
+        Results may contain such blocks, because a caller forwards the answers of `read_offloaded`.
         """
         return list(items)
 
     def is_summary(self, item: Item) -> bool:
-        """Whether the provider has compacted in *item* what came before."""
+        """Return True if *item* is the provider's compaction of everything before it."""
         del item
         return False
 
     def frozen(self, items: Sequence[Item], start: int) -> int:
-        """How many leading items are the provider's own state, which nobody may shape.
+        """Return the number of leading items that are the provider's state and never shaped.
 
-        Only items from *start* on are searched for the end of it; 0 where it is not among them.
+        Only the items from *start* on are searched for its end; returns 0 if it is not among them.
         """
-        places = (index for index in reversed(range(start, len(items))))
-        return next((index + 1 for index in places if self.is_summary(items[index])), 0)
+        for index in reversed(range(start, len(items))):
+            if self.is_summary(items[index]):
+                return index + 1
+        return 0
 
     def halves(self, item: Item) -> Halves:
-        """The ids of the calls in *item*, and of those that it answers."""
+        """Return the ids of the calls in *item*, and the ids of the calls that it answers."""
         blocks = self.read(item).blocks
         calls = {block["id"] for block in blocks if kind(block) in CALLS}
         return calls, {block["tool_use_id"] for block in blocks if kind(block) == "tool_result"}
 
     def repair(
-        self, pairs: Sequence[Sourced], given: Sequence[Item], halves: Sequence[Halves]
+        self, pairs: Sequence[Sourced], original_items: Sequence[Item], halves: Sequence[Halves]
     ) -> list[Sourced]:
-        """*pairs*, without what is invalid now that others of *given* have left.
+        """Return *pairs* without the blocks that are invalid because other items have left.
 
-        That is a result without its call, and a call without its result. *halves* are those of each
-        item that was given.
+        These are results whose call has left, and calls whose result has left. *halves* are those
+        of the *original_items*.
         """
-        known = dict(zip(map(id, given), halves, strict=True))
-        own = [known.get(id(item)) or self.halves(item) for _, item in pairs]
-        calls, results = _all_of(own)
-        calls_given, results_given = _all_of(halves)
-        lost_calls, lost_results = calls_given - calls, results_given - results
+        halves_by_item = dict(zip(map(id, original_items), halves, strict=True))
+        new_halves = [halves_by_item.get(id(item)) or self.halves(item) for _, item in pairs]
+        calls, results = _union(new_halves)
+        original_calls, original_results = _union(halves)
+        lost_calls = original_calls - calls
+        lost_results = original_results - results
         if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
             return list(pairs)
-        kept: list[Sourced] = []
-        for (source, item), (own_calls, own_results) in zip(pairs, own, strict=True):
-            if lost_results.isdisjoint(own_calls) and lost_calls.isdisjoint(own_results):
-                kept.append((source, item))
+        repaired: list[Sourced] = []
+        for (source, item), (item_calls, item_results) in zip(pairs, new_halves, strict=True):
+            if lost_results.isdisjoint(item_calls) and lost_calls.isdisjoint(item_results):
+                repaired.append((source, item))
                 continue
-            blocks = self.read(item).blocks
-            left = [block for block in blocks if block.get("id") not in lost_results]
-            left = [block for block in left if block.get("tool_use_id") not in lost_calls]
-            if any(kind(block) not in THINKING for block in left):
-                kept.append((source, self.rebuild(item, left)))
-        return kept
+            valid_blocks = []
+            for block in self.read(item).blocks:
+                is_lost = block.get("id") in lost_results or block.get("tool_use_id") in lost_calls
+                if not is_lost:
+                    valid_blocks.append(block)
+            if any(kind(block) not in THINKING for block in valid_blocks):
+                repaired.append((source, self.rebuild(item, valid_blocks)))
+        return repaired
 
 
-def _all_of(halves: Iterable[Halves]) -> Halves:
-    calls, results = set[object](), set[object]()
-    for own_calls, own_results in halves:
-        calls |= own_calls
-        results |= own_results
+def _union(halves: Iterable[Halves]) -> Halves:
+    calls: set[object] = set()
+    results: set[object] = set()
+    for item_calls, item_results in halves:
+        calls |= item_calls
+        results |= item_results
     return calls, results
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A *message* of ours for the foreign items at the indices *items*, in their order.
+    """A *message* for the foreign items at the indices *items*, in their order.
 
-    *owners* says for each block which item it is of. *names* are the ids of calls that differ from
-    those of the items, with the items' own. One that is not sound has a call without a result, or
-    the reverse, for which the API refuses the items. One that *is_final* stays what it is whatever
-    follows, and so do all units before it.
+    *owners* has the index of its item for each block. *names* maps ids of calls in the message to
+    the ids in the items, if they differ. If *is_sound* is False, the unit has a call without a
+    result or the reverse, so the API would refuse the items. A unit that *is_final* does not
+    change, whatever follows, and neither do the units before it.
     """
 
     message: Message
@@ -223,13 +230,13 @@ class Unit:
 
     @property
     def stop(self) -> int:
-        """The index after its last item; 0 for a unit of no item."""
+        """Index after its last item; 0 for a unit without items."""
         return self.items[-1] + 1 if self.items else 0
 
 
 @dataclass(slots=True)
 class _Group:
-    """Items that become one message: neighbours, and unknown items that go with the results.
+    """Items that become one message: adjacent items, and unknown items that join the results.
 
     With *may_pair* one of them is a call if a result for it follows.
     """
@@ -257,33 +264,33 @@ class _Group:
 
 
 def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) -> list[Unit]:
-    """The units of *items* from *start* on.
+    """Return the units of *items* from *start* on.
 
-    *used* are the ids of the calls before, to which those of these items are added.
+    *used* has the ids of the earlier calls; the ids of the calls in these items are added to it.
     """
     groups = _groups(_read_items(codec, items, start), start)
     for group in groups:
-        _note_whether_final(group)
+        _set_final(group)
     for before, later in pairwise([None, *groups, None]):
         if before is not None and before.side == "assistant":
             _pair(codec, before, later, used)
         elif later is not None and later.side == "result":
             _make_opaque(codec, later, frozenset())
     for group in groups:
-        _settle(group)
-    _place_systems(groups)
+        _make_valid(group)
+    _move_systems_to_user(groups)
     return [_as_unit(group) for group in groups]
 
 
 def opening_unit() -> Unit:
-    """A unit of no item, for a conversation that does not begin with the user."""
+    """Return a unit without items, for a conversation that does not begin with the user."""
     return Unit(cast("Message", {"role": "user", "content": OPENING}), ())
 
 
 def _groups(readings: Sequence[Reading], start: int) -> list[_Group]:
-    """Return the groups of *readings*, the first of which is of item *start*."""
+    """Return the groups of *readings*, the first of which belongs to item *start*."""
     groups: list[_Group] = []
-    waiting: list[int] = []  # places of unknown items that go with the next results
+    waiting: list[int] = []  # places of unknown items that join the next results
     home = ""
     last: _Group | None
     for place, reading in enumerate(readings):
@@ -312,11 +319,12 @@ def _groups(readings: Sequence[Reading], start: int) -> list[_Group]:
 
 
 def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: int) -> str:
-    """Return what the unknown items from *place* of *readings* on go with; *last* is before them.
+    """Return the group that the unknown items from *place* on join; *last* is before them.
 
-    That is "results" where they are between a call and the last result of one reply: no message may
-    come between these. It is "call" where that call is the last of all and still waits: it must
-    stay the last message. Otherwise it is "", and each of them is a message.
+    It is "results" if the items are between a call and the last result of the same reply, because
+    no message may come between these. It is "call" if that call is the last known item and has no
+    result yet, because it must stay the last message. Otherwise it is "", and each item is a
+    message.
     """
     if last is None:
         return ""
@@ -338,11 +346,11 @@ def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: in
     return "call" if is_waiting else ""
 
 
-def _note_whether_final(group: _Group) -> None:
-    """Note in *group* whether it stays what it is whatever follows, as all before it then does.
+def _set_final(group: _Group) -> None:
+    """Set whether *group* is final: no later item can change it, nor the groups before it.
 
-    Words of the user and results are final. A call, and reasoning, may still be joined with what
-    the model says later, and an unknown item may turn out to be a call, or between two halves.
+    Messages of the user and results are final. A call, and reasoning, may still be merged with
+    later words of the model, and an unknown item may prove to be a call, or between two halves.
     """
     if group.side != "assistant":
         return
@@ -357,7 +365,7 @@ def _note_whether_final(group: _Group) -> None:
 def _read_items(codec: Codec, items: Sequence[Item], start: int) -> list[Reading]:
     """Read *items* from *start* on.
 
-    One that may be a call or its result is that if the other half is in the same exchange.
+    An item that may be a call or a result is read as one if its other half is in the same exchange.
     """
     readings = [codec.read(item) for item in items[start:]]
     if all(reading.call is None for reading in readings):
@@ -399,8 +407,8 @@ def _is_half(
 ) -> bool:
     """Return True if the item at *place* is a call with a result, or the result of a call.
 
-    *readings* are those of the last of *items*, *open_calls* the ids of the calls before it that
-    have no result yet.
+    *readings* belong to the last of *items*. *open_calls* has the ids of the earlier calls without
+    a result.
     """
     start = len(items) - len(readings)
     call = readings[place].call
@@ -408,7 +416,7 @@ def _is_half(
     if is_answer and (call not in open_calls or not readings[place].is_unknown):
         return False
     if not is_answer and call in open_calls:
-        return False  # it is about that call, and is neither half of it
+        return False  # it refers to that call, and is neither half of it
     has_results = False
     for later in range(place + 1, len(readings)):
         reading = readings[later]
@@ -428,40 +436,45 @@ def _is_half(
 
 
 def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> None:
-    """Give each call of *group* that the results *later* answer an id of its own.
+    """Give each call of *group* that has a result in *later* a unique id.
 
-    Results whose ids are of no call answer those that have none, in order. Other calls become
-    opaque, unless they are the last of all: these still wait.
+    Results with ids of no call answer the calls without results, in order. Other calls become
+    opaque, unless *later* is None: then they wait for their results.
     """
     answers = {} if later is None else _answers(later)
     calls = {block["id"] for block in group.blocks if kind(block) in CALLS}
-    others = [place for own in answers if own not in calls for place in answers[own]]
+    unmatched: list[int] = []
+    for answered_id, places in answers.items():
+        if answered_id not in calls:
+            unmatched += places
     answered: set[int] = set()
     for place, block in enumerate(group.blocks):
         if kind(block) not in CALLS:
             continue
-        own = block["id"]
-        waiting = answers.get(own) or others
+        original_id = block["id"]
+        waiting = answers.get(original_id) or unmatched
         if not waiting and later is not None:
             group.blocks[place] = codec.opaque(block)
             group.is_sound &= not codec.refuses_halves
             continue
-        name = _unique_id(own, used)
+        name = _unique_id(original_id, used)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
         group.blocks[place] = {**block, "id": name, "name": tool}
-        group.names |= {name: own} if name != own else {}
+        if name != original_id:
+            group.names[name] = original_id
         if waiting and later is not None:
             answer = waiting.pop(0)
             answered.add(answer)
-            named = later.blocks[answer]["tool_use_id"]
+            answered_id = later.blocks[answer]["tool_use_id"]
             later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
-            later.names |= {name: named} if name != named else {}
+            if name != answered_id:
+                later.names[name] = answered_id
     if later is not None and later.side == "result":
         _make_opaque(codec, later, answered)
 
 
 def _answers(group: _Group) -> dict[object, list[int]]:
-    """Where in *group* the results of each call are."""
+    """Return the places of the results in *group*, by the id of their call."""
     answers: dict[object, list[int]] = {}
     if group.side != "result":
         return answers
@@ -472,7 +485,7 @@ def _answers(group: _Group) -> dict[object, list[int]]:
 
 
 def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> None:
-    """*group* of results, of which only those at *answered* answer a call; these come first."""
+    """Make the results in *group* opaque that answer no call; those at *answered* come first."""
     if len(answered) == len(group.blocks):
         return
     for place, block in enumerate(group.blocks):
@@ -484,9 +497,9 @@ def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> Non
     group.owners = [group.owners[place] for place in order]
 
 
-def _unique_id(own: object, used: set[str]) -> str:
-    """The id of a call whose own is *own*, in the form of the Messages API, and like no other."""
-    name = own if isinstance(own, str) else repr(own)
+def _unique_id(original_id: object, used: set[str]) -> str:
+    """Return a valid id of the Messages API for *original_id*; it is added to the ids *used*."""
+    name = original_id if isinstance(original_id, str) else repr(original_id)
     if not _ID.fullmatch(name):
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
         name = f"{_NOT_IN_ID.sub('_', name)[:40]}_{digest[:16]}"
@@ -499,8 +512,8 @@ def _unique_id(own: object, used: set[str]) -> str:
     return unique
 
 
-def _settle(group: _Group) -> None:
-    """Make what may not be where it is opaque: thinking at the end of a reply."""
+def _make_valid(group: _Group) -> None:
+    """Make thinking at the end of a reply opaque, and results without an id the user's."""
     if group.side == "assistant":
         for place in reversed(range(len(group.blocks))):
             if kind(group.blocks[place]) not in THINKING:
@@ -510,8 +523,8 @@ def _settle(group: _Group) -> None:
         group.side = "user"
 
 
-def _place_systems(groups: Sequence[_Group]) -> None:
-    """Have the user say what the system says where the Messages API takes no system message."""
+def _move_systems_to_user(groups: Sequence[_Group]) -> None:
+    """Turn system messages into the user's where the Messages API accepts no system message."""
     others = (group.side for group in groups if group.side != "system")
     sides: list[Side] = ["assistant", *others, "assistant"]
     passed = 0
@@ -535,12 +548,12 @@ def _as_unit(group: _Group) -> Unit:
 
 
 def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
-    """Return how many of *items* belong to the head, of which the first *start* certainly do.
+    """Return the number of *items* that belong to the head; the first *start* always do.
 
-    After these it goes on with what the system says, and with unknown items as long as they leave
-    room for the conversation. One that speaks for the system may be twice as long: without its
-    tools an agent is of no use in a small window either. An unknown item that the first reply
-    answers is no part of it: it is what the model was asked, unless it speaks for the system.
+    The head continues with system items, and with unknown items as long as they leave space for the
+    conversation. Unknown items with a role of the system may be twice as long: without its tools an
+    agent is useless in a small window too. An unknown item that the first reply follows is the
+    prompt, not part of the head, unless it has a role of the system.
     """
     end = start
     chars = 0
@@ -549,15 +562,16 @@ def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
         reading = codec.read(items[end])
         if reading.is_unknown:
             size = sum(len(block["json"]) for block in reading.blocks)
-            speaks_for_system = item_field(items[end], "role") in SYSTEM_ROLES
-            chars += size // 2 if speaks_for_system else size
+            if item_field(items[end], "role") in SYSTEM_ROLES:
+                size //= 2
+            chars += size
         elif reading.side != "system":
             break
         if chars > codec.max_head_chars:
             break
         end += 1
-    is_asked = end == len(items) or (reading is not None and reading.side == "assistant")
-    if end > start and is_asked:
+    is_before_reply = reading is not None and reading.side == "assistant"
+    if end > start and (end == len(items) or is_before_reply):
         last = items[end - 1]
         if codec.read(last).is_unknown and item_field(last, "role") not in SYSTEM_ROLES:
             end -= 1
@@ -565,16 +579,20 @@ def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:
 
 
 def head_blocks(readings: Iterable[Reading]) -> Iterator[JsonDict]:
-    """What leading items say that are never shaped, as the blocks of a system prompt."""
-    for block in chain.from_iterable(reading.blocks for reading in readings):
-        yield text_block(block["text"]) if kind(block) == "text" else opaque_block(block)
+    """Yield the contents of the head, which is never shaped, as blocks of a system prompt."""
+    for reading in readings:
+        for block in reading.blocks:
+            if kind(block) == "text":
+                yield text_block(block["text"])
+            else:
+                yield opaque_block(block)
 
 
 class MessagesCodec(ItemReader):
-    """What a message says."""
+    """Reads messages of the Messages API, which need no conversion."""
 
     def read(self, item: Item) -> Reading:
-        """The blocks of *item*."""
+        """Return the blocks of *item*."""
         role = item["role"]
         side: Side = role if role in ("assistant", "system") else "user"
         return Reading(side, cast("list[JsonDict]", as_blocks(item)))

@@ -1,14 +1,14 @@
-"""Which conversation a request continues: one rule for every adapter and for the gateway.
+"""Find the conversation that a request continues, for every adapter and for the gateway.
 
-A request continues the conversation of its name with which it has the longest history in common,
-compared by what the items say. Where that history was changed before a reply, it goes on as a fork:
-under the same session, with what is known of their common beginning. A request that continues none
-begins a new conversation. So a name narrows the search, and is never needed: clients that share
-one, or that give none, do not disturb each other.
+A request continues the conversation of its name with which it has the longest history in common;
+items are compared by content. If that history was changed before a reply, the request continues as
+a fork in the same session, with the records of the common beginning. A request that continues no
+conversation begins a new one. So a name narrows the search but is never required: clients that
+share a name, or send none, do not disturb each other.
 
-Conversations are looked up by how they begin, their first message and the first reply to it, in
-memory and among the journals alike: the id of a session is made of the name and of that beginning.
-However many there are, a lookup asks for a few ids.
+Conversations are looked up by their beginning, the first message and the first reply to it, both in
+memory and in journals: the id of a session is derived from the name and the beginning. However many
+conversations exist, a lookup reads only a few ids.
 """
 
 from __future__ import annotations
@@ -45,34 +45,37 @@ from .values import client_block
 
 MAX_BYTES = 1 << 30
 OVERHEAD = 4
-"""Bytes that a conversation takes for each byte of its items: as they came, and in its session."""
+"""Bytes of memory for each byte of a conversation's items, including their copy in a session."""
 OWN_BYTES = 16_000
-"""Bytes that it takes besides."""
+"""Memory in bytes for a conversation without items."""
 MAX_COMPARED = 256
-"""So many of the newest bodies are compared with a new one, to read only what is new of it."""
+"""Number of newest bodies that a new body is compared with, so that only the new part is parsed."""
 MAX_REMEMBERED = 10_000
-"""So many of the newest responses and calls that providers hold are remembered."""
-MAX_CALL = 2_000  # characters of such a call; what a longer one answers stays as it is
+"""Maximum number of remembered responses and calls that a provider stores."""
+MAX_CALL = 2_000
+"""Maximum size of a remembered call, in characters; the result of a longer one stays unchanged."""
 READ_BACK = "read_offloaded"
-"""The tool whose call an unknown one is taken for."""
+"""Tool name used for a call that the provider stores and that is not remembered here."""
 MAX_NAME = MAX_SESSION_ID - SIBLING_CHARS
-"""A name is cut to this, so that every conversation of it can have an id."""
+"""Maximum length of a name: it leaves space for the suffix of a session's id."""
 HELD = (
-    "a request continues what the provider holds; results of calls that were not seen here are sent"
-    " as they came"
+    "a request continues a conversation that the provider stores; results of calls that this "
+    "process has not received are sent unchanged"
 )
 ALTERNATING = (
-    "several conversations come without a name, and are told apart by their histories alone: to "
-    "find them by name in logs and folders, give session_id=, or call the client inside "
+    "several conversations have no name and are distinguished by their histories only: to find "
+    "them by name in logs and folders, give session_id=, or call the client inside "
     "ctxpipe.wire.conversation(name)"
 )
 
 SessionName: TypeAlias = str | Callable[[Any], str | None]
-"""The name of the conversation, or a function that finds it in a request; None: it has none."""
+"""Name of the conversation, or a function that finds it in a request and may return None."""
 
 OpenSession: TypeAlias = "Callable[[str, bool], Conversation]"
-"""Makes the session of an id, which reads its journal at its first turn; an object of its own where
-another conversation in memory has that id.
+"""Function from a session id to its session, which reads its journal at its first turn.
+
+The second argument is True if another conversation in memory has that id: then the function returns
+a separate object.
 """
 
 _named: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None)
@@ -83,10 +86,10 @@ _named: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None
 
 @contextmanager
 def conversation(name: str) -> Iterator[None]:
-    """Meanwhile requests belong to the conversation *name*, whatever is found in them.
+    """Assign all requests in this block to the conversation *name*.
 
-    For code that calls a client deep inside somebody else's: ``with conversation("job-42"):``. A
-    mount that was given a ``session_id`` keeps to that. Raises SettingsError for an invalid name.
+    Use it around code of another library that calls the client: ``with conversation("job-42"):``.
+    An adapter with a ``session_id`` ignores it. Raises SettingsError if the name is invalid.
     """
     SESSION_ID.check("name", name)
     token = _named.set(name)
@@ -97,22 +100,22 @@ def conversation(name: str) -> Iterator[None]:
 
 
 def conversation_name(
-    session_id: SessionName | None, request: Any, found: Iterable[object] = ()
+    session_id: SessionName | None, request: Any, candidates: Iterable[object] = ()
 ) -> str:
-    """The name of the conversation that *request* belongs to, "" where it has none.
+    """Return the name of the conversation of *request*, "" if it has none.
 
-    That is what *session_id* says; else that of `conversation`; else the first text of *found*,
-    which is where a framework keeps it.
+    It is the value of *session_id*, else the name of the block `conversation`, else the first text
+    among *candidates*, the values in which a framework may store a name.
     """
-    given = session_id(request) if callable(session_id) else session_id
-    for name in (given, _named.get(), *found):
+    chosen_name = session_id(request) if callable(session_id) else session_id
+    for name in (chosen_name, _named.get(), *candidates):
         if isinstance(name, str) and name:
             return name if len(name) <= MAX_NAME else hashed_name(name, MAX_NAME)
     return ""
 
 
 def texts_at(holder: JsonObject, *paths: str) -> Iterator[object]:
-    """What *holder* has at each of *paths*, such as "metadata.session_id"."""
+    """Yield the value in *holder* at each of *paths*, such as "metadata.session_id"."""
     for path in paths:
         value: object = holder
         for name in path.split("."):
@@ -120,13 +123,13 @@ def texts_at(holder: JsonObject, *paths: str) -> Iterator[object]:
         yield value
 
 
-# How a conversation begins ------------------------------------------------------------------------
+# Beginnings of conversations ----------------------------------------------------------------------
 
 
 class Beginning(NamedTuple):
-    """Digests of a conversation's *first* message and of the *reply* to it, which may not be there.
+    """Digests of a conversation's *first* message and of the first *reply*, b"" without a reply.
 
-    Thinking is no part of a reply: clients leave it out later.
+    The digest of a reply excludes thinking, because clients omit it later.
     """
 
     first: bytes
@@ -134,10 +137,10 @@ class Beginning(NamedTuple):
 
 
 def beginning_of(messages: Iterable[Message]) -> Beginning | None:
-    """How *messages* begin; None where the user has said nothing.
+    """Return the beginning of *messages*, None without a message of the user.
 
-    Where the client begins with words of the model, such as the history of another agent, only the
-    first block of these counts: the first reply may be joined to them.
+    If the history begins with words of the model, such as the history of another agent, only the
+    first block of these is included: the first reply may be merged with them later.
     """
     first = b""
     is_opened = False
@@ -154,18 +157,20 @@ def beginning_of(messages: Iterable[Message]) -> Beginning | None:
 
 
 def _replies(codec: ItemReader, items: Iterable[Item]) -> Iterator[int]:
-    """Where in *items* each reply begins; one may have several items."""
-    is_in_reply = False
+    """Yield the index of the first item of each reply in *items*."""
+    was_in_reply = False
     for index, item in enumerate(items):
-        was_in_reply, is_in_reply = is_in_reply, codec.read(item).side == "assistant"
+        is_in_reply = codec.read(item).side == "assistant"
         if is_in_reply and not was_in_reply:
             yield index
+        was_in_reply = is_in_reply
 
 
-def _end_of_asked(codec: ItemReader, items: Sequence[Item]) -> int:
-    """Return where the last thing that the model was asked ends in *items*, those of a request.
+def _end_of_prompt(codec: ItemReader, items: Sequence[Item]) -> int:
+    """Return the index after the last item of the request *items* that is not of the assistant.
 
-    An answer behind it is one that the client has begun: the next request has it in other words.
+    Assistant items at the end are the beginning of an answer, written by the client; the next
+    request contains that answer in other words.
     """
     end = len(items)
     while end and codec.read(items[end - 1]).side == "assistant":
@@ -174,11 +179,11 @@ def _end_of_asked(codec: ItemReader, items: Sequence[Item]) -> int:
 
 
 def session_ids(name: str, begins: Beginning) -> Iterator[str]:
-    """Where a conversation *name* that so *begins* may be kept: the first that is its own or free.
+    """Yield the session ids for a conversation *name* with this beginning, the preferred one first.
 
-    It bears the name alone; or, where another conversation does, it is below that name, by the
-    digest of its first message; or of the first reply, too. Without a name the first message is the
-    name.
+    The first id is the name itself. If another conversation uses it, the next ids add the digest of
+    the first message, and then also that of the first reply. A conversation without a name is named
+    by the digest of its first message.
     """
     root = name or f"{UNNAMED}-{begins.first.hex()[:12]}"
     yield root
@@ -192,12 +197,12 @@ def session_ids(name: str, begins: Beginning) -> Iterator[str]:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Dialog:
-    """One conversation of *name*: its *session*, and the items of its last request.
+    """One conversation called *name*: its *session*, and the *items* of its last request.
 
-    They came in *body*, where they came in bytes. *saved* is how many raw tokens its context has
-    less than its history, *size* about how long its items are, in bytes or characters. One that
-    *is_provisional* has asked no more than others have: it gets a session of its own with its first
-    reply.
+    *body* is the body that contained the items, None if they were passed as objects. *saved* is the
+    number of raw tokens that shaping has saved, *size* the approximate size of the items in bytes
+    or characters. A conversation that *is_provisional* so far equals the beginning of another one;
+    it gets its own session with its first reply.
     """
 
     name: str
@@ -217,33 +222,33 @@ class Dialog:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Approximate memory that the conversation takes, in bytes."""
         return OWN_BYTES + OVERHEAD * self.size
 
-    def agreement(self, items: Sequence[Item]) -> Agreement:
-        """How far *items* say what this conversation has said."""
+    def compare(self, items: Sequence[Item]) -> Continuation:
+        """Compare *items* with the items of this conversation's last request."""
         same = 0
         for one, other in zip(self.items, items, strict=False):
             if one is not other and not _say_the_same(self.codec, one, other):
                 break
             same += 1
-        later_items = self.items[same : max(same, _end_of_asked(self.codec, self.items))]
+        later_items = self.items[same : max(same, _end_of_prompt(self.codec, self.items))]
         is_continued = same > 0 and next(_replies(self.codec, later_items), None) is None
-        return Agreement(same, is_continued)
+        return Continuation(same, is_continued)
 
 
-class Held(NamedTuple):
-    """What the provider holds: a response of a session, or a *call* in one."""
+class ProviderState(NamedTuple):
+    """A response that the provider stores, of a session, or a *call* in such a response."""
 
     session_id: str
     call: Item | None = None
 
 
-class Agreement(NamedTuple):
-    """How many leading items are the *same*, and whether the conversation *is_continued*.
+class Continuation(NamedTuple):
+    """Number of leading items that are the *same*, and whether the conversation *is_continued*.
 
-    It is where no reply was dropped: a request that was not answered in the history was a side
-    question, or is asked again in other words.
+    A conversation is continued if no reply was dropped. A dropped request without a reply was a
+    side question, or is repeated in other words.
     """
 
     same: int
@@ -251,24 +256,28 @@ class Agreement(NamedTuple):
 
 
 def _say_the_same(codec: ItemReader, one: Item, other: Item) -> bool:
-    """Whether two items do, whatever their form and cache marks are."""
-    ours, theirs = codec.read(one), codec.read(other)
-    if ours.side != theirs.side:
+    """Return True if both items have equal contents; their form and cache marks may differ."""
+    first = codec.read(one)
+    second = codec.read(other)
+    if first.side != second.side:
         return False
-    blocks = ({"role": "user", "content": reading.blocks} for reading in (ours, theirs))
-    return says_the_same(*cast("Iterator[Message]", blocks))
+    return says_the_same(
+        cast("Message", {"role": "user", "content": first.blocks}),
+        cast("Message", {"role": "user", "content": second.blocks}),
+    )
 
 
 class Conversations:
-    """The conversations of one mount or gateway.
+    """The conversations of one adapter or gateway.
 
-    At most *max_bytes* and *max_sessions* of them stay in memory; the longest unused go first, and
-    are found again in their journals. Several processes may write to these: a journal is read where
-    a request goes on from further back than a turn, or where its conversation has just begun.
+    At most *max_bytes* and *max_sessions* of them stay in memory; the least recently used ones
+    leave first, and are found again in their journals. Several processes may write to the same
+    journals: a journal is read if a request continues from more than one turn ago, or if its
+    conversation has just begun.
 
-    What one conversation of a name has moved to files is moved again where another one of that name
-    sends it. With *is_one_client* the conversations without a name are of one client, and have that
-    in common, too.
+    Content that one conversation of a name has moved to files is also moved if another conversation
+    of that name contains it. With *is_one_client* this includes all conversations without a name,
+    because they belong to one client.
     """
 
     def __init__(
@@ -280,14 +289,15 @@ class Conversations:
     ) -> None:
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self._held: OrderedDict[Dialog, None] = OrderedDict()  # the longest unused first
+        self._held: OrderedDict[Dialog, None] = OrderedDict()  # the least recently used first
         self._by_key: dict[object, list[Dialog]] = {}
         self._by_id: dict[object, list[Dialog]] = {}
         self._newest_unnamed: Dialog | None = None
         self._warned: set[str] = set()
-        self._remembered: OrderedDict[str, Held] = OrderedDict()  # the oldest first
+        self._provider_states: OrderedDict[str, ProviderState] = OrderedDict()  # the oldest first
         self._reply_items: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
-        self.bytes: int = 0  # what all of them take in memory, about
+        self.bytes: int = 0
+        """Approximate memory that all conversations take, in bytes."""
         self._is_one_client = is_one_client
         self._decisions: WeakValueDictionary[str, Decisions] = WeakValueDictionary()
 
@@ -302,18 +312,19 @@ class Conversations:
         open_session: OpenSession,
         body: Body | None = None,
     ) -> Dialog | None:
-        """The conversation *name* that *items* continue; None where the user says nothing in them.
+        """Return the conversation *name* that *items* continue.
 
-        *body* is what they came in, where that were bytes.
+        Returns None if they contain no message of the user. *body* is the body with the items, None
+        if they were passed as objects.
         """
-        # Up to the second reply: whether calls are answered is said after the first.
-        end = _end_of_asked(codec, items)
+        # Up to the second reply, because the results of calls follow the first one.
+        end = _end_of_prompt(codec, items)
         second = next(itertools.islice(_replies(codec, items[:end]), 1, None), end)
         begins = beginning_of(translation_of(codec).read(items[:second]).messages)
         if begins is None:
             return None
         dialog = None
-        while dialog is None:  # while journals were read, another request may have begun the same
+        while dialog is None:  # another request may begin the same while journals are read
             dialog, is_certain = self._find_continued(name, codec, begins, items)
             if not is_certain:
                 dialog = await self._open(name, codec, begins, items, open_session, dialog)
@@ -324,9 +335,13 @@ class Conversations:
                 self.warn_once(ALTERNATING)
             self._newest_unnamed = dialog
         self._forget(dialog)
-        new = weight(items[len(dialog.items) :])
-        dialog.size = len(body.raw) if body is not None else dialog.size + new
-        dialog.items, dialog.begins, dialog.body = items, begins, body
+        if body is not None:
+            dialog.size = len(body.raw)
+        else:
+            dialog.size += weight(items[len(dialog.items) :])
+        dialog.items = items
+        dialog.begins = begins
+        dialog.body = body
         self._held[dialog] = None
         self.bytes += dialog.bytes
         for index, key in self._places(dialog):
@@ -338,23 +353,23 @@ class Conversations:
         return dialog
 
     def remember(self, reply: object, codec: ItemReader, session_id: str) -> None:
-        """Remember the id and the calls of *reply*, which the provider may hold."""
+        """Remember the id and the calls of *reply*, which the provider may store."""
         output = read(reply, "output")
         if not output:
             return
-        self._remembered[str(read(reply, "id"))] = Held(session_id)
+        self._provider_states[str(read(reply, "id"))] = ProviderState(session_id)
         for item in output:
             for block in codec.read(item).blocks:
                 if kind(block) in CALLS and weight([item]) < MAX_CALL:
-                    self._remembered[block["id"]] = Held(session_id, item)
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+                    self._provider_states[block["id"]] = ProviderState(session_id, item)
+        while len(self._provider_states) > MAX_REMEMBERED:
+            self._provider_states.popitem(last=False)
 
     def remember_items(self, items: Iterable[object]) -> None:
-        """Remember *items* of a reply, so that they are part of it when the client sends them back.
+        """Remember the unknown items of a reply, to recognize them when the client sends them back.
 
-        Those of a known type need not be remembered. One that defines tools stays the client's: it
-        governs what the model can do, and must not be summarized with the reply.
+        Items of known types need not be remembered. An item that defines tools is treated as the
+        client's: it governs what the model can do, so it must not be summarized with the reply.
         """
         for item in items:
             name = kind(item)
@@ -368,44 +383,46 @@ class Conversations:
             self._reply_items.popitem(last=False)
 
     def is_from_reply(self, item: Item) -> bool:
-        """Return True if *item* was in a reply that was seen here."""
+        """Return True if *item* was in a reply that this process has received."""
         if not self._reply_items:
             return False
         return any(key in self._reply_items for key in _item_keys(item))
 
     def bind(self, codec: Codec, max_head_chars: int) -> Codec:
-        """Return a copy of *codec* that knows which items were in replies.
+        """Return a copy of *codec* that recognizes unknown items of earlier replies.
 
-        *max_head_chars* limits the unknown items of its head.
+        *max_head_chars* limits the unknown items that may belong to the head of a request.
         """
         return codec.for_conversations(max_head_chars, self.is_from_reply)
 
     def recall(self, state_id: str, codec: Codec, items: Iterable[Item]) -> tuple[str, list[Item]]:
-        """The id of the session that what the provider holds as *state_id* is of, "" where that is
-        unknown, and the calls that *items* answer.
+        """Return the session id of the provider's state *state_id*, and the calls of the results.
 
-        A call that is unknown is taken for one that reads back: what that gives is not offloaded.
+        The id is "" if that state is unknown. The calls are those that the results in *items*
+        answer. An unknown call is replaced with a call of `READ_BACK`, whose result is not
+        offloaded.
         """
-        session_id = self._remembered.get(state_id, Held("")).session_id
+        session_id = self._provider_states.get(state_id, ProviderState("")).session_id
         calls: list[Item] = []
-        for block in (block for item in items for block in codec.read(item).blocks):
-            if kind(block) != "tool_result":
-                continue
-            name = block["tool_use_id"]
-            known = self._remembered.get(name)
-            if known is None:
-                self.warn_once(HELD)
-                use = {"type": "tool_use", "id": name, "name": READ_BACK, "input": {}}
-                calls += codec.new("assistant", [use])
-            else:
-                session_id = session_id or known.session_id
-                calls.append(known.call)
+        for item in items:
+            for block in codec.read(item).blocks:
+                if kind(block) != "tool_result":
+                    continue
+                call_id = block["tool_use_id"]
+                state = self._provider_states.get(call_id)
+                if state is None:
+                    self.warn_once(HELD)
+                    use = {"type": "tool_use", "id": call_id, "name": READ_BACK, "input": {}}
+                    calls += codec.new("assistant", [use])
+                else:
+                    session_id = session_id or state.session_id
+                    calls.append(state.call)
         return session_id, calls
 
     def share(self, session: Conversation, name: str) -> None:
-        """Have *session*, a conversation *name*, share what goes to files with others of that name.
+        """Let *session* share decisions about offloading with other conversations called *name*.
 
-        Those without a name share it where they are of one client.
+        Conversations without a name share them only if they all belong to one client.
         """
         scope_id = name or (ALL_UNNAMED if self._is_one_client else "")
         if not scope_id:
@@ -416,12 +433,12 @@ class Conversations:
         session.share(decisions)
 
     def bodies(self) -> Iterator[Body]:
-        """What the newest conversations have asked last, the newest first."""
+        """Return the last bodies of the newest conversations, the newest first."""
         newest = itertools.islice(reversed(self._held), MAX_COMPARED)
         return (dialog.body for dialog in newest if dialog.body is not None)
 
     def warn_once(self, text: str) -> None:
-        """Log *text* the first time only."""
+        """Log the warning *text*, the first time only."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
@@ -437,7 +454,7 @@ class Conversations:
                 del index[key]
 
     def _places(self, dialog: Dialog) -> Iterator[tuple[dict[object, list[Dialog]], object]]:
-        """Each index that *dialog* is in, and what it is there under."""
+        """Yield each index that contains *dialog*, with its key there."""
         yield self._by_key, (dialog.name, type(dialog.codec), dialog.begins)
         if not dialog.is_provisional:
             yield self._by_id, dialog.session.session_id
@@ -445,17 +462,21 @@ class Conversations:
     def _find_continued(
         self, name: str, codec: ItemReader, begins: Beginning, items: Sequence[Item]
     ) -> tuple[Dialog | None, bool]:
-        """The one in memory that *items* continue furthest, and whether it is certain that no
-        journal knows more: of several replies that are new, another process has passed on some.
+        """Return the conversation in memory with which *items* have the most in common.
+
+        The second value is True if certainly no journal contains more of it. If *items* contain
+        several new replies, another process has forwarded some of them.
         """
-        near = list(self._by_key.get((name, type(codec), begins), ()))
+        candidates = list(self._by_key.get((name, type(codec), begins), ()))
         if begins.reply:
-            near += self._by_key.get((name, type(codec), Beginning(begins.first)), ())
-        continued, most = None, 0
-        for dialog in near:
-            agreement = dialog.agreement(items)
-            if agreement.is_continued and agreement.same >= most:
-                continued, most = dialog, agreement.same
+            candidates += self._by_key.get((name, type(codec), Beginning(begins.first)), ())
+        continued = None
+        most = 0
+        for dialog in candidates:
+            continuation = dialog.compare(items)
+            if continuation.is_continued and continuation.same >= most:
+                continued = dialog
+                most = continuation.same
         if continued is None or (continued.is_provisional and begins.reply):
             return None, False
         if continued.session.journal is None or continued.session.has_unsaved:
@@ -472,8 +493,10 @@ class Conversations:
         open_session: OpenSession,
         likely: Dialog | None,
     ) -> Dialog | None:
-        """The conversation that begins so: *likely*, unless its journal knows more, or one that
-        memory does not hold. None where memory has got others meanwhile.
+        """Return the conversation that begins with *begins*, from memory or from a journal.
+
+        It is *likely*, a conversation in memory, unless its journal contains more. Returns None if
+        other conversations were added to memory while journals were read.
         """
         is_new = {Beginning(begins.first)}
         session_id = ""
@@ -483,40 +506,40 @@ class Conversations:
             lines = await _histories(session)
             if holders != list(self._by_id.get(session_id, ())):
                 return None
-            found = {beginning_of(line) for line in lines} | {holder.begins for holder in holders}
-            if begins not in found and not found <= is_new:
-                continue  # of another conversation
+            beginnings = {beginning_of(line) for line in lines}
+            beginnings |= {holder.begins for holder in holders}
+            if begins not in beginnings and not beginnings <= is_new:
+                continue  # the id belongs to another conversation
             if likely in holders:
-                known = len(likely.session.known)
-                if all(len(line) <= known for line in lines):
+                history_length = len(likely.session.known)
+                if all(len(line) <= history_length for line in lines):
                     return likely
                 self._forget(likely)
             elif holders and session.journal is None:
-                nearest = max(holders, key=lambda holder: holder.agreement(items).same)
+                nearest = max(holders, key=lambda holder: holder.compare(items).same)
                 session = nearest.session.fork()
             return Dialog(name, session, codec, begins)
-        # It says no more than others do so far. What it begins with is shaped without a journal.
+        # So far it equals the beginning of others. It is shaped without a journal until then.
         session = open_session(session_id, True).fork()
         return Dialog(name, session, codec, begins, is_provisional=True)
 
 
 def _item_keys(item: object) -> Iterator[bytes]:
-    """Yield what an item of a reply is recognized by when the client sends it back.
+    """Yield digests by which an item of a reply is recognized when the client sends it back.
 
-    That is its id, which some clients leave out, and what it says without the fields that clients
-    change.
+    The first is that of its id, which some clients leave out; the second that of its fields except
+    those that clients change.
     """
     name = kind(item)
-    own = read(item, "id")
-    if isinstance(own, str) and own:
-        yield _hash(f"{name} {own}")
-    plain = as_dict(item)
-    said = {
+    item_id = read(item, "id")
+    if isinstance(item_id, str) and item_id:
+        yield _hash(f"{name} {item_id}")
+    stable_fields = {
         key: value
-        for key, value in plain.items()
+        for key, value in as_dict(item).items()
         if value is not None and key not in VOLATILE_FIELDS
     }
-    yield _hash(client_block(said, name)["json"])
+    yield _hash(client_block(stable_fields, name)["json"])
 
 
 def _hash(text: str) -> bytes:
@@ -524,11 +547,20 @@ def _hash(text: str) -> bytes:
 
 
 async def _histories(session: Conversation) -> list[Sequence[Message]]:
-    """What *session* knows, else the lines of its journal; none where that cannot be read."""
-    if session.known or session.journal is None:
-        return [session.known] if session.known else []
+    """Return the history of *session*, or those of all branches in its journal if it has none yet.
+
+    Returns an empty list if the journal cannot be read.
+    """
+    if session.known:
+        return [session.known]
+    if session.journal is None:
+        return []
+    histories: list[Sequence[Message]] = []
     try:
-        branches = ["", *await session.branches()]
-        return [history for name in branches if (history := await session.history(branch=name))]
+        for name in ["", *await session.branches()]:
+            history = await session.history(branch=name)
+            if history:
+                histories.append(history)
     except CtxpipeError:
-        return []  # its first turn says what is wrong with it
+        return []  # the session's first turn reports the error
+    return histories

@@ -1,9 +1,9 @@
-"""One request of a conversation, whoever sends it: what to send, and what to learn of the reply.
+"""Shape one request of a conversation, and read the usage in its reply.
 
-An exchange does no I/O. It is given items, or bytes, and says what to send instead; what it awaits
-is the session alone. Who drives it sends, and tells it what came back.
+An exchange does no I/O. It takes the items or the bytes of a request and returns those to send
+instead; it awaits the session only. The caller sends the request and passes the response on.
 
-Whatever goes wrong here, the request is sent as it came: an error of ours is a line in the log.
+If an internal error occurs, it is logged, and the request is sent unchanged.
 """
 
 from __future__ import annotations
@@ -55,22 +55,25 @@ from .values import text_block
 
 UNSHAPED = "the context could not be shaped; the original request is sent"
 NOT_SHORTENED = "the context could not be shortened; the provider's answer is passed on"
-NOT_LEARNT = "the usage of a reply could not be read; the reply is passed on"
-OPEN_CALLS = "a request ends with calls that have no result; it is sent as it came"
+USAGE_UNREAD = "the usage of a reply could not be read; the reply is passed on"
+OPEN_CALLS = "a request ends with calls that have no result; it is sent unchanged"
 COMPACTED_BY_PROVIDER = "it asks the provider for a compaction"
-NOT_OURS = "not for us to shape"
+NOT_SHAPEABLE = "a request of this kind is not shaped"
+"""Reason of a request that is sent unchanged without an error."""
 
 NO_ARGUMENTS: JsonObject = {"request": {}}
-BULK = 200_000  # bytes of a body that are read in a thread, not on the event loop
-MAX_HELD = 1 << 20  # bytes of a stream's beginning that are held back
+BULK = 200_000
+"""Size in bytes from which a body is parsed in a worker thread, not on the event loop."""
+MAX_HELD = 1 << 20
+"""Maximum number of bytes at the beginning of a stream that are held back from the client."""
 STREAM = "text/event-stream"
 ANY_EVENT = (b'"type"',)
 _BEGINNING = frozenset({"response.created", "response.in_progress", "response.queued"})
 _REFUSED = frozenset({"error", "response.failed"})
 
 
-class Found(NamedTuple):
-    """Where a request belongs: the *name* of its conversation, and what makes the session of it.
+class SessionSource(NamedTuple):
+    """The *name* of a request's conversation, and the function that opens its session.
 
     *max_head_chars* limits the unknown items at the beginning of the request that are never shaped.
     """
@@ -80,29 +83,30 @@ class Found(NamedTuple):
     max_head_chars: int
 
 
-FindConversation: TypeAlias = "Callable[[JsonObject], Found]"
-"""Finds the conversation in the values of a request."""
+FindConversation: TypeAlias = "Callable[[JsonObject], SessionSource]"
+"""Function from the values of a request to the source of its session."""
 
 
 def max_head_chars(budget: Budget) -> int:
-    """Return how many characters of unknown items may stay in front of every context.
+    """Return the maximum size, in characters, of the unknown items in front of every context.
 
-    That is half of the target of *budget*, at four characters a token: definitions of tools have as
-    many. The densest JSON has two, and is all of the target then, which still fits the window.
+    It is half of the target of *budget*, at four characters a token, the density of tool
+    definitions. The densest JSON has two characters a token: then it is the whole target, which
+    still fits the window.
     """
     return 2 * budget.target
 
 
 class Mount:
-    """What the requests of one adapter have in common: its settings, and its conversations.
+    """The settings and the conversations of one adapter.
 
-    *session_id* names the conversation, finds its name in a request, or is None: then it is taken
-    from where the framework keeps it, for the values of a request at *names*. *journal* is where
-    sessions write down what they know. *cache_breakpoints* are those of `HttpExchange`,
-    *observation* is that of `format_of`. *summary_model* names the model that is to write
-    summaries, for an adapter that lends the agent's own.
+    *session_id* is the conversation's name, a function that finds the name in a request, or None:
+    then the name is looked up where the framework stores it, in a request's values at the paths
+    *names*. *journal* stores the sessions. *cache_breakpoints* is the setting of `HttpExchange`,
+    *observation* that of `format_of`. *summary_model* names the model that writes summaries; None
+    selects the agent's own model.
 
-    Raises SettingsError for invalid settings.
+    Raises SettingsError if a setting is invalid.
     """
 
     def __init__(
@@ -142,49 +146,51 @@ class Mount:
         arguments: JsonObject = NO_ARGUMENTS,
         *,
         request: Any = None,
-        found: Iterable[object] = (),
+        names: Iterable[object] = (),
         agent_model: AgentModel | None = None,
         state_id: str = "",
     ) -> Exchange | None:
-        """The exchange of *items* in the form of *codec*; None where they are sent as they came.
+        """Shape *items* in the form of *codec*; return None if they must be sent unchanged.
 
-        *arguments* are those of `Session.run`. *request* is what a function for the name is given,
-        *found* where else the framework keeps that name. *agent_model* is lent to a summarizer
-        without a model of its own. *state_id* is that of `Exchange.begin`.
+        *arguments* are those of `Session.run`. *request* is the argument of a function that finds
+        the conversation's name; *names* are further values in which the framework may store that
+        name. A summarizer without a model of its own uses *agent_model*. *state_id* is the argument
+        of `Exchange.begin`.
         """
         exchange = Exchange(self.conversations)
         with log_errors(UNSHAPED):
-            place = self.find(request, found)
+            source = self.find(request, names)
             await exchange.begin(
-                place, codec, items, arguments, state_id=state_id, agent_model=agent_model
+                source, codec, items, arguments, state_id=state_id, agent_model=agent_model
             )
         return exchange if exchange.is_shaped else None
 
-    def find(self, request: Any, found: Iterable[object] = ()) -> Found:
-        """Find the conversation of *request*; *found* is where else its name may be."""
-        found = [*found, *texts_at(request, *self._names)]
-        name = conversation_name(self._session_id, request, found)
+    def find(self, request: Any, names: Iterable[object] = ()) -> SessionSource:
+        """Find the conversation of *request*. *names* are further values that may be its name."""
+        candidates = [*names, *texts_at(request, *self._names)]
+        name = conversation_name(self._session_id, request, candidates)
         open_session = partial(self._open_session, name)
-        return Found(name, open_session, max_head_chars(self._pipeline.budget))
+        return SessionSource(name, open_session, max_head_chars(self._pipeline.budget))
 
     def _open_session(self, name: str, session_id: str, is_held: bool) -> Conversation:
-        # What bears the name is the pipeline's own session, so that others find it there.
-        is_own = session_id == name and not is_held
-        make = self._pipeline.session if is_own else self._pipeline.new_session
+        # The session with the name itself is registered in the pipeline, where others can find it.
+        is_registered = session_id == name and not is_held
+        make = self._pipeline.session if is_registered else self._pipeline.new_session
         return conversation_of(make(session_id, journal=self._journal))
 
 
 class Exchange:
-    """One request. Once it *is_shaped*, *items* are to be sent instead of those that were *given*.
+    """One request. Once it *is_shaped*, *items* replace the *original_items*.
 
-    *result* is that of the session of *dialog*, *arguments* those that it was run with. *reason*
-    says why a request is sent as it came; one that *is_held* continues what the provider holds.
+    *result* is the result of the session of *dialog*, which was run with *arguments*. *reason* says
+    why a request is sent unchanged. A request that *is_held* continues a conversation that the
+    provider stores.
     """
 
     dialog: Dialog
     result: Result
     items: Sequence[Item]
-    given: Sequence[Item]
+    original_items: Sequence[Item]
     arguments: JsonDict
 
     def __init__(self, conversations: Conversations) -> None:
@@ -195,7 +201,7 @@ class Exchange:
 
     async def begin(
         self,
-        place: Found,
+        source: SessionSource,
         codec: ItemReader,
         items: Sequence[Item],
         arguments: JsonObject,
@@ -204,35 +210,41 @@ class Exchange:
         state_id: str = "",
         agent_model: AgentModel | None = None,
     ) -> None:
-        """Shape *items*, a request of the conversation at *place*; raises what a session raises.
+        """Shape *items*, a request of the conversation that *source* describes.
 
-        They are not shaped while a stage asks for a summary, where the user has said nothing in
-        them, where the provider is asked to compact them, and where calls at their end still wait.
-        Those that continue what the provider holds as *state_id* are shaped by themselves.
+        They stay unchanged while a stage requests a summary, if they contain no message of the
+        user, if they ask the provider for a compaction, and if they end with calls that have no
+        result yet. Items that continue the state *state_id*, which the provider stores, are shaped
+        on their own.
+
+        Raises every error of a session.
         """
         if is_asked_by_a_stage() or not items:
             return
-        name, open_session, most_chars = place
-        self.reason = NOT_OURS
+        name = source.name
+        open_session = source.open_session
+        self.reason = NOT_SHAPEABLE
         if isinstance(codec, Codec):
             if codec.steps_aside(items):
                 self.reason = COMPACTED_BY_PROVIDER
                 return
-            codec = self._conversations.bind(codec, most_chars)
+            codec = self._conversations.bind(codec, source.max_head_chars)
         self.is_held = bool(state_id)
         if state_id:
             session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
             session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
-            session = open_session(session_id, True).fork()  # no journal has what the provider has
+            # A fork: no journal has the part of the history that the provider stores.
+            session = open_session(session_id, True).fork()
             self._conversations.share(session, name)
             dialog = Dialog(name, session, codec, Beginning(b""))
         else:
             calls = []
-            found = await self._conversations.find(name, codec, items, open_session, body)
-            if found is None:
+            continued = await self._conversations.find(name, codec, items, open_session, body)
+            if continued is None:
                 return
-            dialog = found
-        self.dialog, self.given = dialog, items
+            dialog = continued
+        self.dialog = dialog
+        self.original_items = items
         async with dialog.lock:  # a translation remembers one turn
             units = dialog.translation.read([*calls, *items])
             if pending_calls(units.messages):
@@ -240,10 +252,10 @@ class Exchange:
                 self._conversations.warn_once(OPEN_CALLS)
                 return
             self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
-            history = units.messages[: _start_of_begun_answer(units.messages, codec)]
-            self.begun: list[Message] = units.messages[len(history) :]
+            history = units.messages[: _start_of_prefill(units.messages, codec)]
+            self.prefill: list[Message] = units.messages[len(history) :]
             result = await dialog.session.run(history, **self.arguments, agent_model=agent_model)
-            self.result = self._with_begun_answer(result)
+            self.result = self._with_prefill(result)
             sent = dialog.translation.items(units, self.result.messages)
             first = len(calls)
             self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
@@ -251,32 +263,32 @@ class Exchange:
         self.is_shaped = True
         dialog.saved += self.result.tokens_saved
 
-    def _with_begun_answer(self, result: Result) -> Result:
-        """Return *result* with the answer behind it that the request has the model go on with."""
-        if not self.begun:
+    def _with_prefill(self, result: Result) -> Result:
+        """Return *result* followed by the beginning of an answer that the model is to continue."""
+        if not self.prefill:
             return result
-        return replace(result, messages=[*result.messages, *self.begun])
+        return replace(result, messages=[*result.messages, *self.prefill])
 
     @property
     def session(self) -> Conversation:
-        """The session of the conversation."""
+        """Session of the conversation."""
         return self.dialog.session
 
     @property
     def is_changed(self) -> bool:
-        """Whether other items are sent than those that were given."""
-        return not is_unchanged(self.items, self.given)
+        """True if the items to send differ from the original items."""
+        return not is_unchanged(self.items, self.original_items)
 
     @property
     def model(self) -> str | None:
-        """The model that is asked."""
+        """Model of the request; None if it names none."""
         model = self.arguments["request"].get("model")
         return model if isinstance(model, str) else None
 
     async def refused(self, refusal: Refusal | None) -> bool:
-        """Whether there is a shorter request to send after *refusal*.
+        """Shorten the request after *refusal*; return True if there is a shorter one to send.
 
-        There is none when that is None, when nothing can be left out, and after an error of ours.
+        Returns False if *refusal* is None, if nothing can be left out, and after an internal error.
         """
         if refusal is None or not self.is_shaped or self.is_held:
             return False
@@ -284,20 +296,20 @@ class Exchange:
         with log_errors(NOT_SHORTENED):
             dialog = self.dialog
             async with dialog.lock:
-                units = dialog.translation.read(self.given)
-                history = units.messages[: len(units.messages) - len(self.begun)]
+                units = dialog.translation.read(self.original_items)
+                history = units.messages[: len(units.messages) - len(self.prefill)]
                 shorter = await dialog.session.recover(refusal, history, sent, **self.arguments)
                 if shorter is not None:
-                    shorter = self._with_begun_answer(shorter)
+                    shorter = self._with_prefill(shorter)
                     self.items = dialog.translation.items(units, shorter.messages)
                     self.result = shorter
                     dialog.saved += shorter.tokens_saved
         return self.result is not sent
 
     def rewrite(self, body: JsonObject, breakpoints: int | None) -> JsonDict:
-        """A request for a message with what is to be sent instead of that in *body*.
+        """Return *body*, a Messages API request, with the shaped messages and request options.
 
-        *breakpoints* are those of `HttpExchange`.
+        *breakpoints* is the setting of `HttpExchange`.
         """
         changed = {**body, **self.result.request_options.get("extra_body", {})}
         if self.is_changed:
@@ -305,50 +317,52 @@ class Exchange:
         return self.session.mark(self.result, changed, breakpoints)
 
     def remember(self, items: object) -> None:
-        """Remember *items* of a reply: sent back by the client, they are part of that reply."""
+        """Remember *items* of a reply, to recognize them when the client sends them back."""
         if isinstance(items, list | tuple):
-            with log_errors(NOT_LEARNT):
+            with log_errors(USAGE_UNREAD):
                 self._conversations.remember_items(items)
 
     def learn(self, reply: object) -> None:
-        """Learn what *reply*, or the usage of one, says was billed for what was sent."""
+        """Calibrate token counts by the usage that *reply* reports for the context sent."""
         if reply is None:
             return
-        with log_errors(NOT_LEARNT):
+        with log_errors(USAGE_UNREAD):
             self._conversations.remember(reply, self.dialog.codec, self.session.session_id)
-            # Others leave the usage out, or answer with no message at all. What the provider holds
-            # is billed with what was sent.
+            # Not every reply reports usage, or is a message. If the provider stores the history,
+            # the usage includes that history.
             if has_usage(reply) and not self.is_held:
                 model = None if isinstance(field(reply, "model"), str) else self.model
                 self.session.observe(reply, self.result.messages, model=model)
 
 
 class HttpExchange(Exchange):
-    """One request in bytes, in a *format*, and the reply to it, chunk by chunk.
+    """One request as bytes, in a *format*, and the reply to it, chunk by chunk.
 
-    ``await begin_bytes(raw)``, send `content`; call `begin_answer` with the answer's head, `feed`
-    with each chunk, and `end`: `ask` does so. While the exchange *is_undecided*, what was fed is to
-    be held back: it may be a *refusal*, and `retry` says whether `content` is to be sent again. One
-    that *is_dry* sends what came, and learns nothing. *find* says whose the request is. *lend*
-    makes the model that is lent to a summarizer, of the request's format and values.
-    *breakpoints* is how many cache breakpoints are placed where they pay off; None: those around
-    what was rewritten that cost nothing.
+    Call ``await begin_bytes(raw)`` and send `content`; then call `begin_answer` with the head of
+    the answer, `feed` with each chunk, and `end`. The function `ask` does all this. While the
+    exchange *is_undecided*, the chunks must be held back, because the answer may be a *refusal*;
+    `retry` then returns True if a shorter `content` must be sent.
+
+    With *is_dry* the original bytes are sent, and the usage is ignored. *find* finds the request's
+    conversation. *make_agent_model* creates the agent's model for summarizers, from the request's
+    format and values. *breakpoints* is the maximum number of cache breakpoints to add where they
+    save most; with None only those around rewritten messages are added that cost nothing.
     """
 
     def __init__(
         self,
         conversations: Conversations,
-        known: Format,
+        wire_format: Format,
         find: FindConversation,
         *,
         is_dry: bool = False,
         breakpoints: int | None = None,
-        lend: Callable[[Format, JsonObject], AgentModel] | None = None,
+        make_agent_model: Callable[[Format, JsonObject], AgentModel] | None = None,
     ) -> None:
         super().__init__(conversations)
-        self._lend = lend
+        self._make_agent_model = make_agent_model
         self.agent_model: AgentModel | None = None
-        self.format = known
+        self.format = wire_format
         self.is_dry = is_dry
         self._find = find
         self._breakpoints = breakpoints
@@ -359,34 +373,36 @@ class HttpExchange(Exchange):
         self.refusal: Refusal | None = None
         self.is_undecided: bool = False
         self.is_recovered: bool = False
-        self.is_too_deep: bool = False  # its body, to be read by anybody
+        self.is_too_deep: bool = False  # True if the body nests too deeply to be parsed
 
     async def begin_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
         """Shape the request in *raw*.
 
-        *beta* and *encoding* are the values of its headers anthropic-beta and content-encoding.
+        *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding.
         """
         self.raw = raw
         try:
             if content_encodings(encoding):
                 raw = await in_thread(decode, raw, encoding)
             self._decoded = raw
-            last = self._conversations.bodies()
-            body = await in_thread_if(len(raw) > BULK, read_body, raw, self.format.key, *last)
-            self.reason: str = NOT_OURS
+            earlier_bodies = self._conversations.bodies()
+            body = await in_thread_if(
+                len(raw) > BULK, read_body, raw, self.format.key, *earlier_bodies
+            )
+            self.reason: str = NOT_SHAPEABLE
             if body is None or not self.format.is_shapeable(body.values, body.items):
                 return
             if not all(isinstance(item, dict) for item in body.items):
                 return
             self.body = body
             arguments = self.format.arguments(body.values)
-            if self._lend is not None:
-                self.agent_model = self._lend(self.format, body.values)
-            place = self._find({**body.values, **arguments["request"]})
+            if self._make_agent_model is not None:
+                self.agent_model = self._make_agent_model(self.format, body.values)
+            source = self._find({**body.values, **arguments["request"]})
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
             await self.begin(
-                place,
+                source,
                 self.format.codec,
                 body.items,
                 arguments,
@@ -397,10 +413,11 @@ class HttpExchange(Exchange):
             if self.is_shaped:
                 self._write()
         except TooDeep as error:
-            self.reason, self.is_too_deep = str(error), True
+            self.reason = str(error)
+            self.is_too_deep = True
         except JSONDecodeError:
             self.reason = "its body is not valid JSON"
-        except Exception as error:  # noqa: BLE001  it is logged, and the request is sent as it came
+        except Exception as error:  # noqa: BLE001  logged; the request is sent unchanged
             self.reason = warn(UNSHAPED, error)
             self.is_shaped = False
 
@@ -409,17 +426,17 @@ class HttpExchange(Exchange):
         values: JsonObject = {}
         if self.format is MESSAGES:
             before = self.body.values
-            after = self.rewrite({**before, "messages": self.given}, self._breakpoints)
+            after = self.rewrite({**before, "messages": self.original_items}, self._breakpoints)
             self.items: Sequence[Item] = after.pop("messages")
             values = {name: new for name, new in after.items() if new is not before.get(name)}
         if self.is_changed or values:
             self._content = self.body.write(self.items, values)
 
     def content(self) -> bytes:
-        """Return the body to send: the client's own bytes where nothing is changed.
+        """Return the body to send: the client's own bytes if nothing has changed.
 
-        A body that was decoded goes out as it is then, whether it is changed or not, so that an
-        upstream is sent one form only.
+        An encoded body is sent decoded even if nothing else has changed, so that an upstream
+        always receives the same form.
         """
         if self.is_dry or not self.is_shaped:
             return self.raw
@@ -427,34 +444,39 @@ class HttpExchange(Exchange):
 
     @property
     def is_rewritten(self) -> bool:
-        """Return True if something else is sent than what the client has said."""
+        """True if the body to send differs from the client's in more than its encoding."""
         return self.is_shaped and not self.is_dry and bool(self._content)
 
-    def headers(self, given: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the headers to send with `content`; the names in *given* are in small letters."""
+    def headers(self, client_headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the headers to send with `content`.
+
+        The names in *client_headers* are in lower case.
+        """
         added: dict[str, str] = {"accept-encoding": "identity"}  # the usage is read from plain text
         if self.is_shaped and not self.is_dry and self.format is MESSAGES:
             added |= self.result.request_options.get("extra_headers", {})
         removed = set(added)
         if self.content() is not self.raw:
             removed.add("content-encoding")
-        retained = [(name, value) for name, value in given if name not in removed]
+        retained = [(name, value) for name, value in client_headers if name not in removed]
         return [*retained, *added.items()]
 
     # The reply ------------------------------------------------------------------------------------
 
     def begin_answer(self, status: int, content_type: str) -> None:
-        """An answer begins."""
+        """Prepare for an answer with this *status* and *content_type*."""
         is_stream = STREAM in content_type
         is_refusing = status in REFUSING
         may_refuse = is_refusing or (is_stream and self.format.may_refuse_late and status < 400)
         self.is_undecided = self.is_shaped and may_refuse
-        self._status, self._size, self._refusal = status, 0, b""
+        self._status = status
+        self._size = 0
+        self._refusal = b""
         wanted = ANY_EVENT if self.is_undecided else self.format.read_events
         self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
 
     def feed(self, chunk: bytes) -> None:
-        """Read the next *chunk* of the answer, and learn from the usage in it."""
+        """Read the next *chunk* of the answer, and the usage in it."""
         if not self._reads_reply:
             return
         self._size += len(chunk)
@@ -466,28 +488,30 @@ class HttpExchange(Exchange):
             self._decide()
 
     def end(self) -> None:
-        """The answer is over."""
+        """Read the rest of the answer, which is complete."""
         if self._reads_reply and self._status not in REFUSING:
             self._read(self._reader.end())
 
     @property
     def _reads_reply(self) -> bool:
-        """Return True if the reply has usage or items to learn.
+        """True if the reply may contain usage or items to remember.
 
-        Its items are learned even if the request was sent as it came: the next one may hold them.
+        Items are remembered even if the request was sent unchanged: the next request may contain
+        them.
         """
         return self.is_shaped or self.format.has_items
 
     def _read(self, events: Iterable[JsonObject]) -> None:
-        with log_errors(NOT_LEARNT):
+        with log_errors(USAGE_UNREAD):
             for event in events:
                 self.remember(self.format.items_in(event))
                 if not self.is_shaped:
                     continue
                 usage = self.format.usage_in(event) or {}
                 self.usage |= {name: part for name, part in usage.items() if isinstance(part, int)}
-                # At once: a client may stop reading after the last event.
-                if not self.is_dry:  # else another context is billed
+                # Immediately, because a client may stop reading after the last event. In a dry run
+                # the usage is that of another context.
+                if not self.is_dry:
                     self.learn(self.format.reply_in(event))
                 if self.is_undecided and event.get("type") not in _BEGINNING:
                     if event.get("type") in _REFUSED:
@@ -499,7 +523,7 @@ class HttpExchange(Exchange):
         self._reader.wanted = self.format.read_events
 
     async def retry(self) -> bool:
-        """Whether what was held back is a refusal, and there is a shorter `content` to send."""
+        """Return True if the held answer is a refusal and there is a shorter `content` to send."""
         self.is_undecided = False
         if self._refusal:
             status = self._status if self._status in REFUSING else None
@@ -512,16 +536,17 @@ class HttpExchange(Exchange):
 
 
 def refusal_in(status: int | None, answer: bytes) -> Refusal | None:
-    """What an *answer* says of a prompt that is too long, None where it is about something else."""
+    """Return the refusal of a prompt that is too long in *answer*, None for any other answer."""
     return read_refusal(status, answer[:MAX_TEXT].decode("utf-8", "replace"))
 
 
 async def ask(
     exchange: HttpExchange, send: Callable[[], Awaitable[Any]]
 ) -> tuple[Any, AsyncIterator[bytes]]:
-    """The response, of httpx or httpx2, that *send* gives to what *exchange* sends, and its body.
+    """Send the request of *exchange* with *send*; return the response and its body.
 
-    After "too long" that is the response to a shorter request.
+    After a refusal because of the length it is the response to a shorter request. Responses are
+    those of httpx or httpx2.
     """
     response, chunks = await _send(exchange, send)
     held: list[bytes] = []
@@ -554,12 +579,12 @@ async def _pass_on(
     exchange.end()
 
 
-def _start_of_begun_answer(messages: Sequence[Message], codec: ItemReader) -> int:
-    """Return where in *messages*, those of a request, the answer begins that it ends with.
+def _start_of_prefill(messages: Sequence[Message], codec: ItemReader) -> int:
+    """Return the index of the first assistant message at the end of *messages*, or their number.
 
-    The model goes on with it, so it has not been answered and stays as it is. Its length if there
-    is none. Thinking, calls and what servers have done need the session, which knows what may not
-    be rewritten before them.
+    The model continues these messages of a request, so they have not been answered and stay
+    unchanged. Thinking, calls and blocks of server tools are left to the session, which knows what
+    must not be rewritten before them.
     """
     start = len(messages)
     while start and messages[start - 1]["role"] == "assistant":
@@ -571,7 +596,7 @@ def _start_of_begun_answer(messages: Sequence[Message], codec: ItemReader) -> in
 
 
 def _join(system: object, head: list[JsonDict]) -> object:
-    """The *system* prompt of a request, and what its leading items say."""
+    """Return the *system* prompt of a request followed by the blocks of its *head*."""
     if not head:
         return system
     if not system:
@@ -585,7 +610,7 @@ def _join(system: object, head: list[JsonDict]) -> object:
 
 @contextmanager
 def log_errors(consequence: str) -> Iterator[None]:
-    """Log an error of ours, with its *consequence*, instead of raising it."""
+    """Log an internal error, with its *consequence*, instead of raising it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  logged by `warn`
@@ -593,21 +618,23 @@ def log_errors(consequence: str) -> Iterator[None]:
 
 
 def warn(consequence: str, error: Exception) -> str:
-    """Log *error*, and its *consequence*, in one warning; the error without any text of others."""
+    """Log *error* and its *consequence* in one warning; return the error without foreign text."""
     text = safe_text(error)
     logger.warning("%s: %s", consequence, text)
     logger.debug("the error was", exc_info=error)
     return text
 
 
-MAX_KEPT = 32 * 1024 * 1024  # bytes of a reply, or of a line of a stream; more is not read
+MAX_REPLY_BYTES = 32 * 1024 * 1024
+"""Maximum size of a reply, or of a line of a stream, that is parsed."""
 _DATA = b"data:"
 
 
 class ReplyReader:
-    """The objects in a reply: the data of a stream's events, or the last one of a whole reply.
+    """Parses the JSON objects in a reply: the data of a stream's events, or a whole reply.
 
-    Of a stream only events that contain one of *wanted* are parsed.
+    If a whole reply is a list, its last element is the object. In a stream only events that contain
+    one of *wanted* are parsed.
     """
 
     def __init__(self, *, is_stream: bool = True, wanted: Sequence[bytes] = (b"",)) -> None:
@@ -616,9 +643,9 @@ class ReplyReader:
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[JsonDict]:
-        """The objects that *chunk* completes."""
+        """Yield the objects that *chunk* completes."""
         self._rest += chunk.replace(b"\r", b"\n")  # a line may end with either, or with both
-        if len(self._rest) > MAX_KEPT + len(chunk):
+        if len(self._rest) > MAX_REPLY_BYTES + len(chunk):
             self._rest.clear()
         if not self._is_stream:
             return
@@ -628,7 +655,7 @@ class ReplyReader:
                 yield from _parse(line[len(_DATA) :])
 
     def end(self) -> Iterator[JsonDict]:
-        """What is left when the reply is over."""
+        """Yield the objects that the end of the reply completes."""
         if self._is_stream:
             yield from self.feed(b"\n")
         else:
@@ -639,7 +666,8 @@ def _parse(text: bytes | bytearray) -> Iterator[JsonDict]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return  # "[DONE]", or what is no JSON
-    for last in data[-1:] if isinstance(data, list) else [data]:
-        if isinstance(last, dict):
-            yield last
+        return  # "[DONE]", or no JSON
+    if isinstance(data, list) and data:
+        data = data[-1]
+    if isinstance(data, dict):
+        yield data

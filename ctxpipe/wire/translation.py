@@ -1,9 +1,8 @@
-"""The foreign items of one conversation as messages, turn by turn, and contexts as items again.
+"""Convert the foreign items of one conversation to messages, and its contexts back to items.
 
-What is unchanged comes back as the very items of this turn. A message of a context is found among
-the units by what it says: by the ids of its calls and results, or by its texts, and never because
-it is the same object, for frameworks rebuild their objects and a session answers with those that
-it saw first.
+Unchanged items come back as the same objects. A message of a context is matched with a unit by its
+content, that is, the ids of its calls and results or its texts. Object identity is not used,
+because frameworks rebuild their objects, and a session returns the objects that it received first.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ from .codec import (
 from .values import holds_own_media
 
 WATCHED = 8
-"""So many of the newest items are read again each turn: a caller may edit them in place."""
+"""Number of newest items that are read again each turn, because a caller may edit them in place."""
 
 Key: TypeAlias = tuple[str, str]
 Place: TypeAlias = tuple[int, int]
-"""Unit and block."""
+"""Indices of a unit and of a block in it."""
 _Block: TypeAlias = JsonDict
 _Run: TypeAlias = tuple[int | None, list[_Block]]
-"""An item, or none, and blocks of it."""
+"""Index of an item, or None, and its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The *items* of a turn, of which the first *head* are sent as they are, and their units.
+    """The *items* of a turn and their units; the first *head* items are always sent unchanged.
 
-    *messages* are what a session is given, *system* what the head says.
+    *messages* is the history for a session, *system* the content of the head as blocks.
     """
 
     items: Sequence[Item]
@@ -71,74 +70,81 @@ class Units:
 
 
 class _Piece(NamedTuple):
-    """A message of a context as items: those of a unit, or others that were *made*.
+    """A message of a context as items: the items of a unit, or the *new_items*.
 
-    *sources* are the indices of the items that they are or come from, in order. What was made of an
-    item and says the same is None.
+    *sources* are the indices of the original items, in order. A new item with the same content as
+    its original is None.
     """
 
     sources: Sequence[int]
-    made: list[Sourced] | None = None
+    new_items: list[Sourced] | None = None
 
     @property
     def stop(self) -> int:
-        """The index after the last item that it comes from."""
+        """Index after the last original item."""
         return self.sources[-1] + 1 if self.sources else 0
 
 
 class Translation:
-    """Remembers one conversation in the form of *codec*, so that a turn costs what is new."""
+    """Converts one conversation in the form of *codec*; each turn only reads the new items."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._items: list[Item] = []
-        self._contents: list[object] = []  # of each item, as it was read
-        self._halves: list[Halves] = []  # of each item, too
+        self._contents: list[object] = []  # the content of each item when it was read
+        self._halves: list[Halves] = []  # the halves of each item
         self._head = 0
-        self._frozen = 0  # so many items of the head are the provider's own state
+        self._frozen = 0  # the number of items in the head that are the provider's state
         self._has_own_media = False
         self._system: list[_Block] = []
         self._units: list[Unit] = []
         self._used: set[str] = set()
         self._places: dict[Key, list[Place]] = {}
-        self._context: list[Message] = []  # that of the last turn
-        self._pieces: list[_Piece] = []  # the same as items
-        self._given: Sequence[Item] = ()  # the items of the last turn that a stage has changed
-        self._sent: list[Item] = []  # what they became
+        self._context: list[Message] = []  # the context of the last turn
+        self._pieces: list[_Piece] = []  # the context of the last turn as pieces
+        self._changed_items: Sequence[Item] = ()  # the items of the last turn that was changed
+        self._sent: list[Item] = []  # the items that were sent instead
 
-    # There ----------------------------------------------------------------------------------------
+    # Items to messages ----------------------------------------------------------------------------
 
     def read(self, items: Sequence[Item]) -> Units:
-        """*items* as units; what was read in the last turn is not read again."""
+        """Return *items* as units; items that were read in the last turn are not read again."""
         items = list(items)
-        # Those of the last turn that nobody has edited.
-        known = common_prefix(self._items, items)
-        known = common_prefix(self._contents[:known], _contents(items[:known]))
-        head = self._head_length(items, known)
+        # The leading items of the last turn that have not been edited since.
+        unchanged = common_prefix(self._items, items)
+        unchanged = common_prefix(self._contents[:unchanged], _contents(items[:unchanged]))
+        head = self._head_length(items, unchanged)
         is_other_head = head != self._head
-        if is_other_head or known < head:
-            self._system = list(head_blocks(map(self._codec.read, items[:head])))
+        if is_other_head or unchanged < head:
+            self._system = list(head_blocks(self._codec.read(item) for item in items[:head]))
         if is_other_head:
-            known = 0
-        elif known < head:  # only what is never shaped has changed
-            known = head + common_prefix(self._items[head:], items[head:])
-        if known < max(len(self._items), len(items)):
-            self._read_from(items, head, known)
+            unchanged = 0
+        elif unchanged < head:  # only the head, which is never shaped, has changed
+            unchanged = head + common_prefix(self._items[head:], items[head:])
+        if unchanged < max(len(self._items), len(items)):
+            self._read_from(items, head, unchanged)
         self._head = head
         messages = [unit.message for unit in self._units]
         return Units(items, head, list(self._units), messages, self._system)
 
-    def _head_length(self, items: Sequence[Item], known: int) -> int:
-        """How many leading items are not shaped: what is frozen, and the system's after it."""
-        frozen = self._codec.frozen(items, known)
+    def _head_length(self, items: Sequence[Item], unchanged: int) -> int:
+        """Return the number of leading items that are not shaped.
+
+        These are the provider's state, and the system items after it. The first *unchanged* items
+        are those of the last turn.
+        """
+        frozen = self._codec.frozen(items, unchanged)
         if not frozen:
-            frozen = self._frozen if known >= self._frozen else self._codec.frozen(items, 0)
+            frozen = self._frozen if unchanged >= self._frozen else self._codec.frozen(items, 0)
         self._frozen = frozen
         return head_length(self._codec, items, frozen)
 
-    def _read_from(self, items: list[Item], head: int, known: int) -> None:
-        """Read *items* again, but those of which nothing can have changed."""
-        keep = self._stable_count(min(known, len(items) - WATCHED))
+    def _read_from(self, items: list[Item], head: int, unchanged: int) -> None:
+        """Read *items* again, except those whose units cannot have changed.
+
+        The first *unchanged* items are those of the last turn.
+        """
+        keep = self._stable_count(min(unchanged, len(items) - WATCHED))
         stop = max(head, self._units[keep - 1].stop) if keep else head
         removed = self._units[keep:]
         self._forget(keep)
@@ -150,30 +156,35 @@ class Translation:
         if not keep and new and new[0].message["role"] != "user":
             new.insert(0, opening_unit())
         for place, old in enumerate(removed[: len(new)]):
-            # The same message is the same object, as long as its items are.
+            # An equal message stays the same object, as long as its items do.
             is_same = is_equal(old.message, new[place].message) and old == new[place]
-            if old.stop > known or not is_same:
+            if old.stop > unchanged or not is_same:
                 break
             new[place] = old
         for index, unit in enumerate(new, keep):
             for place, block in enumerate(as_blocks(unit.message)):
                 self._places.setdefault(_key(block), []).append((index, place))
         self._units += new
-        self._items, self._contents = items, contents
+        self._items = items
+        self._contents = contents
         start = stop if keep else 0
-        self._halves[start:] = map(self._codec.halves, items[start:])
-        # The pieces with items that are new, or rebuilt from such, are made anew.
-        stays = [piece.stop <= known for piece in self._pieces]
-        kept = stays.index(False) if False in stays else len(stays)
-        del self._pieces[kept:], self._context[kept:]
+        self._halves[start:] = [self._codec.halves(item) for item in items[start:]]
+        # Pieces with new items, or with items rebuilt from new ones, are created again.
+        valid_count = 0
+        for piece in self._pieces:
+            if piece.stop > unchanged:
+                break
+            valid_count += 1
+        del self._pieces[valid_count:]
+        del self._context[valid_count:]
 
-    def _stable_count(self, known: int) -> int:
-        """How many units are the same whatever follows the first *known* items.
+    def _stable_count(self, unchanged: int) -> int:
+        """Return the number of units that stay the same, whatever follows *unchanged* items.
 
-        That is all before the last assistant's message in these, and before those in front of it
-        that are not final: whether calls are answered is said after them.
+        These are all units before the last assistant message in these items, and before the units
+        in front of it that are not final, because the results of calls follow later.
         """
-        keep = bisect_left(self._units, known + 1, key=lambda unit: unit.stop)
+        keep = bisect_left(self._units, unchanged + 1, key=lambda unit: unit.stop)
         while keep and self._units[keep - 1].message["role"] != "assistant":
             keep -= 1
         keep = max(0, keep - 1)
@@ -182,7 +193,7 @@ class Translation:
         return keep
 
     def _forget(self, keep: int) -> None:
-        """Forget all but the first *keep* units."""
+        """Remove all units except the first *keep*."""
         for unit in self._units[keep:]:
             for block in as_blocks(unit.message):
                 key = _key(block)
@@ -193,13 +204,12 @@ class Translation:
                     self._places.pop(key, None)
         del self._units[keep:]
 
-    # And back -------------------------------------------------------------------------------------
+    # Messages to items ----------------------------------------------------------------------------
 
     def items(self, units: Units, context: list[Message]) -> list[Item]:
-        """The items that say *context*, which a session has made of *units*.
+        """Return *context*, which a session has derived from *units*, as items.
 
-        *units* are those that `read` gave last. Where nothing has changed, the items are those of
-        the turn, each the very same object.
+        *units* is the last result of `read`. Unchanged items are the same objects.
         """
         items = self._items_of(units, context)
         return self._codec.sendable(items) if self._has_own_media else items
@@ -209,42 +219,44 @@ class Translation:
             return list(units.items)
         same = common_prefix(self._context, context)
         is_same_context = same == len(context) == len(self._context)
-        if is_same_context and is_unchanged(units.items, self._given):
+        if is_same_context and is_unchanged(units.items, self._changed_items):
             return list(self._sent)
-        search = _Search(self._codec, units, self._places, end=len(units.units))
+        search = _UnitSearch(self._codec, units, self._places, end=len(units.units))
         self._pieces[same:] = search.pieces(context[same:])
         self._context = list(context)
         pairs: list[Sourced] = list(enumerate(units.items[: units.head]))
-        before: _Piece | None = None
-        number = 0  # of the pairs that the piece before has given
+        previous: _Piece | None = None
+        previous_count = 0  # the number of pairs of the previous piece
         for piece in self._pieces:
-            own = _pairs_of(piece, units.items)
-            if before is not None and _is_woven(before, piece):
-                own = _in_order([*pairs[len(pairs) - number :], *own])
-                del pairs[len(pairs) - number :]
-            pairs += own
-            before = piece
-            number = len(own)
-        self._given = units.items
+            piece_pairs = _pairs_of(piece, units.items)
+            if previous is not None and _is_interleaved(previous, piece):
+                start = len(pairs) - previous_count
+                piece_pairs = _in_order([*pairs[start:], *piece_pairs])
+                del pairs[start:]
+            pairs += piece_pairs
+            previous = piece
+            previous_count = len(piece_pairs)
+        self._changed_items = units.items
         self._sent = [item for _, item in self._codec.repair(pairs, units.items, self._halves)]
         return list(self._sent)
 
 
 def _pairs_of(piece: _Piece, items: Sequence[Item]) -> list[Sourced]:
-    """The items of *piece*, each with its index among *items*, those of this turn."""
-    if piece.made is None:
+    """Return the items of *piece*, each with its index among *items*, the items of this turn."""
+    if piece.new_items is None:
         return [(source, items[source]) for source in piece.sources]
     pairs: list[Sourced] = []
-    for source, made in piece.made:
-        item = items[source] if made is None and source is not None else made
+    for source, item in piece.new_items:
+        if item is None and source is not None:
+            item = items[source]  # noqa: PLW2901
         pairs.append((source, item))
     return pairs
 
 
-def _is_woven(before: _Piece, piece: _Piece) -> bool:
+def _is_interleaved(before: _Piece, piece: _Piece) -> bool:
     """Return True if *piece* begins among the items of the piece *before* it.
 
-    So it is with results that unknown items go with which were between the calls.
+    This happens if unknown items between calls have joined the results of these calls.
     """
     if not before.sources or not piece.sources:
         return False
@@ -252,7 +264,7 @@ def _is_woven(before: _Piece, piece: _Piece) -> bool:
 
 
 def _in_order(pairs: Sequence[Sourced]) -> list[Sourced]:
-    """*pairs* in the order of their sources; one without a source stays behind its neighbor."""
+    """Return *pairs* in the order of their sources; a pair without one stays after the previous."""
     keys: list[int] = []
     for source, _ in pairs:
         last = keys[-1] if keys else -1
@@ -262,20 +274,20 @@ def _in_order(pairs: Sequence[Sourced]) -> list[Sourced]:
 
 
 class Verbatim:
-    """A translation of what needs none: the items are messages."""
+    """Translation of items that are messages already."""
 
     def read(self, items: Sequence[Item]) -> Units:
-        """*items* as they are."""
+        """Return *items* as messages, without units."""
         messages = list(items)
         return Units(messages, 0, [], messages, [])
 
     def items(self, units: Units, context: list[Message]) -> list[Item]:
-        """*context*; where it says what the messages do, these themselves."""
+        """Return *context*, or the original messages if they are equal to it."""
         return units.messages if is_equal(context, units.messages) else context
 
 
 def translation_of(codec: ItemReader) -> Translation | Verbatim:
-    """What translates one conversation in the form of *codec*. Raises SettingsError."""
+    """Return a new translation for *codec*. Raises SettingsError if *codec* is no `Codec`."""
     if isinstance(codec, MessagesCodec):
         return Verbatim()
     if isinstance(codec, Codec):
@@ -285,7 +297,7 @@ def translation_of(codec: ItemReader) -> Translation | Verbatim:
 
 
 def _contents(items: Sequence[Item]) -> list[object]:
-    """What would be another object if an item had been edited in place."""
+    """Return the part of each item that is another object after an edit in place."""
     return [
         item.get("content", item.get("output", item.get("parts"))) if type(item) is dict else None
         for item in items
@@ -293,7 +305,10 @@ def _contents(items: Sequence[Item]) -> list[object]:
 
 
 def _key(block: object) -> Key:
-    """What a block is found by."""
+    """Return the lookup key of a block: kind and id for calls and results, kind and text or data.
+
+    Equal blocks have equal keys.
+    """
     plain = cast("JsonObject", block)
     match kind(block):
         case "tool_use":
@@ -310,14 +325,14 @@ def _key(block: object) -> Key:
     return "other", canonical_json(plain)
 
 
-# Looking for owners -------------------------------------------------------------------------------
+# Matching contexts with units ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Search:
-    """Finds whose the messages of a context are, from the last one to the first.
+class _UnitSearch:
+    """Matches the messages of a context with units, from the last message to the first.
 
-    A context usually ends as its history does; of equal messages the last one is meant.
+    A context usually ends like its history, so among equal units the last one is chosen.
     """
 
     codec: Codec
@@ -326,13 +341,13 @@ class _Search:
     end: int
 
     def pieces(self, messages: Sequence[Message]) -> Iterator[_Piece]:
-        """Each of *messages* as a piece."""
+        """Return an iterator of *messages* as pieces."""
         return reversed([self._piece(message) for message in reversed(messages)])
 
     def _piece(self, message: Message) -> _Piece:
         role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
-        # Units with its first block: those before the last one that was found, the nearest first.
+        # Units with its first block: those before the last match first, beginning with the nearest.
         places = self.places.get(_key(blocks[0]), ()) if blocks else ()
         before = bisect_left(places, (self.end, 0))
         for index, _ in chain(reversed(places[:before]), places[before:]):
@@ -345,24 +360,24 @@ class _Search:
         return self._rebuilt(role, blocks)
 
     def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
-        """A message that is none of the units, as items: rebuilt ones, originals, and new ones."""
+        """Return a message that equals no unit as a piece of rebuilt, original and new items."""
         owners = self._owners(role, blocks)
-        found = [owner[0] for owner in owners if owner is not None]
-        names: dict[str, object] = {}  # the items' own ids of calls, where ours differ
-        for unit in found:
+        unit_indices = [owner[0] for owner in owners if owner is not None]
+        names: dict[str, object] = {}  # the original ids of calls whose ids differ in the message
+        for unit in unit_indices:
             names |= self.units.units[unit].names
-        made: list[Sourced] = []
-        for item, said in self._runs(blocks, owners):
+        pairs: list[Sourced] = []
+        for item, item_blocks in self._runs(blocks, owners):
             if item is None:
-                made += [(None, new) for new in self.codec.new(role, said)]
+                pairs += [(None, new) for new in self.codec.new(role, item_blocks)]
             else:
-                made.append((item, self._rebuild(item, said, names, found)))
-        made = _in_order(made)
-        self.end = min(found, default=self.end)
-        return _Piece([source for source, _ in made if source is not None], made)
+                pairs.append((item, self._rebuild(item, item_blocks, names, unit_indices)))
+        pairs = _in_order(pairs)
+        self.end = min(unit_indices, default=self.end)
+        return _Piece([source for source, _ in pairs if source is not None], pairs)
 
     def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
-        """The blocks of each item together, and those of none with their neighbours."""
+        """Return the blocks grouped by item; blocks without an item are grouped when adjacent."""
         runs: list[_Run] = []
         run_of: dict[int | None, _Run] = {}
         for block, owner in zip(blocks, owners, strict=True):
@@ -438,20 +453,23 @@ class _Search:
         index: int,
         blocks: list[_Block],
         names: Mapping[str, object],
-        found: Iterable[int],
+        unit_indices: Iterable[int],
     ) -> Item | None:
-        """Item *index* with *blocks*; None where it says these already. *found* are its units."""
+        """Return item *index* with *blocks* as its content, None if it has that content already.
+
+        *unit_indices* are the units that may contain the item.
+        """
         item = self.units.items[index]
-        if any(_says(self.units.units[unit], index, blocks) for unit in found):
+        if any(_says(self.units.units[unit], index, blocks) for unit in unit_indices):
             return None
         reading = self.codec.read(item)
-        own = [_with_own_id(block, names) for block in blocks]
-        if own == reading.blocks:
+        new_blocks = [_with_original_id(block, names) for block in blocks]
+        if new_blocks == reading.blocks:
             return None
-        if _has_lost_its_half(reading, own):
+        if _has_lost_its_half(reading, new_blocks):
             role = "user" if reading.side == "result" else "assistant"
-            return self.codec.new(role, own)[0]
-        return self.codec.rebuild(item, own)
+            return self.codec.new(role, new_blocks)[0]
+        return self.codec.rebuild(item, new_blocks)
 
 
 def _is_carried(block: _Block) -> bool:
@@ -462,22 +480,23 @@ def _is_carried(block: _Block) -> bool:
 
 
 def _says(unit: Unit, index: int, blocks: Sequence[_Block]) -> bool:
-    """Return True if item *index*, as *unit* has it, says just *blocks*."""
+    """Return True if the blocks of item *index* in *unit* are equal to *blocks*."""
     if not unit.is_sound:
         return False
-    own = as_blocks(unit.message)
-    said = [own[place] for place, owner in enumerate(unit.owners) if owner == index]
-    return said == blocks
+    unit_blocks = as_blocks(unit.message)
+    item_blocks = [unit_blocks[place] for place, owner in enumerate(unit.owners) if owner == index]
+    return item_blocks == blocks
 
 
 def _has_lost_its_half(reading: Reading, blocks: Sequence[_Block]) -> bool:
-    """Whether *reading* is a call without a result, or the reverse, which *blocks* say as text."""
-    pair = {*CALLS, "tool_result"}
-    own = kind(reading.blocks[0])
-    return len(reading.blocks) == 1 and own in pair and kind(blocks[0]) not in pair
+    """Return True if *reading* is one half of a call that *blocks* replace with a text."""
+    halves = {*CALLS, "tool_result"}
+    if len(reading.blocks) != 1 or kind(reading.blocks[0]) not in halves:
+        return False
+    return kind(blocks[0]) not in halves
 
 
-def _with_own_id(block: _Block, names: Mapping[str, object]) -> _Block:
+def _with_original_id(block: _Block, names: Mapping[str, object]) -> _Block:
     for key in ("id", "tool_use_id"):
         name = block.get(key)
         if name is not None and name in names:
@@ -485,8 +504,8 @@ def _with_own_id(block: _Block, names: Mapping[str, object]) -> _Block:
     return block
 
 
-def is_unchanged(items: Sequence[Item], given: Sequence[Item]) -> bool:
-    """Whether *items* are the very objects that were *given*."""
-    if len(items) != len(given):
+def is_unchanged(items: Sequence[Item], original_items: Sequence[Item]) -> bool:
+    """Return True if *items* are the same objects as *original_items*."""
+    if len(items) != len(original_items):
         return False
-    return all(map(is_, items, given))
+    return all(map(is_, items, original_items))

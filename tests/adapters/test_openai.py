@@ -349,7 +349,7 @@ async def test_of_what_the_provider_holds_a_result_stays_that_may_have_been_read
 
     assert not server.refused
     assert items_of(server.requests[1]) == given
-    assert caplog.text.count("continues what the provider holds") == 1
+    assert caplog.text.count("continues a conversation that the provider stores") == 1
 
 
 async def answer_of(client: openai.AsyncOpenAI, *, stream: bool, **given: Any) -> Any:

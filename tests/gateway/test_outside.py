@@ -61,7 +61,7 @@ async def test_another_session_keeps_its_history(tmp_path):
     ("name", "settings", "status", "told"),
     [
         ("nobody", {}, 404, "no session 'nobody' has asked"),
-        ("job/42", {"dry_run": True}, 400, "every request is sent as it came"),
+        ("job/42", {"dry_run": True}, 400, "every request is sent unchanged"),
     ],
 )
 async def test_where_nothing_can_be_compacted_that_is_said(tmp_path, name, settings, status, told):

@@ -543,7 +543,7 @@ async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
 
     assert sent(server) == [json.loads(json.dumps(OPEN))] * 2
     messages = [record.message for record in caplog.records if "no result" in record.message]
-    assert messages == ["a request ends with calls that have no result; it is sent as it came"]
+    assert messages == ["a request ends with calls that have no result; it is sent unchanged"]
 
 
 @pytest.mark.parametrize("how", ["task", "scope"])

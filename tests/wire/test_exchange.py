@@ -249,9 +249,13 @@ async def test_what_is_unchanged_keeps_its_bytes(tmp_path):
     ("known", "raw", "reason"),
     [
         (CHAT, b'{"messages": [}', "its body is not valid JSON"),
-        (CHAT, b'{"messages": "x"}', "not for us to shape"),
-        (CHAT, b'{"messages": [1]}', "not for us to shape"),
-        (RESPONSES, b'{"input": "go", "previous_response_id": "r"}', "not for us to shape"),
+        (CHAT, b'{"messages": "x"}', "is not shaped"),
+        (CHAT, b'{"messages": [1]}', "is not shaped"),
+        (
+            RESPONSES,
+            b'{"input": "go", "previous_response_id": "r"}',
+            "is not shaped",
+        ),
         (
             MESSAGES,
             b'{"messages": [{"role": "user", "content": "x"}], "thread": {"id": "t"}}',
