@@ -59,7 +59,6 @@ MAIN = (
     "rent-or-buy",
     "coding",
     "lean",
-    "lean-memory",
 )
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
 SHARES = (0.1, 0.25, 0.5)

@@ -46,7 +46,6 @@ from .tokens import Budget
 OLD_EXCHANGES: Mapping[str, presets.OldExchanges] = {
     "coding": "calls",
     "lean": "lines",
-    "lean-memory": "more_lines",
 }
 """Argument *old_exchanges* of `presets.coding_agent`, by the name of the preset in commands."""
 
@@ -219,11 +218,15 @@ def preset_stages(
 ) -> list[Stage]:
     """Return the stages of the preset *name*, "chat" or one of `OLD_EXCHANGES`.
 
-    Without *summarize* no model is asked for a summary.
+    Without *summarize* no model is asked for a summary. Raises SettingsError if there is no preset
+    of this name.
     """
     summarize = summarize or ExtractiveSummarizer()
     if name == "chat":
         return presets.chat(storage, prices=prices, summarize=summarize, pin=pin, clock=clock)
+    if name not in OLD_EXCHANGES:
+        names = ", ".join((*OLD_EXCHANGES, "chat"))
+        raise SettingsError(f"there is no preset {name!r}; the presets are {names}")
     return presets.coding_agent(
         storage,
         work_dir=work_dir,

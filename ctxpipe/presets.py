@@ -36,11 +36,8 @@ from .summarizers import AgentSummarizer, Summarizer
 __all__ = ["Storage", "chat", "coding_agent"]
 
 
-OldExchanges: TypeAlias = Literal["calls", "lines", "more_lines"]
+OldExchanges: TypeAlias = Literal["calls", "lines"]
 """Amount of old exchanges that `coding_agent` keeps in the context."""
-
-MIN_VALUES = {"lines": 3.0, "more_lines": 2.5}
-"""`Collapse.min_value` for each of `OldExchanges` that collapses."""
 
 REPORTS = dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
 """Characters up to which the result of a sub-agent stays in the context until it is old."""
@@ -67,9 +64,9 @@ def coding_agent(
 
     *old_exchanges* decides how much of old exchanges stays in the context. With "calls" their long
     results and inputs go to files, and calls and words stay. With "lines" whole exchanges are
-    collapsed into one line for each call and its most useful lines; "more_lines" keeps more of
-    these lines. *storage* must then also be a `TextReader`. On recorded sessions this costs less,
-    but no live run has confirmed it; `Session.diagnostics` has counts to watch.
+    collapsed into one line for each call and its most useful lines. *storage* must then also be a
+    `TextReader`. On recorded sessions this costs less, but no live run has confirmed it;
+    `Session.diagnostics` has counts to watch.
 
     *prices* of the model (`prices_of`) decide when it pays to rewrite the cached context. By
     default reading from the cache costs 0.1 and writing to it 1.25 of the input price. *summarize*
@@ -101,9 +98,8 @@ def coding_agent(
             inputs=WRITING_TOOLS,
             keep_read_backs=False,
         )
-    elif old_exchanges in MIN_VALUES:
-        min_value = MIN_VALUES[old_exchanges]
-        old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=min_value)
+    elif old_exchanges == "lines":
+        old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0)
         # Most texts that an agent misses later are code.
         per_tool = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
     else:

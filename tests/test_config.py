@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ctxpipe import Compact
-from ctxpipe.config import read_config
+from ctxpipe.config import preset_stages, read_config
 from ctxpipe.errors import SettingsError
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.collapse import Collapse
@@ -196,3 +196,9 @@ def test_a_file_in_another_encoding_is_told_in_one_sentence(tmp_path):
     path.write_bytes("# gr\u00fcn".encode("latin-1"))
     with pytest.raises(SettingsError, match="cannot be read"):
         read_config(path)
+
+
+def test_an_unknown_preset_is_refused_with_the_names_of_the_presets():
+    reason = "there is no preset 'lean-memory'; the presets are coding, lean, chat"
+    with pytest.raises(SettingsError, match=reason):
+        preset_stages("lean-memory", MemoryStorage())

@@ -64,7 +64,7 @@ def test_a_recorded_summary_shows_what_it_says_and_names_nothing(done):
     assert recorded.named == recorded.reached == recorded.sight
 
 
-@pytest.mark.parametrize("row", ["coding", "lean", "lean-memory", "chat"])
+@pytest.mark.parametrize("row", ["coding", "lean", "chat"])
 def test_all_that_our_presets_take_out_is_named(done, row):
     survival = done[row]
 
