@@ -3,7 +3,7 @@
 They stand beside those of no management in the same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--read 0.025] [--all] [--ablate]
-        [--recall] [--quick] [--strict]
+        [--recall] [--quick]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
 tokens: writing to the cache costs 1.25, reading 0.1 and 0.05 or what --read says, output 5. What a
@@ -213,8 +213,6 @@ def measured(
     rest: int,
     processes: int | None,
     kinds: Sequence[str] = ("block", "page"),
-    *,
-    strict: bool = False,
 ) -> list[Row]:
     count = [0]
     done: dict[str, FileReplay] = {}
@@ -222,7 +220,7 @@ def measured(
         for kind in kinds:
             jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
             page = partial(lines_around, lines=PAGE_LINES) if kind == "page" else None
-            settings = ReplaySettings(rest_every=rest, strict=strict, page=page)
+            settings = ReplaySettings(rest_every=rest, page=page)
             progress = partial(told, len(paths) * len(kinds), count)
             for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
                 before = done.get(file.path, file)
@@ -405,9 +403,6 @@ def main() -> None:
         "--quick", action="store_true", help="one read price, and whole blocks alone"
     )
     parser.add_argument("--processes", type=int)
-    parser.add_argument(
-        "--strict", action="store_true", help="what only a chosen line shows is read back as well"
-    )
     given = parser.parse_args()
     paths = [str(path) for path in sorted(given.folder.glob("*.jsonl"))]
     if not paths:
@@ -422,7 +417,7 @@ def main() -> None:
         names = (*MAIN, *OTHERS) if given.all else MAIN
         chosen = makers(names, given.ablate, reads)
         calls = {path: read_transcript(path).calls for path in paths}
-        rows = measured(paths, chosen, given.rest, given.processes, kinds, strict=given.strict)
+        rows = measured(paths, chosen, given.rest, given.processes, kinds)
         print_costs(rows, sum(calls.values()), given.rest)
         if given.all:
             print_intervals(rows)

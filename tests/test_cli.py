@@ -152,7 +152,7 @@ def test_what_was_repaired_in_a_file_is_counted(tmp_path):
     assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["repaired"] == 1
 
 
-def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
+def test_strict_recall_leaves_out_what_only_a_chosen_line_shows(tmp_path):
     facts = [f"FAILED src/service_{n}.py: port {4000 + n} of host_{n} is in use" for n in range(40)]
     rest = "\nnothing more to say\n" * 60
     steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n] + rest) for n in range(40))
@@ -162,14 +162,10 @@ def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "Collapse"\nmin_value = 1\n', "utf-8")
 
-    def mine(*options: object) -> Any:
-        done = run("replay", path, "--compare", f"none,{config}", "--json", *options)
-        return json.loads(done.stdout)["all"][1]
+    done = run("replay", path, "--compare", f"none,{config}", "--json")
 
-    usual, strict = mine(), mine("--strict")
-    assert usual["strict"] < usual["seen"]
-    assert strict["fetched"] > usual["fetched"]
-    assert strict["cost"] > usual["cost"]
+    row = json.loads(done.stdout)["all"][1]
+    assert row["strict"] < row["seen"]
 
 
 @pytest.mark.parametrize(("file", "name"), [("mine.toml", "mine"), ("none.toml", "none.toml")])

@@ -73,14 +73,6 @@ ReadPrice = Annotated[
         max=1,
     ),
 ]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Count the lines that a stage has chosen to keep as unseen: the agent reads them "
-        "back when a reply uses them.",
-    ),
-]
 Processes = Annotated[
     int | None,
     typer.Option(help="Number of worker processes; default: one for each processor.", min=1),
@@ -104,7 +96,6 @@ def replay(
     ] = f"{NONE},{PRESET}",
     model: Model = "",
     read: ReadPrice = None,
-    strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -143,7 +134,7 @@ def replay(
         replays = replay_files(
             sources.files,
             makers,
-            ReplaySettings(rest_every=LAPSES_EVERY, strict=strict),
+            ReplaySettings(rest_every=LAPSES_EVERY),
             executor=executor,
             reporter=reporter,
             progress=lambda _file: progress.advance(task),

@@ -202,17 +202,16 @@ class Store:
 
 
 def use_of(
-    atoms: Iterable[Atom], past: Past, context: Context, store: Store, *, strict: bool = False
+    atoms: Iterable[Atom], past: Past, context: Context, store: Store
 ) -> tuple[Use, dict[Atom, float]]:
     """Return the weights of the used *atoms* by place, and the weight of each missing atom.
 
-    Missing are the atoms that are not visible and, with *strict*, the doubtful ones.
+    An atom is missing if *context* does not show it.
     """
     weights: defaultdict[str, float] = defaultdict(float)
     missing: dict[Atom, float] = {}
     keys = context.keys
     for atom in atoms:
-        doubtful = context.is_doubtful(atom)
         if atom in context:
             where = "visible"
         elif store.has(atom, keys):
@@ -222,9 +221,9 @@ def use_of(
         else:
             where = "lost"
         weights[where] += weight(atom)
-        if doubtful:
+        if context.is_doubtful(atom):
             weights["doubtful"] += weight(atom)
-        if where != "visible" or (doubtful and strict):
+        if where != "visible":
             missing[atom] = weight(atom)
     return Use(**weights), missing
 

@@ -62,16 +62,12 @@ class ReplaySettings:
       it never expires. `LAPSES_EVERY` is the value of real sessions.
     - *by_settings*: the messages also leave the cache when the first image comes, or when the
       request options for stale thinking begin or end.
-    - *strict*: the agent also reads back what it sees only in lines that a stage has chosen to
-      keep. A stage chooses them by the atoms that the recall is measured with, so the usual recall
-      may be too high; `Use.strict_recall` does not count these lines.
     """
 
     refetch: bool = True
     tokens_per_raw: float = 1.25
     rest_every: int = 0
     by_settings: bool = False
-    strict: bool = False
     page: Callable[[str, AbstractSet[Atom]], str] | None = None
 
 
@@ -229,9 +225,7 @@ class _AgentLoop:
         self.context = [*self.context, *new_messages]
         moments = [await self._run_pipeline(call)]
         self.visible.update(self.context)
-        use, missing = use_of(
-            atoms, self.past, self.visible, self.store, strict=self.settings.strict
-        )
+        use, missing = use_of(atoms, self.past, self.visible, self.store)
         if self.settings.refetch and sum(missing.values()) >= MIN_REFETCH_WEIGHT:
             ask, answer = self._refetch(missing)
             await self._send(moments[0], "refetch", ask)
