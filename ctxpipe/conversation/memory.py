@@ -401,7 +401,7 @@ class Memory:
                 turns = [*turns, turn]
             if self._waits_for is not None:
                 # Before all that is missing is encoded, which takes longer with each turn.
-                self._waits_for.refuse_while_away()
+                self._waits_for.refuse_while_unavailable()
             if not await self._append(journal, turns, is_bulk=is_bulk or len(turns) > 1):
                 return False
         except StorageError as error:
@@ -500,7 +500,7 @@ class Memory:
         self.taken = self._doubtful = 0
 
     def flush_when_back(self, holder: object) -> None:
-        """Await ``holder.flush_missing()`` when the store of the journal is back."""
+        """Await ``holder.flush_missing()`` when the store of the journal answers again."""
         if self._waits_for is not None and self.unwritten:
             self._waits_for.call_when_back(holder)
 

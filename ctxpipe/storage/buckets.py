@@ -1,4 +1,4 @@
-"""The requests that ctxpipe makes of an object store, over obstore."""
+"""Requests to an object store, made with obstore."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ _ERRNO = {
     "NotSupportedError": errno.ENOTSUP,
     "TimeoutError": errno.ETIMEDOUT,
 }
-_CHUNK = 1000  # objects that are listed or deleted at once
-_PIECE = 1 << 16  # bytes of an object that are received at once
+_CHUNK = 1000  # objects listed or deleted by one request
+_PIECE = 1 << 16  # bytes
 
 
 class Bucket:
-    """The requests to *store*, at most *connections* at the same time in an event loop.
+    """Requests to *store*, at most *connections* at the same time in an event loop.
 
-    *name* is what warnings call the store. *timeout* is how many seconds a turn waits for it, by
-    default STORE_SECONDS. A trial asks for the object *absent*, which does not exist.
+    *name* is the name of the store in warnings. *timeout* is the number of seconds that a turn
+    waits for it, by default STORE_SECONDS. A trial requests the object *absent*, which does not
+    exist.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class Bucket:
         self._limiter = PerLoop(partial(CapacityLimiter, connections))
 
     async def put(self, path: str, content: bytes, **options: Any) -> None:
-        """Write an object, also in place of another. Raises StorageError."""
+        """Write an object, or overwrite it. Raises StorageError."""
         put = partial(self.store.put_async, path, content, **options)
         await self._request(put, size=len(content))
 
     async def create(self, path: str, content: bytes) -> bool:
-        """Write an object; False when there is one. Raises StorageError."""
+        """Create an object; return False if it exists. Raises StorageError."""
         try:
             await self.put(path, content, mode="create", use_multipart=False)
         except StorageError as error:
@@ -87,19 +88,19 @@ class Bucket:
         return True
 
     async def get(self, path: str, *, until: bytes = b"") -> bytes | None:
-        """Return the content of an object, None where there is none. Raises StorageError.
+        """Return the content of an object, None if it does not exist. Raises StorageError.
 
-        With *until* the end may be missing: what follows the first *until*.
+        With *until* the content may be cut off after the first occurrence of *until*.
         """
         with ignore_absent():
             return await self._request(partial(self._receive, path, until))
-        note_progress()  # that there is none is an answer
+        note_progress()  # "not found" is an answer too
         return None
 
     async def _receive(self, path: str, until: bytes) -> bytes:
-        found = await self.store.get_async(path)
+        result = await self.store.get_async(path)
         content = bytearray()
-        async for piece in found.stream(min_chunk_size=_PIECE):
+        async for piece in result.stream(min_chunk_size=_PIECE):
             note_progress()
             content += piece
             if until and until in content:
@@ -107,16 +108,13 @@ class Bucket:
         return bytes(content)
 
     async def head(self, path: str) -> Mapping[str, Any] | None:
-        """Return what the store knows of an object, None where there is none.
-
-        Raises StorageError.
-        """
+        """Return the metadata of an object, None if it does not exist. Raises StorageError."""
         with ignore_absent():
             return await self._request(partial(self.store.head_async, path))
         return None
 
     async def list(self, prefix: str | None) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield what the store knows of each object below *prefix*, in the order of the store.
+        """Yield the metadata of each object below *prefix*, in the order of the store.
 
         Raises StorageError.
         """
@@ -127,33 +125,33 @@ class Bucket:
             return await anext(stream, None)
 
         while True:
-            found = await self._request(next_chunk)
-            if found is None:
+            chunk = await self._request(next_chunk)
+            if chunk is None:
                 return
-            for item in found:
+            for item in chunk:
                 yield item
 
     async def delete(self, paths: Sequence[str]) -> None:
         """Delete objects. Raises StorageError."""
         for start in range(0, len(paths), _CHUNK):
-            some = [*paths[start : start + _CHUNK]]
-            await self._request(partial(self.store.delete_async, some))
+            chunk = [*paths[start : start + _CHUNK]]
+            await self._request(partial(self.store.delete_async, chunk))
 
     async def call(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return what *work* returns, whose requests count as one that delivers piece by piece.
+        """Await *work* as one call, whose requests share a limit; return its result.
 
         Raises StorageError.
         """
         return await self._availability.call(work)
 
     async def close(self) -> None:
-        """End what runs in the background of this event loop."""
+        """Cancel the background task of this event loop."""
         await self._availability.stop()
 
     async def _request(self, send: Callable[[], Awaitable[T]], *, size: int = 0) -> T:
-        """What *send* returns, which is one request of *size* bytes, a few of them at a time.
+        """Send one request of *size* bytes when a connection is free; return its result.
 
-        Raises StorageError for whatever fails.
+        Raises StorageError for every failure.
         """
 
         async def send_in_turn() -> T:
@@ -163,7 +161,7 @@ class Bucket:
                     with _translate_errors():
                         return await send()
                 except StorageError as error:
-                    # An error that comes at once costs the next turn nothing.
+                    # An error that arrives at once does not delay the next turn.
                     has_waited = time.monotonic() - began > PROMPT_SECONDS
                     if has_waited and error.errno in (errno.EIO, errno.ETIMEDOUT):
                         raise Unavailable(*error.args) from error
@@ -172,31 +170,31 @@ class Bucket:
         return await self._availability.call(send_in_turn, size=size)
 
     async def _trial(self) -> None:
-        """Ask for an object that does not exist."""
+        """Request an object that does not exist."""
         with ignore_absent(), _translate_errors():
             await self.store.head_async(self._absent)
 
 
-async def at_once(work: Callable[[str], Awaitable[None]], names: Iterable[str]) -> None:
-    """Do *work* on all of *names* side by side; then raise the first StorageError."""
+async def at_once(work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Call *work* with all *items* concurrently; then raise the first StorageError."""
     errors: list[StorageError] = []
 
-    async def work_on(name: str) -> None:
+    async def work_on(item: T) -> None:
         try:
-            await work(name)
+            await work(item)
         except StorageError as error:
             errors.append(error)
 
     async with create_task_group() as group:
-        for name in names:
-            group.start_soon(work_on, name)
+        for item in items:
+            group.start_soon(work_on, item)
     if errors:
         raise errors[0]
 
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise StorageError for what a store raises, without its text, which may name the bucket."""
+    """Raise StorageError for an error of a store, without its text, which may name the bucket."""
     from obstore import exceptions
 
     try:

@@ -1,28 +1,27 @@
-"""Journals in an object store, by writing objects that must not exist yet.
+"""Journals in an object store, written by conditional creation of objects.
 
 ```text
-=journals/<digest of the session>/0000000007    an entry, or the end of a journal
-=leases/<digest of the session>/0               who has the session for a while
+=journals/<digest of the session>/0000000007    entry, or end of a journal
+=leases/<digest of the session>/0               token of the holder of a lease, and its end
 ```
 
-The objects of a session are numbered, and each number is written once: the store decides who was
-first. The journal of a session is the entries from some number on. An object that ends a journal
-has the number after its last entry, so the slower of two writers finds it, and names the number at
-which the next journal begins:
+The objects of a session are numbered. The store creates each number once, so only one of two
+writers succeeds. An object that ends a journal has the number after the last entry, where a slower
+writer finds it. It contains the number at which the next journal begins:
 
 ```text
 number   0      1      2      3                4       5
          entry  entry  entry  end, next is 4   entry   entry
-                                               the journal, of two entries
+                                               current journal of two entries
 ```
 
-A deletion writes such an end, which is the tombstone, and then writes it over all objects before
-it. They are not deleted: whoever has read the session up to any of these numbers finds the end
-there, and a writer who knows less than others cannot write an entry again. `cleanup` deletes the
-tombstones.
+A deletion creates such an end, which is the tombstone, and then overwrites all objects before it
+with the end. They are not deleted: a process that has read the session up to any of these numbers
+finds the end at the next one, and a writer with an old position cannot create an entry there.
+`cleanup` deletes the tombstones.
 
-So a turn asks for one object, the next one, to know what others have written; to read a journal
-nothing is listed.
+A turn therefore requests only the next object to see the entries of other processes, and nothing is
+listed to read a journal.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ _JOURNALS = "=journals"
 _LEASES = "=leases"
 _PATH = re.compile(rf"{_JOURNALS}/([0-9a-f]{{32}})/([0-9]{{10}})")
 _LONG = 100_000  # characters that are encoded in a worker thread
-_MOST_AT_ONCE = 32  # objects that are asked for before it is known that they exist
+_MOST_AT_ONCE = 32  # concurrent requests for objects that may not exist
 _NO_CONDITIONS = (
-    "the object store writes over an object that must not exist yet (If-None-Match: *): use a "
+    "the object store overwrites an object that it should only create (If-None-Match: *): use a "
     "store or a server that refuses this, or keep the journal in a database"
 )
 
 
 class StoredObject(NamedTuple):
-    """An object of a journal: an entry, or the end of a journal where *next_number* is not 0."""
+    """Object of a journal: an entry, or the end of a journal if *next_number* is not 0."""
 
     token: str
     entry: str = ""
@@ -71,10 +70,10 @@ class StoredObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """How far the objects of a session have been read.
+    """Position up to which the objects of a session have been read.
 
-    The journal begins at number *base* and is read up to number *end*. *journal* is the token of
-    its first entry, and *tombstone* that of the last deletion before it; "" for none.
+    The journal begins at number *base*; *end* is the number of the next object. *journal* is the
+    token of the first entry, *tombstone* that of the last deletion before it; "" if there is none.
     """
 
     base: int = 0
@@ -84,11 +83,11 @@ class JournalPosition:
 
     @property
     def count(self) -> int:
-        """How many entries of the journal were read."""
+        """Number of entries of the journal that were read."""
         return self.end - self.base
 
     def after(self, read: StoredObject) -> JournalPosition:
-        """The position after the object at `end`."""
+        """Return the position after the object at `end`, which is *read*."""
         if read.next_number:
             number = max(read.next_number, self.end + 1)
             return JournalPosition(number, number, "", read.tombstone or self.tombstone)
@@ -97,16 +96,16 @@ class JournalPosition:
 
 @dataclass(eq=False, repr=False)
 class ObjectJournal(SharedJournal):
-    """The journals of sessions in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
+    """Journals of sessions in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
 
-    Each entry is an object. The store must refuse to create an object that exists; one that does
-    not is an error at the first entry. A turn asks for one object and writes one. *texts* is the
-    storage that the stages write to, which may be an `ObjectStorage` on the same store: what is
-    there is not repeated in the journal. *redact* hides secrets, by default as *texts* does.
+    Each entry is an object. The store must refuse to create an object that exists; the first entry
+    raises StorageError if it does not. A turn requests one object and writes one. *texts* is the
+    storage of the stages, which may be an `ObjectStorage` on the same store: texts in it are not
+    repeated in the journal. *redact* hides secrets, by default that of *texts*.
 
-    At most *connections* requests are made at the same time in an event loop. *timeout* is how many
-    seconds a turn waits for this store, by default STORE_SECONDS. A lease is an object with the
-    time at which it ends, by *clock*.
+    At most *connections* requests run at the same time in an event loop. *timeout* is the number of
+    seconds that a turn waits for this store, by default STORE_SECONDS. A lease is an object with
+    the time at which it ends, by *clock*.
 
     Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
     """
@@ -135,15 +134,15 @@ class ObjectJournal(SharedJournal):
             timeout=self.timeout,
         )
         self._positions: dict[str, JournalPosition] = {}
-        self._checked: dict[str, float] = {}  # when the first entry of a journal was there
-        self._has_conditions = False  # not known yet
+        self._checked: dict[str, float] = {}  # by folder: time of the last check
+        self._has_conditions = False  # True once the store has refused to overwrite an object
 
     async def aclose(self) -> None:
-        """End what runs in the background of this event loop; the journal can be used again."""
+        """Cancel the background task of this event loop; the journal can be used again."""
         await self._bucket.close()
 
     async def cleanup(self, *, max_age: float) -> int:
-        """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
+        """Delete journals without a new entry for *max_age* seconds; return the number of entries.
 
         All objects of journals are listed. Raises StorageError, and SettingsError for a negative
         age.
@@ -164,9 +163,9 @@ class ObjectJournal(SharedJournal):
         return deleted
 
     async def _end_journal(self, folder: str, last_number: int) -> int:
-        """End the journal in *folder*, and write the end over its entries; how many there were.
+        """End the journal in *folder* and overwrite its entries; return their number.
 
-        One with an entry after *last_number* is left as it is.
+        A journal with an entry after *last_number* is not changed.
         """
         position, _ = await self._read_on(folder, JournalPosition())
         is_in_use = position.end != last_number + 1
@@ -175,7 +174,7 @@ class ObjectJournal(SharedJournal):
         await self._overwrite(folder, position.end, position.tombstone)
         return position.count
 
-    # What a database does -------------------------------------------------------------------------
+    # Operations of a database ---------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
         folder = _folder(new.session)
@@ -187,9 +186,9 @@ class ObjectJournal(SharedJournal):
         while _may_write(new, position):
             if await self._create(folder, position.end, content):
                 return self._note_written(folder, position, new)
-            # Others were faster, or an earlier try has written it, the answer to which got lost.
-            there = await self._get(folder, position.end)
-            if there is not None and there.token == new.token:
+            # Another writer was faster, or an earlier attempt succeeded and its answer was lost.
+            existing = await self._get(folder, position.end)
+            if existing is not None and existing.token == new.token:
                 return self._note_written(folder, position, new)
             position, _ = await self._read_on(folder, position)
         return None
@@ -245,10 +244,10 @@ class ObjectJournal(SharedJournal):
         return names
 
     async def _lease(self, session: str, token: str) -> bool:
-        """Take the lease, or renew it.
+        """Acquire or renew the lease.
 
-        One that was not given back in time stays where it is, and the next one has the next number:
-        of those that find it too old one takes the session.
+        A lease that has expired stays as it is, and the next lease has the next number: of several
+        processes that find an expired lease only one can create the next.
         """
         content = f"{token} {self.clock() + LEASE_SECONDS}".encode()
         number = 0
@@ -272,10 +271,10 @@ class ObjectJournal(SharedJournal):
             await self._bucket.delete(paths)
 
     async def _holder(self, path: str) -> tuple[str, float]:
-        """The token in the lease at *path*, "" for none, and when it ends."""
+        """Return the token in the lease at *path*, "" if there is none, and the time of its end."""
         content = await self._bucket.get(path)
         if not content:
-            # It was given back at this moment: who polls finds it free.
+            # It was released at this moment: the next attempt of the caller finds it free.
             return "", float("inf")
         token, _, expires = content.decode("utf-8", "replace").rpartition(" ")
         try:
@@ -288,10 +287,10 @@ class ObjectJournal(SharedJournal):
     async def _read_on(
         self, folder: str, position: JournalPosition, expected_count: int = 0
     ) -> tuple[JournalPosition, list[str]]:
-        """Read from *position* on to the end; the entries of the journal that is there.
+        """Read from *position* to the end; return the new position and the entries of the journal.
 
-        Those that are expected are asked for side by side, with the next one; then more and more.
-        The first one that is missing is the end.
+        The *expected_count* objects and the next one are requested at the same time, then more and
+        more objects, until one does not exist.
         """
         work = partial(self._read_to_end, folder, position, expected_count + 1)
         return await self._bucket.call(work)
@@ -306,7 +305,7 @@ class ObjectJournal(SharedJournal):
                 if read is None:
                     return position, entries
                 if number != position.end:
-                    break  # the end of a journal leads elsewhere
+                    break  # after the end of a journal reading goes on at another number
                 position = position.after(read)
                 entries.append(read.entry)
                 if read.next_number:
@@ -316,13 +315,13 @@ class ObjectJournal(SharedJournal):
     async def _get_all(self, folder: str, numbers: Sequence[int]) -> list[StoredObject | None]:
         if len(numbers) == 1:
             return [await self._get(folder, numbers[0])]
-        found: dict[str, StoredObject | None] = {}
+        objects: dict[int, StoredObject | None] = {}
 
-        async def get(number: str) -> None:
-            found[number] = await self._get(folder, int(number))
+        async def get(number: int) -> None:
+            objects[number] = await self._get(folder, number)
 
-        await at_once(get, map(str, numbers))
-        return [found[str(number)] for number in numbers]
+        await at_once(get, numbers)
+        return [objects[number] for number in numbers]
 
     async def _get(
         self, folder: str, number: int, *, header_only: bool = False
@@ -334,9 +333,9 @@ class ObjectJournal(SharedJournal):
         return await in_thread_if(len(content) > _LONG, _decode, content)
 
     async def _has_lost_first(self, folder: str, position: JournalPosition) -> bool:
-        """Whether the first entry of a journal that was read is gone, as by a rule of the bucket.
+        """Return True if the first entry was deleted since it was read, as by a rule of the bucket.
 
-        The store is asked now and then.
+        The store is asked at most once in TOUCH_SECONDS.
         """
         now = time.monotonic()
         checked = self._checked.get(folder)
@@ -348,22 +347,22 @@ class ObjectJournal(SharedJournal):
         return await self._bucket.head(_path(folder, position.base)) is None
 
     async def _end(self, folder: str, position: JournalPosition, tombstone: str) -> bool:
-        """End the journal that was read up to *position*; False when others have written to it."""
+        """End the journal at *position*; return False if another process has written to it."""
         return await self._create(folder, position.end, _encode_end(position.end + 1, tombstone))
 
     async def _overwrite(self, folder: str, end: int, tombstone: str) -> None:
-        """Write the end of all journals before number *end* over their objects."""
+        """Overwrite all objects before number *end* with an end."""
         content = _encode_end(end + 1, tombstone)
 
-        async def write(number: str) -> None:
-            await self._bucket.put(_path(folder, int(number)), content, use_multipart=False)
+        async def write(number: int) -> None:
+            await self._bucket.put(_path(folder, number), content, use_multipart=False)
 
-        await at_once(write, map(str, range(end)))
+        await at_once(write, range(end))
 
     async def _create(self, folder: str, number: int, content: bytes) -> bool:
-        """Write an object; False when there is one.
+        """Create an object; return False if it exists.
 
-        The first one that is written is written again, which the store must refuse.
+        The first object of this process is created twice, to check that the store refuses this.
         """
         path = _path(folder, number)
         try:
@@ -381,15 +380,15 @@ class ObjectJournal(SharedJournal):
         return True
 
     async def _list(self) -> dict[str, tuple[list[int], float]]:
-        """The numbers of each session's objects, in order, and when the last one was written."""
+        """Return the sorted numbers of each session's objects, and the time of the last write."""
         listed: dict[str, tuple[list[int], float]] = {}
         async for item in self._bucket.list(f"{_JOURNALS}/"):
-            found = _PATH.fullmatch(item["path"])
-            if found is None:
+            match = _PATH.fullmatch(item["path"])
+            if match is None:
                 continue
-            folder = found[1]
+            folder = match[1]
             numbers, written = listed.get(folder, ([], 0.0))
-            numbers.append(int(found[2]))
+            numbers.append(int(match[2]))
             listed[folder] = numbers, max(written, item["last_modified"].timestamp())
         for numbers, _ in listed.values():
             numbers.sort()
@@ -427,9 +426,9 @@ def _encode_end(next_number: int, tombstone: str) -> bytes:
 
 
 def _decode(content: bytes) -> StoredObject:
-    """Read an object of a journal; one that cannot be read is an entry that no seal fits.
+    """Parse an object of a journal; invalid content becomes an entry without a valid seal.
 
-    Raises StorageError for one of a newer form.
+    Raises StorageError for an object of a newer form.
     """
     first_line, _, entry = content.partition(b"\n")
     try:

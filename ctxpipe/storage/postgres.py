@@ -1,8 +1,8 @@
-"""Journals in PostgreSQL, for the workers of a service.
+"""Journals in PostgreSQL, for services of several workers.
 
-Whatever the server is asked goes to it in one message of the simple protocol, with the values in
-it. A lock is held inside such a message only, so none waits for a client that has gone. And nothing
-is left in the connection that the next message needs: a pooler may give each to another server
+Each operation is one message of the simple query protocol that contains the values. Locks are held
+only while the server runs such a message, so no lock depends on a client that may have vanished. A
+connection has no state between messages, because a pooler may send each message to another server
 process.
 """
 
@@ -39,11 +39,23 @@ _TABLE_NAME = Requirement(
     lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
     "a name in lower case such as 'ctxpipe_journal'",
 )
-# What a server says that is about to stop, has just begun, or is a standby: without a code the line
-# was cut. Two transactions were in each other's way (40), or a lock was not free in time (55P03).
-_PASSING = ("08", "25006", "40001", "40P01", "53", "55P03", "57P01", "57P02", "57P03", "57P05")
+# SQLSTATEs of temporary errors: a broken connection (08), a standby (25006), conflicting
+# transactions (40), no resources (53), a lock that was not free in time (55P03), a server that
+# starts or stops (57P).
+_TEMPORARY_ERRORS = (
+    "08",
+    "25006",
+    "40001",
+    "40P01",
+    "53",
+    "55P03",
+    "57P01",
+    "57P02",
+    "57P03",
+    "57P05",
+)
 _NO_TABLE = "42P01"
-# A connection that the server refuses for good, unless it says one of these.
+# A refused connection is a permanent error, unless the message contains one of these.
 _REFUSED = re.compile(r"FATAL: (?!.*(?:starting up|shutting down|recovery|too many|reserved))")
 
 _MIGRATE = """
@@ -59,9 +71,9 @@ create table if not exists TABLE (
 comment on table TABLE is 'ctxpipe journal, form 1';
 """
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
-# Whoever writes to a session holds this lock until the end of the transaction. What comes after it
-# must see what was written before it: so each statement looks for itself. A lock that an older
-# version of ctxpipe holds, whose client may have gone, is waited for no longer than its own turn.
+# A writer of a session holds the advisory lock until the end of the transaction. The statements
+# after it must see what was committed before the lock was granted, hence "read committed". The
+# timeout is for a lock of an older version of ctxpipe, whose client may have vanished.
 _BEGIN = """
 begin isolation level read committed read write;
 select set_config('lock_timeout', :milliseconds, true);
@@ -69,9 +81,9 @@ select set_config('lock_timeout', :milliseconds, true);
 _HOLD = "select pg_advisory_xact_lock(hashtextextended(:lock, 0));"
 
 _ASCII_MARK = "\x01ascii "
-"""What an entry begins with whose other characters are escaped, for a database without Unicode."""
+"""Prefix of an entry whose non-ASCII characters are escaped, for a database without Unicode."""
 
-# The kernel notices that the other side has gone after about half a minute, not after two hours.
+# The kernel closes a dead connection after about half a minute instead of two hours.
 _KEEPALIVES = {
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -83,20 +95,20 @@ _KEEPALIVES = {
 
 @dataclass(eq=False, repr=False)
 class PostgresJournal(SQLJournal, ServerJournal):
-    """The journals of sessions in one table of the database at *conninfo*.
+    """Journals of sessions in one table of the database at *conninfo*.
 
-    *conninfo* is a URL or a connection string of libpq; it may lead to PgBouncer, in any mode. The
-    *table*, such as "ctxpipe_journal" or "schema.journal", is made at first use, and again when it
-    was dropped; its primary key is the fence. *texts* is the storage that the stages write to: what
-    is there is not repeated in the journal. *redact* hides secrets, by default as *texts* does. In
-    a database that is not in UTF-8, entries are ASCII.
+    *conninfo* is a URL or a connection string of libpq; it may be that of a PgBouncer in any mode.
+    The *table*, such as "ctxpipe_journal" or "schema.journal", is created at first use, and again
+    if it was dropped; its primary key lets only one of two writers succeed. *texts* is the storage
+    of the stages: texts in it are not repeated in the journal. *redact* hides secrets, by default
+    that of *texts*. In a database whose encoding is not UTF-8, entries are ASCII.
 
-    At most *connections* are open in an event loop, and they are closed with it. *timeout* is how
-    many seconds a turn waits for this database, by default STORE_SECONDS; *patience* is an older
-    name for it.
+    At most *connections* are open in an event loop, and they are closed with it. *timeout* is the
+    number of seconds that a turn waits for this database, by default STORE_SECONDS; *patience* is
+    an older name of the setting.
 
-    Needs the extra ``ctxpipe[postgres]``. Raises SettingsError for invalid settings, also a
-    *conninfo* that libpq cannot read, and where the extra is missing.
+    Needs the extra ``ctxpipe[postgres]``. Raises SettingsError for invalid settings, among them a
+    *conninfo* that libpq cannot parse, and if the extra is missing.
     """
 
     _server = "database"
@@ -146,9 +158,9 @@ class PostgresJournal(SQLJournal, ServerJournal):
     def _message(
         self, connection: AsyncConnection[Any], statements: Sequence[Statement], session: str
     ) -> tuple[bytes, list[bool]]:
-        """The message that runs *statements*, and of each result in it whether it is wanted.
+        """Return the message that runs *statements*, and which of its results are wanted.
 
-        Several are one transaction, which writes to *session*.
+        Several statements are one transaction, which writes to *session*.
         """
         from psycopg import AsyncClientCursor
 
@@ -174,7 +186,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
         return ";\n".join(parts).encode(), wanted
 
     def _storable(self, values: Any) -> Any:
-        """*values* with an entry that this database can store."""
+        """Return *values* with an entry that this database can store."""
         entry = values.get("entry", "")
         if entry.startswith(_ASCII_MARK) or not (self._is_unicode or entry.isascii()):
             return {**values, "entry": _to_ascii(entry)}
@@ -182,7 +194,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     # Connections ----------------------------------------------------------------------------------
 
-    def _is_passing(self, error: Exception) -> bool | None:
+    def _is_temporary(self, error: Exception) -> bool | None:
         from psycopg import Error, OperationalError
 
         if isinstance(error, OSError) and not isinstance(error, StorageError):
@@ -192,14 +204,14 @@ class PostgresJournal(SQLJournal, ServerJournal):
         code = error.sqlstate
         if code is None:
             return isinstance(error, OperationalError) and not _REFUSED.search(str(error))
-        return code.startswith(_PASSING) or code == _NO_TABLE
+        return code.startswith(_TEMPORARY_ERRORS) or code == _NO_TABLE
 
     def _explain(self, error: Exception) -> str:
         from psycopg import OperationalError
 
         kind = super()._explain(error)
         if isinstance(error, OperationalError) and error.sqlstate is None:
-            # It is of the connection, and quotes no statement.
+            # An error of the connection, whose text quotes no statement.
             text = str(error).rpartition("failed: ")[2]
             return f"{kind}: {without_secret(text, self._parameters.get('password'))}"
         return kind
@@ -212,8 +224,9 @@ class PostgresJournal(SQLJournal, ServerJournal):
         except Exception as error:
             if getattr(error, "sqlstate", None) == _NO_TABLE:
                 self._is_migrated = False  # it was dropped
-            if self._is_passing(error):
-                await _close_all(self._idle.get())  # after a restart none of them works
+            if self._is_temporary(error):
+                # After a restart of the server the idle connections are broken too.
+                await _close_all(self._idle.get())
             raise
 
     async def _ask_nothing(self, connection: AsyncConnection[Any]) -> None:
@@ -230,7 +243,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
             connection = idle.pop() if idle else await self._connect()
             try:
                 yield connection
-            except BaseException:  # whatever it was, the state of the connection is unknown
+            except BaseException:  # the state of the connection is unknown
                 await connection.close()
                 raise
             idle.append(connection)
@@ -239,14 +252,14 @@ class PostgresJournal(SQLJournal, ServerJournal):
         options: dict[str, Any] = {
             name: value for name, value in _KEEPALIVES.items() if name not in self._parameters
         }
-        # The server converts, unless it stores bytes of which it does not know what they mean.
+        # The server converts to its encoding, except in a database in SQL_ASCII.
         options["client_encoding"] = "utf8"
         return await _connection_class().connect(
             self.conninfo, autocommit=True, prepare_threshold=None, **options
         )
 
     async def _migrate(self, connection: AsyncConnection[Any]) -> None:
-        """Make the table where there is none. Raises StorageError for one of a newer form."""
+        """Create the table if it does not exist. Raises StorageError if it is of a newer form."""
         if self._is_migrated:
             return
         encoding = connection.pgconn.parameter_status(b"server_encoding")
@@ -261,21 +274,22 @@ class PostgresJournal(SQLJournal, ServerJournal):
         self._is_migrated = True
 
 
-_LONG = 100_000  # characters that are quoted in a worker thread
+_LONG = 100_000  # characters; longer values are quoted in a worker thread
 
 
 def _read_conninfo(conninfo: str) -> dict[str, Any]:
-    """The parameters that *conninfo* gives. Raises SettingsError where it cannot be read."""
+    """Return the parameters in *conninfo*. Raises SettingsError if it cannot be parsed."""
     from psycopg import Error
     from psycopg.conninfo import conninfo_to_dict
 
     try:
         parameters = dict(conninfo_to_dict(conninfo))
-        # libpq reads the port when it connects: with a slash in a password it is a part of that.
+        # libpq parses the port only when it connects. With an unescaped "/" in the password the
+        # port is a part of the password.
         for port in str(parameters.get("port", "")).split(","):
             int(port or 0)
     except (Error, ValueError):
-        # Without the reason: it may quote the password.
+        # The reason is left out, because it may quote the password.
         raise SettingsError(
             "conninfo is no connection string of libpq; give one such as "
             "'postgresql://user@host/database', with %-escapes for / : @ and # in a password"
@@ -286,7 +300,7 @@ def _read_conninfo(conninfo: str) -> dict[str, Any]:
 async def _rows(
     connection: AsyncConnection[Any], message: bytes, wanted: Sequence[bool]
 ) -> list[Any]:
-    """The rows of those results of *message* that are *wanted*."""
+    """Run *message*; return the rows of the results that are *wanted*."""
     from psycopg import AsyncClientCursor
 
     cursor = AsyncClientCursor(connection)
@@ -306,7 +320,7 @@ async def _close_all(idle: list[AsyncConnection[Any]]) -> None:
 
 @cache
 def _connection_class() -> type[AsyncConnection[Any]]:
-    """psycopg's connection, which reports what arrives, and is given up when its caller is."""
+    """Return a subclass of psycopg's connection that reports progress and can be cancelled."""
     from psycopg import AsyncConnection, waiting
 
     class Connection(AsyncConnection[Any]):
@@ -314,7 +328,7 @@ def _connection_class() -> type[AsyncConnection[Any]]:
             try:
                 return await waiting.wait_async(_reporting(gen), self.pgconn.socket, interval=0.1)
             except asyncio.CancelledError:
-                # psycopg would ask the server to stop, which may be silent, for up to ten seconds.
+                # psycopg would send a cancel request, and wait ten seconds for a silent server.
                 self.pgconn.finish()
                 raise
 
@@ -322,7 +336,7 @@ def _connection_class() -> type[AsyncConnection[Any]]:
 
 
 def _reporting(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    """The *steps* of psycopg, which wait for the socket to be ready, with reports of progress."""
+    """Run *steps*, which wait until the socket is ready, and report progress after each one."""
     try:
         wanted = next(steps)
         while True:
@@ -340,12 +354,12 @@ def _reporting(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
 
 
 def _to_ascii(entry: str) -> str:
-    """*entry* in ASCII, as JSON escapes it."""
+    """Return *entry* in ASCII, escaped as in JSON."""
     return _ASCII_MARK + json.dumps(entry)
 
 
 def _from_ascii(entry: str) -> str:
-    """The entry that `_to_ascii` was given; any other is as it was stored."""
+    """Return the entry that `_to_ascii` has escaped; return any other entry unchanged."""
     if not entry.startswith(_ASCII_MARK):
         return entry
     text: str = json.loads(entry.removeprefix(_ASCII_MARK))

@@ -1,4 +1,4 @@
-"""Journals in Redis, for the workers of a service."""
+"""Journals in Redis, for services of several workers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-# A journal is a list: its name, which is the token of its first entry, then "<token> <entry>".
-# A script runs alone: the length of the list decides who was first.
+# A journal is a list: its name, which is the token of its first entry, then "<token> <entry>" for
+# each entry. Redis runs one script at a time, so the length of the list decides which of two
+# writers was first.
 _APPEND = """
 local tombstone = redis.call('get', KEYS[3])
 if tombstone and ARGV[7] ~= '-' and ARGV[7] ~= tombstone then
@@ -52,26 +52,32 @@ if tonumber(ARGV[5]) > 0 then
 end
 return journal
 """
-# A page of the list: at most ARGV[3] bytes of its items from number ARGV[1] on, of that one from
-# byte ARGV[2] on. The first value is 2 when the last item is not whole, and 1 when others follow.
+# Returns at most ARGV[3] bytes of the items from index ARGV[1] on, beginning at byte ARGV[2] of the
+# first one. The first value is 0 at the end of the list, 1 if more items follow, and 2 if the last
+# item is incomplete.
 _ENTRIES = """
 local journal = redis.call('lindex', KEYS[1], 0)
 local tombstone = redis.call('get', KEYS[2])
 local size = redis.call('llen', KEYS[1])
-local index, offset, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local index = tonumber(ARGV[1])
+local offset = tonumber(ARGV[2])
+local bytes_left = tonumber(ARGV[3])
 local parts = {}
-while index < size and room > 0 do
+while index < size and bytes_left > 0 do
     local item = redis.call('lindex', KEYS[1], index)
-    local part = string.sub(item, offset + 1, offset + room)
+    local part = string.sub(item, offset + 1, offset + bytes_left)
     parts[#parts + 1] = part
-    room = room - #part
+    bytes_left = bytes_left - #part
     if offset + #part < #item then
         return {2, journal, parts, tombstone}
     end
-    index, offset = index + 1, 0
+    index = index + 1
+    offset = 0
 end
 return {index < size and 1 or 0, journal, parts, tombstone}
 """
+_AT_END = 0
+_INSIDE_ITEM = 2
 _DELETE = """
 redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
 redis.call('del', KEYS[2], KEYS[3])
@@ -105,30 +111,38 @@ end
 
 
 _FIRST_PAGE = 1 << 16  # bytes
-_LARGEST_PAGE = 1 << 22
-_SENTINEL_SECONDS = 0.5  # then the next sentinel is asked
-# What the server says as long as it is not the one to ask, is not ready, or asks to come again.
-_NOT_NOW = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY")
+_LARGEST_PAGE = 1 << 22  # bytes
+_SENTINEL_SECONDS = 0.5  # limit for one sentinel, then the next one is tried
+# First words of errors with which a server refuses a request for the moment.
+_TEMPORARY_ERRORS = (
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "BUSY",
+)
 _SENTINEL_FORM = "redis+sentinel://HOST:26379,HOST:26379/SERVICE/0"
 
 
 @dataclass(eq=False, repr=False)
 class RedisJournal(ServerJournal):
-    """The journals of sessions in the Redis at *url*, each a list.
+    """Journals of sessions in the Redis at *url*, each a list.
 
-    *url* leads to a server, to a node of a cluster, or with ``redis+sentinel://HOST,HOST/SERVICE``
-    to sentinels. All keys of a session are in one slot. Redis must keep them: with ``appendonly
-    yes`` and ``maxmemory-policy noeviction``. With *max_age* a journal that has not been written to
-    for so many seconds is deleted. *prefix* begins all keys. *texts* is the storage that the stages
-    write to: what is there is not repeated in the journal. *redact* hides secrets, by default as
-    *texts* does.
+    *url* is that of a server, of a node of a cluster, or ``redis+sentinel://HOST,HOST/SERVICE`` for
+    sentinels. All keys of a session are in one slot of a cluster, and begin with *prefix*. Redis
+    must not lose or evict keys: set ``appendonly yes`` and ``maxmemory-policy noeviction``. With
+    *max_age* a journal is deleted that many seconds after its last entry. *texts* is the storage of
+    the stages: texts in it are not repeated in the journal. *redact* hides secrets, by default that
+    of *texts*.
 
-    A lease is a key that expires. Connections are closed with their event loop. *timeout* is how
-    many seconds a turn waits for this Redis, by default STORE_SECONDS; *patience* is an older name
-    for it.
+    A lease is a key that expires. Connections are closed with their event loop. *timeout* is the
+    number of seconds that a turn waits for this Redis, by default STORE_SECONDS; *patience* is an
+    older name of the setting.
 
-    Needs the extra ``ctxpipe[redis]``. Raises SettingsError for invalid settings, also a *url* that
-    cannot be read, and where the extra is missing.
+    Needs the extra ``ctxpipe[redis]``. Raises SettingsError for invalid settings, among them a
+    *url* that cannot be parsed, and if the extra is missing.
     """
 
     _server = "Redis"
@@ -143,19 +157,19 @@ class RedisJournal(ServerJournal):
         check_extra("RedisJournal", "redis", "redis")
         self._sentinels = _read_url(self.url)
         super().__post_init__()
-        self._client: PerLoop[_Client] = PerLoop(_Client, _Client.close)
-        self._is_cluster: bool | None = None  # None until the server was asked
+        self._client: PerLoop[_ClientHolder] = PerLoop(_ClientHolder, _ClientHolder.close)
+        self._is_cluster: bool | None = None  # None until the server has reported it
 
     async def aclose(self) -> None:
         """Close the connections of this event loop; the next call opens new ones."""
         await self._availability.stop()
         await self._client.get().close()
 
-    # What a database does -------------------------------------------------------------------------
+    # Operations of a database ---------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
         keys: list[str | bytes] = [*self._keys(new.session, "journal", "id")]
-        keys.append(self._grave(new.session))
+        keys.append(self._tombstone_key(new.session))
         milliseconds = int((self.max_age or 0) * 1000)
         tombstone = "-" if new.tombstone is None else new.tombstone
         entry = (new.number, new.entry, new.token, new.seen or "", milliseconds, new.name)
@@ -167,13 +181,13 @@ class RedisJournal(ServerJournal):
         return await self._run(lambda redis: self._read(redis, session, start + 1))
 
     async def _read(self, redis: Any, session: str, index: int) -> Contents:
-        """The journal from item *index* on: page by page, so that it is seen to arrive."""
-        keys = [*self._keys(session, "journal"), self._grave(session)]
+        """Read the journal from item *index* on, page by page, so that progress is visible."""
+        keys = [*self._keys(session, "journal"), self._tombstone_key(session)]
         page_bytes = _FIRST_PAGE
         first_journal = None
         old_tombstone = None
         if not self._is_cluster:
-            old_tombstone = await redis.get(self._old_grave(session))
+            old_tombstone = await redis.get(self._old_tombstone_key(session))
         items: list[bytes] = []
         partial = b""
         while True:
@@ -182,17 +196,19 @@ class RedisJournal(ServerJournal):
                 _ENTRIES, len(keys), *keys, index + len(items), len(partial), page_bytes
             )
             note_progress()
-            what_follows, journal, parts, tombstone = page
+            position, journal, parts, tombstone = page
             is_first_page = not items and not partial
             if not is_first_page and journal != first_journal:
-                items, partial = [], b""  # it was set aside or deleted meanwhile: read it again
+                # It was set aside or deleted meanwhile: read from the beginning.
+                items = []
+                partial = b""
                 continue
             first_journal = journal
             if parts:
                 parts[0] = partial + parts[0]
-                partial = parts.pop() if what_follows == 2 else b""
+                partial = parts.pop() if position == _INSIDE_ITEM else b""
                 items += parts
-            if what_follows == 0:
+            if position == _AT_END:
                 break
             if time.monotonic() - began < PROMPT_SECONDS:
                 page_bytes = min(2 * page_bytes, _LARGEST_PAGE)
@@ -205,7 +221,7 @@ class RedisJournal(ServerJournal):
         return bool(await self._eval(_RENAME, keys, seen))
 
     async def _delete(self, session: str, tombstone: str) -> None:
-        keys: list[str | bytes] = [self._grave(session)]
+        keys: list[str | bytes] = [self._tombstone_key(session)]
         keys += self._keys(session, "journal", "id", "asides")
         milliseconds = int(tombstone_seconds() * 1000)
         await self._eval(_DELETE, keys, tombstone, max(1, milliseconds))
@@ -228,14 +244,14 @@ class RedisJournal(ServerJournal):
 
         return await self._run(read)
 
-    def _grave(self, session: str) -> bytes:
-        """Where the tombstone is: beside the journal in a cluster, and named by a digest."""
+    def _tombstone_key(self, session: str) -> bytes:
+        """Return the key of the tombstone: in the slot of the journal, named by a digest."""
         [journal] = self._keys(session, "journal")
         name = tombstone_name(session).encode()
-        return b"%s:deleted:{%s}:%s" % (self.prefix.encode(), _tag_beside(journal), name)
+        return b"%s:deleted:{%s}:%s" % (self.prefix.encode(), _tag_in_slot_of(journal), name)
 
-    def _old_grave(self, session: str) -> str:
-        """Where older versions of ctxpipe have left the tombstone, which a cluster refuses."""
+    def _old_tombstone_key(self, session: str) -> str:
+        """Return the key that older versions of ctxpipe use, which may be in another slot."""
         return f"{self.prefix}:deleted:{tombstone_name(session)}"
 
     def _keys(self, session: str, *parts: str) -> list[str]:
@@ -258,10 +274,10 @@ class RedisJournal(ServerJournal):
     # The client -----------------------------------------------------------------------------------
 
     async def _open(self) -> Any:
-        """The client of this event loop: a cluster needs another one than a server."""
-        held = self._client.get()
-        async with held.lock:
-            if held.client is None:
+        """Return the client of this event loop: a cluster needs a client of another class."""
+        holder = self._client.get()
+        async with holder.lock:
+            if holder.client is None:
                 client = self._new_client()
                 try:
                     if self._is_cluster is None:
@@ -272,42 +288,42 @@ class RedisJournal(ServerJournal):
                 if self._is_cluster and self._sentinels is None:
                     await _close(client)
                     client = self._new_cluster_client()
-                held.client = client
-            return held.client
+                holder.client = client
+            return holder.client
 
     def _new_client(self) -> Any:
         from redis.asyncio import Redis
 
         if self._sentinels is not None:
-            return self._sentinels.new_client(self._options(0))
-        # We try again ourselves: a script that has run must not count as one that has not.
-        return Redis.from_url(self.url, **self._options(0))
+            return self._sentinels.new_client(self._options(retries=0))
+        # No retries by the driver: `_repeat` knows whether a call may be repeated.
+        return Redis.from_url(self.url, **self._options(retries=0))
 
     def _new_cluster_client(self) -> Any:
         from redis.asyncio import RedisCluster
 
-        # It finds out in its second try which node has taken the place of one that is gone.
-        return RedisCluster.from_url(self.url, **self._options(2))
+        # With its second attempt the driver finds the node that has replaced a failed one.
+        return RedisCluster.from_url(self.url, **self._options(retries=2))
 
-    def _options(self, retries: int) -> dict[str, Any]:
+    def _options(self, *, retries: int) -> dict[str, Any]:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
         return {
             "retry": Retry(NoBackoff(), retries),
-            # The call as a whole has a limit, which counts from what arrived last.
+            # `Availability` limits the call as a whole, from the last progress on.
             "socket_connect_timeout": None,
             "socket_timeout": None,
             "socket_keepalive": True,
             **_driver_version(),
         }
 
-    def _is_passing(self, error: Exception) -> bool | None:
+    def _is_temporary(self, error: Exception) -> bool | None:
         from redis import exceptions
 
         if isinstance(error, StorageError):
             return None
-        away = (
+        temporary_errors = (
             exceptions.AskError,
             exceptions.ClusterCrossSlotError,
             exceptions.ClusterDownError,
@@ -318,11 +334,11 @@ class RedisJournal(ServerJournal):
         )
         if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
             return False
-        if isinstance(error, (*away, exceptions.RedisClusterException, OSError)):
+        if isinstance(error, (*temporary_errors, exceptions.RedisClusterException, OSError)):
             return True
         if isinstance(error, exceptions.RedisError):
-            text = str(error)[:400]  # an older server names what a script ran into
-            return any(f"{word} " in text for word in _NOT_NOW)
+            text = str(error)[:400]  # an older server quotes the error after the script's name
+            return any(f"{word} " in text for word in _TEMPORARY_ERRORS)
         return None
 
     def _explain(self, error: Exception) -> str:
@@ -333,8 +349,8 @@ class RedisJournal(ServerJournal):
         try:
             return await work(await self._open())
         except Exception as error:
-            if self._is_passing(error):
-                # Where it leads is decided anew: the server may have another place, or a new role.
+            if self._is_temporary(error):
+                # Connect again: the server may have another address or another role.
                 self._is_cluster = None
                 await self._client.get().close()
             raise
@@ -347,11 +363,11 @@ class RedisJournal(ServerJournal):
 _SLOTS = 16_384
 
 
-def _tag_beside(key: str) -> bytes:
-    """A hash tag, of two bytes, that a cluster keeps where it keeps *key*, and that says no more.
+def _tag_in_slot_of(key: str) -> bytes:
+    """Return a hash tag of two bytes in the slot of *key*, which does not reveal the key.
 
-    A cluster hashes what is in the braces with a CRC of 16 bits, of which it takes 14. That of two
-    bytes can be run backwards, to the bytes.
+    A cluster hashes the text in the braces with a CRC of 16 bits, of which it uses 14. The CRC of
+    two bytes can be computed backwards, to the bytes.
     """
     whole = key.encode()
     tag = whole.partition(b"{")[2].partition(b"}")[0] or whole
@@ -363,21 +379,21 @@ def _tag_beside(key: str) -> bytes:
                 register = (register ^ 0x1021) >> 1 | 0x8000
             else:
                 register >>= 1
-        found = register.to_bytes(2, "big")
-        if not set(found) & set(b"{}"):
+        two_bytes = register.to_bytes(2, "big")
+        if not set(two_bytes) & set(b"{}"):
             break
-    return found
+    return two_bytes
 
 
-class _Client:
-    """The client of one event loop, once it is needed."""
+class _ClientHolder:
+    """Client of one event loop, created at first use."""
 
     def __init__(self) -> None:
         self.client: Any = None
         self.lock: asyncio.Lock = asyncio.Lock()
 
     async def close(self) -> None:
-        """Close its connections; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         client = self.client
         self.client = None
         if client is not None:
@@ -393,7 +409,7 @@ async def _close(client: Any) -> None:
 
 
 class _Sentinels(NamedTuple):
-    """What a URL of sentinels says."""
+    """Parts of a URL of sentinels."""
 
     hosts: list[tuple[str, int]]
     service: str
@@ -401,7 +417,7 @@ class _Sentinels(NamedTuple):
     sentinel_options: dict[str, Any]
 
     def new_client(self, options: dict[str, Any]) -> Any:
-        """A client of the server that the sentinels call the primary of the service."""
+        """Return a client of the primary of the service, which the sentinels name."""
         from redis.asyncio.sentinel import Sentinel
 
         limits = {
@@ -415,7 +431,7 @@ class _Sentinels(NamedTuple):
 
 
 def _read_url(url: str) -> _Sentinels | None:
-    """What a *url* of sentinels says, None for any other. Raises SettingsError for one of none."""
+    """Parse *url*; return its parts if it is of sentinels, else None. Raises SettingsError."""
     from redis.asyncio.connection import parse_url
 
     scheme, _, rest = url.partition("://")
@@ -424,7 +440,7 @@ def _read_url(url: str) -> _Sentinels | None:
             return _read_sentinels(scheme, rest)
         parse_url(url)
     except ValueError:
-        # Without the reason: it may quote the password.
+        # The reason is left out, because it may quote the password.
         raise SettingsError(
             "url is no URL of Redis; give one such as 'redis://:PASSWORD@HOST:6379/0', with "
             f"%-escapes for / : @ and # in a password, or {_SENTINEL_FORM}"
@@ -433,7 +449,7 @@ def _read_url(url: str) -> _Sentinels | None:
 
 
 def _read_sentinels(scheme: str, rest: str) -> _Sentinels:
-    """What a URL of sentinels says. Raises ValueError."""
+    """Parse the *rest* of a URL of sentinels after its scheme. Raises ValueError."""
     parts = urlsplit(f"x://{rest}")
     credentials, _, places = parts.netloc.rpartition("@")
     hosts: list[tuple[str, int]] = []
@@ -445,20 +461,19 @@ def _read_sentinels(scheme: str, rest: str) -> _Sentinels:
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("no service")
-    options: dict[str, Any] = {"db": int(database or 0), "ssl": scheme.startswith("rediss")}
-    if not options["ssl"]:
-        del options["ssl"]
+    options: dict[str, Any] = {"db": int(database or 0)}
+    sentinel_options: dict[str, Any] = {}
+    if scheme.startswith("rediss"):
+        options["ssl"] = True
+        sentinel_options["ssl"] = True
     user, _, password = credentials.partition(":")
     if user:
         options["username"] = unquote(user)
     if password:
         options["password"] = unquote(password)
-    sentinel_options: dict[str, Any] = {}
     query = parse_qs(parts.query, strict_parsing=bool(parts.query))
     if "sentinel_password" in query:
         sentinel_options["password"] = query["sentinel_password"][0]
-    if options.get("ssl"):
-        sentinel_options["ssl"] = True
     return _Sentinels(hosts, unquote(service), options, sentinel_options)
 
 
@@ -468,23 +483,20 @@ def _password_in(url: str) -> str | None:
 
 
 async def _has_cluster(client: Any) -> bool:
-    """Whether the server is a node of a cluster."""
-    from redis.exceptions import ConnectionError as Away
-    from redis.exceptions import ResponseError
+    """Return True if the server is a node of a cluster."""
+    from redis import exceptions
 
     try:
-        found = await client.info("cluster")
-    except Away:
-        raise
-    except ResponseError as error:
+        info = await client.info("cluster")
+    except exceptions.ResponseError as error:
         if "DB index" in str(error):
             raise
-        return False  # it may not be asked, or has no clusters
-    return bool(found.get("cluster_enabled"))
+        return False  # the user may not run INFO, or the server has no clusters
+    return bool(info.get("cluster_enabled"))
 
 
 def _driver_version() -> dict[str, Any]:
-    """The driver's version, which it would else read from the disk for each connection."""
+    """Return the driver's version, which it otherwise reads from the disk for each connection."""
     import redis
 
     try:

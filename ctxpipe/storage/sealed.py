@@ -1,7 +1,7 @@
-"""The journal of a session: numbered entries, each sealed together with the one before it.
+"""Journal of a session: numbered entries in a hash chain.
 
-The seal of an entry covers session, number, the seal before it and its text. The first entry whose
-seal is wrong, and all after it, are never used.
+The seal of an entry is a keyed hash of session, number, seal of the previous entry, and text. The
+first entry with a wrong seal and all entries after it are never used.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .waiting import Availability, availability_of
 T = TypeVar("T")
 
 FORM = 2
-"""The form of an entry. A journal with a newer one is neither read nor written."""
+"""Version of the format of entries. A journal of a newer form is neither read nor written."""
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What an invalid entry may raise when it is read."""
-_CHECKSUM_KEY = b"ctxpipe"  # where nothing is signed
+"""Errors that an invalid entry may raise when it is parsed."""
+_CHECKSUM_KEY = b"ctxpipe"  # without a signing key
 
 
 class JournalRefused(StorageError):
-    """A journal that another version of ctxpipe, or another key, can read: it is left as it is."""
+    """The journal needs another version of ctxpipe or another key; it is not changed."""
 
 
 class Entry(NamedTuple):
-    """The *turns* of one *branch*, and what the ledger has learned in them.
+    """The *turns* of one *branch*, and the token calibration after them.
 
-    They follow the first *base* entries of the journal, which need not be all that come before it:
-    a caller may have gone back, and several processes write to one journal. *salt* is the key of
-    the digests. *line* is the entry as it was read.
+    The turns continue the first *base* entries of the journal. There may be more entries before
+    this one, because a caller may go back, and because several processes write to one journal.
+    *salt* is the key of the digests. *line* is the stored text of an entry that was read.
     """
 
     base: int
@@ -53,14 +53,15 @@ class Entry(NamedTuple):
 
     @property
     def seal(self) -> str:
-        """The seal of an entry that was read."""
+        """Seal of an entry that was read."""
         return _seal_of(self.line)
 
 
 class Journal:
-    """The journal of a session, of which the first *count* entries are known.
+    """Journal of a session, of which the first *count* entries have been read or written.
 
-    The first of *keys* seals, each of them verifies; without keys the seals are check sums.
+    Entries are sealed with the first of *keys* and verified with all of them. Without keys the
+    seals are checksums.
     """
 
     def __init__(
@@ -69,38 +70,39 @@ class Journal:
         self.storage = storage
         self.count: int = 0
         self.seal: str = ""  # of the last entry
-        self.unanswered: str = ""  # seal of one that the storage was given; it may have it
+        self.unanswered: str = ""  # seal of an entry whose write has not been confirmed
         self._session_id = session_id
         self._keys = keys
         nothing = partial(storage.entries, session_id, sys.maxsize)
         self.availability: Availability | None = availability_of(storage, nothing)
-        """That of a storage which is not one of ctxpipe's own."""
+        """State of a user's own storage, None for ctxpipe's storages."""
 
     async def _ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What *work*, a call of the storage, returns. Raises StorageError."""
+        """Await *work*, a call of the storage; return its result. Raises StorageError."""
         with storage_errors():
             if self.availability is None:
                 return await work()
             return await self.availability.call(work)
 
     async def write(self, entry: Entry, *, is_bulk: bool) -> bool:
-        """Append *entry*; False when somebody else has written an entry of that number.
+        """Append *entry*; return False if another writer has written an entry with that number.
 
-        A thread encodes it if it *is_bulk*. Raises StorageError.
+        A large entry is encoded in a thread, with *is_bulk*. Raises StorageError.
         """
         line = await in_thread_if(is_bulk, self._seal_entry, entry)
         self.unanswered = _seal_of(line)
         append = partial(self.storage.append, self._session_id, self.count, line)
         is_written = await self._ask(append)
         if is_written:
-            self.count, self.seal = self.count + 1, self.unanswered
+            self.count += 1
+            self.seal = self.unanswered
         self.unanswered = ""
         return is_written
 
     async def set_aside(self, entries: Sequence[Entry]) -> str:
-        """Keep the journal under another name, and begin a new one with its valid *entries*.
+        """Rename the journal and write its valid *entries* to a new one; return the new name.
 
-        The name, "" when somebody else has set it aside already. Raises StorageError.
+        Return "" if another process has renamed the journal already. Raises StorageError.
         """
         name = await self._ask(partial(self.storage.set_aside, self._session_id))
         if name:
@@ -110,19 +112,20 @@ class Journal:
         return name
 
     def restart(self) -> None:
-        """Write the next entry as the first."""
-        self.count, self.seal = 0, ""
+        """Make the next entry the first one."""
+        self.count = 0
+        self.seal = ""
 
     async def read(self) -> tuple[list[Entry], bool]:
-        """All valid entries, and whether an invalid one follows.
+        """Return all valid entries, and True if an invalid one follows.
 
-        Raises JournalRefused for an entry that another version or another key can read.
+        Raises JournalRefused if an entry needs another version of ctxpipe or another key.
         """
         self.restart()
         return await self.read_news()
 
     async def read_news(self) -> tuple[list[Entry], bool]:
-        """As `read`, for the entries after the last one that is known."""
+        """Return the valid entries after the first `count` ones, else like `read`."""
         lines = await self._ask(partial(self.storage.entries, self._session_id, self.count))
         if not lines:
             return [], False
@@ -133,27 +136,34 @@ class Journal:
         for line in lines:
             seal, _, body = line.partition(" ")
             try:
-                own = self._seals(pieces(body))
-                if not any(hmac.compare_digest(seal.encode(), other.encode()) for other in own):
+                if not self._is_valid(seal, body):
                     raise ValueError("another seal")
                 entries.append(_decode(line))
             except DAMAGED:
                 self._refuse(line)
                 return entries, True
-            self.count, self.seal = self.count + 1, seal
+            self.count += 1
+            self.seal = seal
         return entries, False
+
+    def _is_valid(self, seal: str, body: str) -> bool:
+        """Return True if one of the keys gives *seal* for *body* as the next entry."""
+        for valid_seal in self._seals(pieces(body)):
+            if hmac.compare_digest(seal.encode(), valid_seal.encode()):
+                return True
+        return False
 
     def _seal_entry(self, entry: Entry) -> str:
         values = {"form": FORM, "signed": bool(self._keys), **entry._asdict()}
         del values["line"]
         body = list(json_pieces(values, ensure_ascii=False))
-        if not all(map(is_encodable, body)):
+        if not all(is_encodable(piece) for piece in body):
             body = list(json_pieces(values))
         body = [f"{self._seals(body)[0]} ", *body][::-1]
-        return join(body.pop() for _ in range(len(body)))  # no piece is kept beside the line
+        return join(body.pop() for _ in range(len(body)))  # frees each piece: no second copy
 
     def _seals(self, body: Iterable[str]) -> list[str]:
-        """The seals that the pieces of *body* may have as the next entry, one for each key."""
+        """Return the seals of the pieces of *body* as the next entry, one for each key."""
         keys = self._keys or (_CHECKSUM_KEY,)
         hashers = [hmac.new(key, None, "sha256") for key in keys]
         start = "\0".join((self._session_id, str(self.count), self.seal, ""))
@@ -164,10 +174,11 @@ class Journal:
         return [hasher.hexdigest()[:32] for hasher in hashers]
 
     def _refuse(self, line: str) -> None:
-        """Raise JournalRefused for a journal that others can read."""
+        """Raise JournalRefused if another version or another key can read the entry *line*."""
         try:
             values = json.loads(line[line.index("{") :])
-            form, signed = values["form"], values.get("signed")
+            form = values["form"]
+            is_signed = values.get("signed")
         except DAMAGED:
             return
         if isinstance(form, int) and form > FORM:
@@ -175,12 +186,12 @@ class Journal:
                 f"it was written by a newer ctxpipe, in form {form}; "
                 "update ctxpipe to go on with it"
             )
-        if signed and not self._keys:
+        if is_signed and not self._keys:
             raise JournalRefused("it is signed; give the signing_key with which it was written")
 
 
 def _seal_of(line: str) -> str:
-    return line[: line.find(" ")]  # no copy of the rest, as `partition` makes it
+    return line[: line.find(" ")]  # `partition` would copy the rest of the line
 
 
 def _decode(line: str) -> Entry:
@@ -195,16 +206,16 @@ def _decode(line: str) -> Entry:
 
 
 def chain(entries: Sequence[Entry], count: int) -> list[int]:
-    """The numbers of the entries that the first *count* rest on, oldest first.
+    """Return the numbers of the entries that lead to entry *count* - 1, oldest first.
 
-    Raises ValueError.
+    Raises ValueError for an invalid base.
     """
     numbers: list[int] = []
     while count:
         numbers.append(count - 1)
         base = entries[count - 1].base
         if not 0 <= base < count:
-            raise ValueError(f"entry {count - 1} rests on {base} entries")
+            raise ValueError(f"entry {count - 1} continues {base} entries")
         count = base
     return numbers[::-1]
 
@@ -227,8 +238,8 @@ KEYS = Requirement(
 )
 
 
-def as_keys(given: bytes | Sequence[bytes] | None) -> Sequence[bytes]:
-    """*given* as a sequence of keys, the signing one first; empty without one."""
-    if given is None:
+def as_keys(keys: bytes | Sequence[bytes] | None) -> Sequence[bytes]:
+    """Return *keys* as a sequence, the signing key first; empty for None."""
+    if keys is None:
         return ()
-    return (given,) if isinstance(given, bytes) else tuple(given)
+    return (keys,) if isinstance(keys, bytes) else tuple(keys)

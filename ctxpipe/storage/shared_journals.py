@@ -1,4 +1,4 @@
-"""What the journals in databases have in common: names, tokens, and what was read last."""
+"""Base classes of the journals in databases: names, tokens, leases and repeated calls."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from .waiting import Availability, Unavailable, acquire_within, may_try_again
 T = TypeVar("T")
 
 LEASE_SECONDS = 15.0
-"""After a kill of its holder a session is free again."""
+"""Duration of a lease: a killed process holds a session no longer than this."""
 _TEXTS = instance_of(TextReader, "the storage that the stages write to").optional
 
 
 Contents: TypeAlias = tuple[str | None, Sequence[str], str | None]
-"""A journal's name, its entries from some number on, and the session's tombstone; None for none."""
+"""Name of a journal, its entries from some number on, and the session's tombstone, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewEntry:
-    """An entry to be written, if its *number* is the next one, of the journal *seen* if given.
+    """Entry that is written if *number* is the next number of the journal.
 
-    *name* is what the session is called, as JSON. *tombstone* is the one that the writer has known
-    from the first, and None where he looks at none: with a newer one nothing is written.
+    *session* is the session's folder name, *name* its id as JSON. *seen* is the name of the journal
+    that the writer has read: nothing is written to another one. *tombstone* is the tombstone that
+    existed when the writer started: nothing is written after a newer deletion. None checks neither.
     """
 
     session: str
@@ -55,12 +56,13 @@ class NewEntry:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SharedJournal(ABC):
-    """A `JournalStorage` in a database.
+    """Base class of a `JournalStorage` in a database.
 
-    A session's name there is that of its folder: plain ASCII, and no two sessions share one. Each
-    entry carries a token: a writer whose answer got lost finds out whether the entry is his. The
-    token of the first entry names the journal, so that nobody writes on after another one. Beside
-    the entries is what the session is called, and beside the sessions which of them were deleted.
+    A session is stored under the name of its folder, which is plain ASCII and unique. Each entry
+    has a random token, by which a writer that has lost the answer recognizes its own entry. The
+    token of the first entry is the name of the journal, so a writer cannot append to a journal that
+    has replaced the one that it has read. The database also stores the session's id, and a
+    tombstone for each deleted session.
     """
 
     texts: TextReader | None = None
@@ -71,7 +73,7 @@ class SharedJournal(ABC):
     def __post_init__(self) -> None:
         check_settings(self, texts=_TEXTS, redact=FUNCTION.optional)
         self.redact = self.redact or getattr(self.texts, "redact", None)
-        self._seen: dict[str, str | None] = {}  # by session, the journal read last
+        self._seen: dict[str, str | None] = {}  # by session: name of the last journal read
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one.
@@ -99,7 +101,7 @@ class SharedJournal(ABC):
         return True
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        """The entries of the session's journal from number *start* on. Raises StorageError."""
+        """Return the entries of the session's journal from *start* on. Raises StorageError."""
         session = session_folder(session_id)
         journal, entries, tombstone = await self._entries(session, start)
         generation = running_generation(session)
@@ -109,10 +111,9 @@ class SharedJournal(ABC):
         return list(entries)
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Give the session's journal another name, which nothing reads; return that name.
+        """Rename the session's journal, so that it is not read again; return the new name.
 
-        It is "" where there is none, or another one than that which was read last. Raises
-        StorageError.
+        Return "" if there is no journal, or not the one that was read last. Raises StorageError.
         """
         session = session_folder(session_id)
         seen = self._seen.get(session)
@@ -123,7 +124,7 @@ class SharedJournal(ABC):
     async def delete(self, session_id: str, /) -> None:
         """Delete the session's journal, and those that were set aside.
 
-        Whoever still holds the session, in any process, drops it. Raises StorageError.
+        Every process that still has the session in memory drops it. Raises StorageError.
         """
         SESSION_ID.check("session_id", session_id)
         session = session_folder(session_id)
@@ -131,7 +132,7 @@ class SharedJournal(ABC):
         self._seen.pop(session, None)
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
-        """The ids of the sessions with a journal: with *prefix*, it and those below it.
+        """Return the ids of the sessions with a journal: with *prefix*, it and those below it.
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
@@ -139,17 +140,17 @@ class SharedJournal(ABC):
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+        """Lease the session for the block; yield False if it is not free within *seconds*.
 
-        It is renewed until it is released, and ends LEASE_SECONDS after its process was killed.
-        Raises StorageError.
+        The lease is renewed until the end of the block, and ends LEASE_SECONDS after its process
+        was killed. Raises StorageError.
         """
         session = session_folder(session_id)
         token = secrets.token_hex(8)
         try:
             is_held = await acquire_within(seconds, partial(self._lease, session, token))
         except BaseException:
-            await self._give_back(session, token)  # the database may have given it
+            await self._give_back(session, token)  # the database may have granted it
             raise
         if not is_held:
             yield False
@@ -162,10 +163,10 @@ class SharedJournal(ABC):
             await self._give_back(session, token)
 
     async def _give_back(self, session: str, token: str) -> None:
-        """Release the lease, also for a caller who is being cancelled."""
-        # The scope keeps out the cancellation of anyio, which comes with every await; the task
-        # goes on after asyncio's own, which comes once.
-        with CancelScope(shield=True), suppress(StorageError):  # it expires
+        """Release the lease, also if the caller is being cancelled."""
+        # The scope shields from anyio, which cancels every await; the task goes on when asyncio
+        # cancels its caller, which happens once.
+        with CancelScope(shield=True), suppress(StorageError):  # the lease expires by itself
             await run_to_completion(self._release(session, token))
 
     async def _renew(self, session: str, token: str) -> None:
@@ -180,7 +181,7 @@ class SharedJournal(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # What a database does -------------------------------------------------------------------------
+    # To be defined for a database -----------------------------------------------------------------
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -188,15 +189,15 @@ class SharedJournal(ABC):
 
     @abstractmethod
     async def _append(self, new: NewEntry) -> str | None:
-        """Write *new*; the journal's name, None when it was not written."""
+        """Write *new*; return the name of the journal, None if nothing was written."""
 
     @abstractmethod
     async def _entries(self, session: str, start: int) -> Contents:
-        """The journal of *session*, its entries from *start* on, and its tombstone."""
+        """Return the journal of *session*, its entries from *start* on, and its tombstone."""
 
     @abstractmethod
     async def _set_aside(self, session: str, seen: str) -> bool:
-        """Rename the journal if it is *seen*; whether it was."""
+        """Rename the journal if its name is *seen*; return False if it is not."""
 
     @abstractmethod
     async def _delete(self, session: str, tombstone: str) -> None:
@@ -204,23 +205,23 @@ class SharedJournal(ABC):
 
     @abstractmethod
     async def _sessions(self) -> Sequence[str]:
-        """What each session is called that has a journal, as JSON."""
+        """Return the id of each session with a journal, as JSON."""
 
     @abstractmethod
     async def _lease(self, session: str, token: str) -> bool:
-        """Take the lease of *session* for *token*, or renew it; False when another has it."""
+        """Acquire or renew the lease of *session* for *token*; return False if it is taken."""
 
     @abstractmethod
     async def _release(self, session: str, token: str) -> None:
-        """Release the lease, if *token* has it."""
+        """Release the lease if it belongs to *token*."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ServerJournal(SharedJournal):
-    """A `SharedJournal` on a server.
+    """Base class of a `SharedJournal` on a server.
 
-    *timeout* is how many seconds a turn waits for this server, by default STORE_SECONDS. *patience*
-    is an older name for it: of both the larger one counts.
+    *timeout* is the number of seconds that a turn waits for this server, by default STORE_SECONDS.
+    *patience* is an older name of the setting; if both are set, the larger value is used.
     """
 
     patience: float | None = None
@@ -231,66 +232,66 @@ class ServerJournal(SharedJournal):
     def __post_init__(self) -> None:
         check_settings(self, patience=NUMBER.optional, timeout=POSITIVE.optional)
         super().__post_init__()
-        given = [seconds for seconds in (self.patience, self.timeout) if seconds is not None]
+        limits = [seconds for seconds in (self.patience, self.timeout) if seconds is not None]
         self._availability = Availability(
-            f"the journal's {self._server}", self._trial, seconds=max(given, default=None)
+            f"the journal's {self._server}", self._trial, seconds=max(limits, default=None)
         )
 
     async def _trial(self) -> None:
-        """Ask the server whether it can be written to."""
+        """Send a harmless request that a server answers if it can be written to."""
         await self._attempt(self._ask_nothing)
 
     async def _run(self, work: Callable[[Any], Awaitable[T]], *, size: int = 0) -> T:
-        """What *work*, which sends *size* bytes, returns for a connection.
+        """Await *work*, which sends *size* bytes, with a connection; return its result.
 
         Raises StorageError.
         """
         return await self._availability.call(partial(self._repeat, work), size=size)
 
     async def _repeat(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """*work*, again with a new connection where the first failed with it."""
+        """Await *work*, again with a new connection if the first one fails; return its result."""
         is_repeated = False
         while True:
             try:
                 return await self._attempt(work)
             except Exception as error:
-                is_passing = self._is_passing(error)
-                if is_passing is None:
+                is_temporary = self._is_temporary(error)
+                if is_temporary is None:
                     raise
-                failure = f"the journal's {self._server} failed: {self._explain(error)}"
-                if not is_passing:
-                    raise StorageError(errno.EIO, failure) from error
+                reason = f"the journal's {self._server} failed: {self._explain(error)}"
+                if not is_temporary:
+                    raise StorageError(errno.EIO, reason) from error
                 if not is_repeated:
-                    is_repeated = True  # a connection of before it was restarted, most likely
+                    is_repeated = True  # most likely the server has closed an idle connection
                     continue
-                away = Unavailable(errno.EIO, failure)
-                away.__cause__ = error
-                if not await may_try_again(away):
-                    raise away from error
+                failure = Unavailable(errno.EIO, reason)
+                failure.__cause__ = error
+                if not await may_try_again(failure):
+                    raise failure from error
 
     def _explain(self, error: Exception) -> str:
-        """What may be said of *error*: its kind, and no text of a statement."""
+        """Describe *error* by its class and code, without text of a statement."""
         code = getattr(error, "sqlstate", None)
         kind = type(error).__name__
         return f"{kind} ({code})" if code else kind
 
-    # What a server does ---------------------------------------------------------------------------
+    # To be defined for a server -------------------------------------------------------------------
 
     @abstractmethod
-    def _is_passing(self, error: Exception) -> bool | None:
-        """Whether the same may succeed once the server is back; None for no error of the driver."""
+    def _is_temporary(self, error: Exception) -> bool | None:
+        """Return True if the same call may succeed later; None if it is no error of the driver."""
 
     @abstractmethod
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """*work* with a connection, once. One that fails is closed."""
+        """Await *work* once, with a connection that is closed if it fails; return the result."""
 
     @abstractmethod
     async def _ask_nothing(self, connection: Any) -> None:
-        """Ask the server something harmless with *connection*."""
+        """Send a harmless request over *connection*, which fails if nothing can be written."""
 
 
 def without_secret(text: str, secret: object) -> str:
-    """The first line of *text*, short, and without the *secret*, if that is a text."""
+    """Return the first line of *text*, shortened, with *secret* replaced."""
     if isinstance(secret, str) and secret:
         text = text.replace(secret, "…")
     return one_line(text.strip().partition("\n")[0], 120)

@@ -1,4 +1,4 @@
-"""What the journals in SQLite and PostgreSQL have in common: a table, and the statements on it."""
+"""Table and statements that the journals in SQLite and PostgreSQL share."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from .generations import tombstone_name, tombstone_seconds
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
-"""A statement and its values; names in capitals stand for what `SQLJournal._sql` puts there."""
+"""A statement and its values; `SQLJournal._sql` replaces the names in capitals."""
 
-# Number -1 is what the session is called. No session's name begins with "/", as those of tombstones
-# and leases do, and "0" is the character after it: what is between them begins with "/".
+# Row number -1 has the id of the session. No session's name begins with "/", but the names of
+# tombstones and leases do. "0" is the character after "/", so all names between the two begin with
+# "/".
 _INSERT = """
 insert into TABLE (session, number, entry, token) values (:session, :number, :entry, :token)
 on conflict do nothing
 """
-# Nothing differs from NULL: a writer that looks at no tombstone, or has read no journal, gives it.
+# A comparison with NULL is never true, so a tombstone or a journal that is NULL is not checked.
 _APPEND = """
 insert into TABLE (session, number, entry, token)
 select :session, :number, :entry, :token
 where :number = (select coalesce(max(number), -1) + 1 from TABLE where session = :session)
 and not exists (
     select 1 from TABLE where number = 0 and (
-        (session = :session and token <> :seen) or (session = :grave and token <> :tombstone)
+        (session = :session and token <> :seen) or (session = :deleted and token <> :tombstone)
     )
 )
 on conflict do nothing
@@ -38,7 +39,7 @@ select session, -1, :name, '' from TABLE
 where session = :session and number = :number and token = :token
 on conflict do nothing
 """
-# Also where an earlier try, the answer to which got lost, has written the entry.
+# Succeeds also if an earlier attempt, whose answer was lost, has written the entry.
 _JOURNAL_IF_WRITTEN = """
 select token from TABLE where session = :session and number = 0 and exists (
     select 1 from TABLE where session = :session and number = :number and token = :token
@@ -47,7 +48,7 @@ select token from TABLE where session = :session and number = 0 and exists (
 _ENTRIES = """
 select number, entry, token from TABLE
 where session = :session and (number >= :start or number = 0)
-union all select -2, '', token from TABLE where session = :grave order by number
+union all select -2, '', token from TABLE where session = :deleted order by number
 """
 _FIRST = "select token from TABLE where session = :session and number = 0"
 _RENAME = """
@@ -56,7 +57,7 @@ update TABLE set session = :name where session = :session and number >= 0 and ex
 )
 """
 _DELETE = """
-delete from TABLE where session = :session or session = :grave
+delete from TABLE where session = :session or session = :deleted
 or (session > :session || '/' and session < :session || '0')
 """
 _OLD_TOMBSTONES = "delete from TABLE where session > '/' and session < '0' and AGE >= :seconds"
@@ -71,18 +72,18 @@ _SESSIONS = "select entry from TABLE where number = -1"
 
 
 class SQLJournal(SharedJournal):
-    """A `SharedJournal` in one *table* of an SQL database.
+    """Base class of a `SharedJournal` in one *table* of an SQL database.
 
-    An operation is a few statements: a driver runs them as one transaction, in which no other
-    process writes to the session.
+    An operation consists of a few statements. A subclass runs them as one transaction, during which
+    no other process writes to the session.
     """
 
     table: str = "ctxpipe_journal"
     _age: str
-    """How many seconds ago a row was written, in the database's SQL."""
+    """SQL expression for the age of a row in seconds."""
 
     async def cleanup(self, *, max_age: float) -> int:
-        """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
+        """Delete journals without a new entry for *max_age* seconds; return the number of entries.
 
         Raises StorageError, and SettingsError for a negative age.
         """
@@ -96,13 +97,13 @@ class SQLJournal(SharedJournal):
         return int(count)
 
     async def _append(self, new: NewEntry) -> str | None:
-        row = {**asdict(new), "grave": _grave(new.session)}
+        row = {**asdict(new), "deleted": _tombstone_row(new.session)}
         statements = [(each, row) for each in (_APPEND, _NAME_SESSION, _JOURNAL_IF_WRITTEN)]
         rows = await self._transact(*statements, session=new.session)
         return rows[0][0] if rows else None
 
     async def _entries(self, session: str, start: int) -> Contents:
-        values = {"session": session, "start": start, "grave": _grave(session)}
+        values = {"session": session, "start": start, "deleted": _tombstone_row(session)}
         rows = await self._transact((_ENTRIES, values))
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
@@ -114,9 +115,9 @@ class SQLJournal(SharedJournal):
         return rows == [(seen,)]
 
     async def _delete(self, session: str, tombstone: str) -> None:
-        grave = _grave(session)
-        row = {"session": grave, "number": 0, "entry": "", "token": tombstone}
-        values = {"session": session, "grave": grave}
+        deleted = _tombstone_row(session)
+        row = {"session": deleted, "number": 0, "entry": "", "token": tombstone}
+        values = {"session": session, "deleted": deleted}
         await self._transact((_DELETE, values), (_INSERT, row), session=session)
 
     async def _sessions(self) -> list[str]:
@@ -124,7 +125,7 @@ class SQLJournal(SharedJournal):
 
     async def _lease(self, session: str, token: str) -> bool:
         row = {**_lease_of(session, token), "number": 0, "entry": ""}
-        # What is written anew is as young as can be.
+        # A renewed lease is deleted and inserted again, so that its age is zero.
         statements = [(each, row) for each in (_LAPSE, _INSERT, _FIRST)]
         return await self._transact(*statements, session=session) == [(token,)]
 
@@ -139,7 +140,7 @@ class SQLJournal(SharedJournal):
 
     @abstractmethod
     async def _transact(self, *statements: Statement, session: str = "") -> list[Any]:
-        """The rows that *statements* select, run as one transaction that writes to *session*.
+        """Run *statements* as one transaction that writes to *session*; return the selected rows.
 
         Raises StorageError.
         """
@@ -149,6 +150,6 @@ def _lease_of(session: str, token: str) -> dict[str, object]:
     return {"session": f"/lease/{session}", "token": token, "seconds": LEASE_SECONDS}
 
 
-def _grave(session: str) -> str:
-    """What the row with the tombstone of *session* has for a session's name."""
+def _tombstone_row(session: str) -> str:
+    """Return the name under which the tombstone of *session* is stored."""
     return f"/{tombstone_name(session)}"

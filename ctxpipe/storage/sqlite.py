@@ -42,15 +42,15 @@ create table if not exists ctxpipe_journal (
 
 @dataclass(eq=False, repr=False)
 class SQLiteJournal(SQLJournal):
-    """The journals of sessions in the SQLite file *path*, for the processes of one machine.
+    """Journals of sessions in the SQLite file *path*, for the processes of one machine.
 
-    *texts* is the storage that the stages write to: what is there is not repeated in the journal.
-    *redact* hides secrets, by default as *texts* does. An entry is there whole or not at all, with
-    *fsync* also after a power cut. The file must not be on a network's file system.
-    Several threads and event loops may use it. A file that was removed or replaced meanwhile is
-    opened again, with a warning.
+    *texts* is the storage of the stages: texts in it are not repeated in the journal. *redact*
+    hides secrets, by default that of *texts*. An entry is written completely or not at all, with
+    *fsync* also if the power fails. The file must not be on a network file system. Several threads
+    and event loops may use one object. A file that was removed or replaced is opened again, with a
+    warning.
 
-    Raises SettingsError for invalid settings, also for a folder that does not exist.
+    Raises SettingsError for invalid settings, among them a folder that does not exist.
     """
 
     _age = "cast(strftime('%s', 'now') as integer) - written"
@@ -65,18 +65,18 @@ class SQLiteJournal(SQLJournal):
         self.path = os.path.abspath(self.path)
         if not os.path.isdir(os.path.dirname(self.path)):
             raise SettingsError(
-                f"path is {self.path!r}, and there is no such folder: make it first, or name "
-                "another one"
+                f"path is {self.path!r}, and its folder does not exist: create the folder, or "
+                "name another one"
             )
         name = f"the journal in {os.path.basename(self.path)}"
         self._availability = Availability(name, self._trial)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._opened: list[tuple[int, int] | None] = []  # the files that it has open
+        self._opened: list[tuple[int, int] | None] = []  # device and inode of each open file
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
-        return f"<SQLiteJournal {self.path!r}>"  # whole: a path differs at its end
+        return f"<SQLiteJournal {self.path!r}>"  # not shortened: paths differ at their end
 
     async def aclose(self) -> None:
         """Close the file; the next call opens it again."""
@@ -93,16 +93,16 @@ class SQLiteJournal(SQLJournal):
     async def _transact(
         self,
         *statements: Statement,
-        session: str = "",  # noqa: ARG002  a transaction has the whole file for itself
+        session: str = "",  # noqa: ARG002  a transaction locks the whole file
     ) -> list[Any]:
         if self._pid != os.getpid():
-            # SQLite's locks, and that of this object, may be held by a thread that is not here.
+            # SQLite's locks and `_lock` may be held by a thread that exists in the parent only.
             reason = f"{self.path} was opened by another process: make a new one after a fork"
             raise StorageError(errno.ENOTSUP, reason)
         return await self._run(lambda database: self._perform(database, statements))
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What *work* returns, in a thread, again while another connection holds the lock."""
+        """Call *work* in a thread, again while the file is locked; return its result."""
         return await self._availability.call_locked(self._use, work)
 
     async def _trial(self) -> None:
@@ -131,7 +131,7 @@ class SQLiteJournal(SQLJournal):
         return rows
 
     def _empty_wal(self, database: sqlite3.Connection) -> None:
-        """Write over what was deleted in the file itself, and empty its log. Raises Locked."""
+        """Overwrite the deleted rows in the file itself, and empty the log. Raises Locked."""
         [is_busy, *_] = database.execute("pragma wal_checkpoint(truncate)").fetchone()
         if is_busy:
             raise Locked(f"{self.path}-wal, which still holds what was deleted; delete it again")
@@ -161,15 +161,15 @@ class SQLiteJournal(SQLJournal):
         return database
 
     def _leave_replaced(self) -> None:
-        """Close a file that has another name now, or none.
+        """Close a file that was renamed or removed, and delete its log.
 
-        What is left of its log would be taken for that of the file in its place.
+        Otherwise SQLite would apply the log to the file that has replaced it.
         """
-        what = "was replaced" if os.path.exists(self.path) else "was removed"
+        change = "was replaced" if os.path.exists(self.path) else "was removed"
         logger.warning(
-            "the journal %s %s: sessions in memory write what they know again",
+            "the journal %s %s: sessions in memory write their history to the new file",
             os.path.basename(self.path),
-            what,
+            change,
         )
         opened = self._opened
         self._drop()
@@ -190,11 +190,11 @@ class SQLiteJournal(SQLJournal):
 
 
 _FILES = ("", "-wal", "-shm")
-"""What the names of the files of a database end with: the file itself, and its log."""
+"""Suffixes of the files of a database: the file itself, its log, and the index of the log."""
 
 
 def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Device and inode of the file at *path*, None where there is none."""
+    """Return device and inode of the file at *path*, None if it does not exist."""
     with ignore_absent():
         info = os.stat(path)
         return info.st_dev, info.st_ino
@@ -203,7 +203,7 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     if not os.path.exists(path):
-        # Made by us it is private, whatever the umask; SQLite gives its other files the same mode.
+        # The file is private whatever the umask; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
-    # No thread waits for a lock.
+    # With timeout=0 no thread waits for a lock.
     return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)

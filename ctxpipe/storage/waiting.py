@@ -1,15 +1,15 @@
-"""How long a turn waits for its stores, and what becomes of a store that has made one wait.
+"""Time limits for calls to stores, and the handling of a store that does not answer.
 
-A turn has one allowance for all stores that it asks: STORE_SECONDS. It pays for waiting in which
-nothing arrives, be it for a connection, an answer or a lock. A store that delivers may take longer,
-and so may work in a thread of this process.
+A turn has one allowance for all of its calls to stores: STORE_SECONDS. The allowance counts time in
+which nothing arrives: waiting for a connection, for an answer or for a lock. It does not count time
+in which a store delivers data, or in which a thread of this process works.
 
-A store that has made a call wait without effect is away, and gets a pause. Meanwhile a turn that
-asks it is refused at once, and goes on without it; the journal's next entry holds what is missing.
-In the background the store is tried again, after pauses that grow to a limit. The log has one
-warning when a store goes away, and one when it is back.
+A store whose call has reached its limit is unavailable. Until it answers again, calls of turns fail
+at once, and the turns go on without the store; the next entry of the journal contains the turns
+that could not be written. A background task tries the store again, after pauses that grow to a
+limit. The log has one warning when a store becomes unavailable, and one when it answers again.
 
-A call outside of a turn, such as a deletion, has an allowance of its own, and no pause refuses it.
+A call outside a turn, such as a deletion, has its own allowance and is always made.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 STORE_SHARE = 0.75
-"""What one store may take of the allowance that is left: the rest is for the others."""
+"""Share of the remaining allowance that one call may use: the rest is for other stores."""
 LEAST_SECONDS = 0.25
-"""How long a call may wait at least: another store may have used the whole allowance."""
+"""Shortest limit of a call, also when other stores have used the whole allowance."""
 PROMPT_SECONDS = 0.1
-"""An answer that comes sooner uses none of the allowance: a turn may read many texts."""
+"""Limit below which an answer uses none of the allowance: a turn may read many texts."""
 UPLOAD_BYTES = 1_000_000
-"""Bytes a second that a store must take at least, where nothing shows that it takes them."""
+"""Slowest accepted upload in bytes per second, for drivers that do not report progress."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 TRIAL_SECONDS = 10.0
-"""How long a trial in the background waits: longer than a turn, for a server that starts slowly."""
+"""Limit of a trial in the background: longer than a turn, for a server that starts slowly."""
 
 _LEASE_POLL = 0.05
 _RETRY_SECONDS = 0.2
 _SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
 
-# Batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
-# descriptors.
+# Concurrent thread calls of all storages of an event loop: a thousand sessions must not exhaust the
+# file descriptors.
 _AT_ONCE = 8
 
 _allowance: ContextVar[Allowance | None] = ContextVar("ctxpipe_allowance", default=None)
@@ -62,10 +62,10 @@ _wait: ContextVar[Wait | None] = ContextVar("ctxpipe_wait", default=None)
 
 
 class Unavailable(StorageError):
-    """A store does not answer now; the same call may succeed later."""
+    """The store does not answer now; the same call may succeed later."""
 
     store: Availability | None = None
-    """The store's `Availability`, once it knows of this."""
+    """The `Availability` that has recorded this failure."""
 
 
 class Locked(Unavailable):
@@ -79,23 +79,25 @@ class Locked(Unavailable):
 
 
 class Allowance:
-    """The seconds that a turn may wait for stores while nothing arrives.
+    """Seconds that a turn may wait for stores while nothing arrives.
 
-    One that *insists* asks also a store that is away: it cannot go on without the answer.
+    With *insists* also an unavailable store is called, because the caller needs the answer.
     """
 
     def __init__(self, seconds: float, *, insists: bool) -> None:
         self.insists = insists
         self._seconds = seconds
         self._spent = 0.0
-        self._counted_until = 0.0  # calls that wait side by side count once
+        self._counted_until = 0.0  # concurrent calls are counted once
 
     def limit(self, seconds: float | None) -> float:
-        """How long the next call may wait; *seconds* are the store's own, if it has any."""
+        """Return the limit of the next call in seconds; *seconds* is the limit of the store."""
         if seconds is not None:
             return max(LEAST_SECONDS, seconds - self._spent)
-        left = self._seconds - self._spent
-        return max(LEAST_SECONDS, left if self.insists else left * STORE_SHARE)
+        remaining = self._seconds - self._spent
+        if not self.insists:
+            remaining *= STORE_SHARE
+        return max(LEAST_SECONDS, remaining)
 
     def charge(self, start: float, end: float) -> None:
         """Count the time from *start* to *end*, in which nothing arrived."""
@@ -107,10 +109,10 @@ class Allowance:
 
 @contextmanager
 def store_allowance(seconds: float | None = None, *, insists: bool = False) -> Iterator[None]:
-    """Let all calls inside share one allowance: that of the turn around it, if there is one.
+    """Give all calls in the block one allowance of *seconds*, by default STORE_SECONDS.
 
-    It has *seconds*, by default STORE_SECONDS. With *insists* the calls inside are made although
-    their store is away.
+    Inside another such block its allowance is used. With *insists* the calls in the block are made
+    although their store is unavailable.
     """
     outer = _allowance.get()
     if outer is None:
@@ -120,22 +122,22 @@ def store_allowance(seconds: float | None = None, *, insists: bool = False) -> I
         finally:
             _allowance.reset(token)
         return
-    before = outer.insists
-    outer.insists = before or insists
+    outer_insists = outer.insists
+    outer.insists = outer_insists or insists
     try:
         yield
     finally:
-        outer.insists = before
+        outer.insists = outer_insists
 
 
 # A call -------------------------------------------------------------------------------------------
 
 
 class Wait:
-    """One call on a store: it is given up when nothing has arrived for *limit* seconds.
+    """Timer of one call to a store, which is cancelled after *limit* seconds without progress.
 
-    It may be made inside another call, *outer*, on a store that uses this one: what arrives here
-    arrives there.
+    *outer* is the timer of the call that this call is a part of, if a store uses another one.
+    Progress of this call counts for the outer call too.
     """
 
     def __init__(
@@ -148,39 +150,39 @@ class Wait:
         self.limit = limit
         self.insists: bool = allowance.insists
         self.began: float = time.monotonic()
-        self.since: float = self.began  # when something arrived last
+        self.since: float = self.began  # time of the last progress
         self.last_error: Exception | None = None
         self.scope: CancelScope = CancelScope(deadline=self.since + limit)
         self._allowance = allowance
         self._has_answer = False
 
     def restart(self) -> None:
-        """Count from now on, since the other side has taken something."""
+        """Start the limit again: the store has accepted a part of the request."""
         self.since = time.monotonic()
         self.scope.deadline = self.since + self.limit
         if self.outer is not None:
             self.outer.restart()
 
     def note_progress(self) -> None:
-        """Count from now on, since something has arrived; the wait for it is paid for."""
+        """Start the limit again: a part of the answer has arrived. Charge the wait before it."""
         if not self._has_answer:
             self._has_answer = True
             self._allowance.charge(self.since, time.monotonic())
         self.restart()
 
     def end(self, *, has_failed: bool) -> None:
-        """Pay for what was not paid for yet."""
+        """Charge the waiting time that was not charged yet."""
         if has_failed or not self._has_answer:
             self._allowance.charge(self.since, time.monotonic())
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has waited long enough."""
+        """True if the limit was reached."""
         return time.monotonic() - self.since >= self.limit
 
     @contextmanager
     def stop_clock(self) -> Iterator[None]:
-        """Count nothing meanwhile: it is this process that works."""
+        """Exclude the time in the block, in which this process works."""
         if self.outer is not None:
             with self.outer.stop_clock(), self._stop_own_clock():
                 yield
@@ -200,28 +202,28 @@ class Wait:
 
 
 def note_progress() -> None:
-    """Report that a part of an answer has arrived, or that a part of a request was answered."""
+    """Report that a part of the answer has arrived."""
     wait = _wait.get()
     if wait is not None:
         wait.note_progress()
 
 
 def note_sent() -> None:
-    """Report that the store has taken a part of what it is sent."""
+    """Report that the store has accepted a part of the request."""
     wait = _wait.get()
     if wait is not None:
         wait.restart()
 
 
 async def may_try_again(error: Exception) -> bool:
-    """Whether a call that has failed with *error* is to be tried again; first it pauses a little.
+    """Return True, after a short pause, if a call that has failed with *error* should be repeated.
 
-    Only a call whose caller cannot go on without the answer is.
+    A call is repeated within its limit if its caller needs the answer.
     """
     from anyio import sleep
 
     wait = _wait.get()
-    # What arrives in tries that fail is no answer: the limit counts from the call's beginning.
+    # An error that arrives is no progress: the limit counts from the start of the call.
     if wait is None or not wait.insists or time.monotonic() - wait.began >= wait.limit:
         return False
     wait.last_error = error
@@ -233,12 +235,13 @@ async def may_try_again(error: Exception) -> bool:
 
 
 class Availability:
-    """Whether a store answers: one for each store, for all of its calls.
+    """State of one store: all calls to the store go through this object.
 
-    *name* is what warnings call it. *seconds* are how long a turn waits for this store, where that
-    is not STORE_SECONDS. *trial* asks the store something harmless, without this object.
+    *name* is the name of the store in warnings. *seconds* is the limit of a turn for this store, if
+    it is not STORE_SECONDS. *trial* is a harmless request to the store that does not use this
+    object.
 
-    Several threads and event loops may use it.
+    Several threads and event loops may use one object.
     """
 
     def __init__(
@@ -251,36 +254,36 @@ class Availability:
         self.name = name
         self._seconds = seconds
         self._trial = trial
-        self._guard = threading.Lock()  # nobody waits for it longer than for a few instructions
-        self._away_since: float | None = None
-        self._reason = ""  # for which it is away
-        self._back_since = 0.0
+        self._guard = threading.Lock()  # held for a few instructions only
+        self._unavailable_since: float | None = None
+        self._reason = ""  # of being unavailable
+        self._available_since = 0.0
         self._pause = 0.0
         self._paused_until = 0.0
-        self._answered_at = 0.0  # when a call was answered last
-        self._task: asyncio.Task[None] | None = None  # which tries the store in the background
+        self._answered_at = 0.0  # time of the last answer
+        self._task: asyncio.Task[None] | None = None  # the trials in the background
         self._unwritten: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
-    def is_away(self) -> bool:
-        """Whether the store has made a call wait without effect, and has not answered since."""
-        return self._away_since is not None
+    def is_unavailable(self) -> bool:
+        """True if a call has reached its limit and the store has not answered since."""
+        return self._unavailable_since is not None
 
     def call_when_back(self, holder: object) -> None:
-        """Await ``holder.flush_missing()`` when the store is back, unless *holder* is gone."""
+        """Await ``holder.flush_missing()`` when the store answers again; holds a weak reference."""
         self._unwritten.add(holder)
 
-    def refuse_while_away(self) -> None:
-        """Raise Unavailable at once where a turn's call would be refused."""
+    def refuse_while_unavailable(self) -> None:
+        """Raise Unavailable if a call would fail at once, without making a call."""
         allowance = _allowance.get()
-        if self.is_away and allowance is not None and not allowance.insists:
+        if self.is_unavailable and allowance is not None and not allowance.insists:
             self._refuse_meanwhile()
 
     async def call(self, work: Callable[[], Awaitable[T]], *, size: int = 0) -> T:
-        """What *work* returns, which asks the store and sends it *size* bytes.
+        """Await *work*, a call to the store that sends *size* bytes, and return its result.
 
-        Raises Unavailable when nothing has arrived for too long, and at once when the store is
-        away; whatever *work* raises.
+        Raises Unavailable if nothing arrives within the limit, and at once if the store is
+        unavailable; and every error of *work*.
         """
         outer = _wait.get()
         if outer is not None and outer.store is self:
@@ -288,7 +291,7 @@ class Availability:
         allowance = _allowance.get()
         if allowance is None:
             allowance = Allowance(float(STORE_SECONDS()), insists=True)
-        if self.is_away and not allowance.insists:
+        if self.is_unavailable and not allowance.insists:
             self._refuse_meanwhile()
         limit = allowance.limit(self._seconds) + size / UPLOAD_BYTES
         wait = Wait(self, allowance, limit, outer)
@@ -302,7 +305,7 @@ class Availability:
             self._note_failure(error, wait)
             raise
         except StorageError:
-            self._note_answer()  # it has refused what was asked
+            self._note_answer()  # an error of the request: the store has answered
             raise
         finally:
             wait.end(has_failed=has_failed)
@@ -317,9 +320,9 @@ class Availability:
         return answer
 
     async def call_locked(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        """What *function* returns, called in a thread, again while another process has the lock.
+        """Call *function* in a thread and return its result; repeat it while it raises Locked.
 
-        Raises Locked when that has taken too long.
+        Raises Locked if another process holds the lock until the limit.
         """
         return await self.call(partial(wait_for_lock, partial(run_in_thread, function, *arguments)))
 
@@ -331,65 +334,65 @@ class Availability:
             errno.ETIMEDOUT, f"{self.name} has not answered for {wait.limit:.3g} seconds"
         )
 
-    # Away and back --------------------------------------------------------------------------------
+    # Unavailable stores ---------------------------------------------------------------------------
 
     def _refuse_meanwhile(self) -> None:
-        """Raise Unavailable in a pause, and while the store is tried in the background."""
+        """Raise Unavailable during a pause, and while a background task tries the store."""
         now = time.monotonic()
         task = self._task
         if task is not None and not task.done() and not task.get_loop().is_closed():
             is_refused = True
         else:
-            # A trial that ended with its event loop: this call takes its place.
+            # The background task has ended with its event loop: this call is the trial.
             is_refused = now < self._paused_until
         if is_refused:
-            away = now - (self._away_since or now)
-            reason = f"{self.name} has been away for {away:.1f} s: {self._reason}"
+            seconds = now - (self._unavailable_since or now)
+            reason = f"{self.name} has been unavailable for {seconds:.1f} s: {self._reason}"
             refusal = Unavailable(errno.EAGAIN, reason)
             refusal.store = self
             raise refusal
 
     def _note_failure(self, error: Unavailable, wait: Wait) -> None:
         if error.store is not None:
-            return  # one that this one uses
+            return  # recorded by a store that this store uses
         error.store = self
         with self._guard:
             if self._answered_at > wait.began:
-                return  # it is busy: others had an answer meanwhile
-            is_news = self._away_since is None
+                return  # the store is busy: it has answered another call meanwhile
+            is_first_failure = self._unavailable_since is None
             now = time.monotonic()
-            if is_news:
-                self._away_since = now
+            if is_first_failure:
+                self._unavailable_since = now
                 self._reason = safe_text(error)
-                if now - self._back_since > LONGEST_PAUSE_SECONDS:
+                if now - self._available_since > LONGEST_PAUSE_SECONDS:
                     self._pause = 0.0
-            if is_news or now >= self._paused_until:
+            if is_first_failure or now >= self._paused_until:
                 self._begin_pause(now)
-        if is_news:
+        if is_first_failure:
             logger.warning(
-                "%s is away (%s): turns go on without it, and what it misses is written once it is "
-                "back",
+                "%s is unavailable (%s): turns go on without it, and missing entries are written "
+                "when it answers again",
                 self.name,
                 self._reason,
             )
         self._begin_trials()
 
     def _begin_pause(self, now: float) -> None:
-        """Begin a pause, twice as long as the last one."""
+        """Begin a pause, twice as long as the previous one up to the limit."""
         self._pause = min(max(FIRST_PAUSE_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
         self._paused_until = now + self._pause
 
     def _note_answer(self) -> None:
         self._answered_at = time.monotonic()
-        if not self.is_away:
+        if not self.is_unavailable:
             return
         with self._guard:
-            since = self._away_since
-            self._away_since = None
-            self._back_since = time.monotonic()
+            since = self._unavailable_since
+            self._unavailable_since = None
+            self._available_since = time.monotonic()
         if since is None:
-            return  # another thread has noted it
-        logger.warning("%s is back after %.1f s", self.name, time.monotonic() - since)
+            return  # another thread was faster
+        logger.warning("%s answers again after %.1f s", self.name, time.monotonic() - since)
         if self._unwritten:
             import asyncio
 
@@ -403,22 +406,22 @@ class Availability:
         loop = asyncio.get_running_loop()
         if task is not None and not task.done() and not task.get_loop().is_closed():
             return
-        # In a context of its own: it belongs to no turn.
+        # An empty context: the task belongs to no turn.
         self._task = loop.create_task(self._try_again(self._trial), context=Context())
 
     async def _try_again(self, trial: Callable[[], Awaitable[object]]) -> None:
-        """Try the store until it answers, with pauses that grow."""
+        """Try the store until it answers, with growing pauses."""
         from anyio import fail_after, sleep
 
         while True:
             await sleep(max(0.0, self._paused_until - time.monotonic()))
-            if not self.is_away:
-                return  # a call that insisted had an answer
+            if not self.is_unavailable:
+                return  # the store has answered a call that insists
             try:
                 with fail_after(max(TRIAL_SECONDS, self._seconds or 0.0)):
                     await trial()
             except Exception as error:  # noqa: BLE001  whatever a driver raises
-                logger.debug("%s is still away: %s", self.name, safe_text(error))
+                logger.debug("%s is still unavailable: %s", self.name, safe_text(error))
                 with self._guard:
                     self._begin_pause(time.monotonic())
             else:
@@ -426,12 +429,12 @@ class Availability:
                 return
 
     async def _flush_missing(self) -> None:
-        """Have those that hold what is not written write it, one after the other."""
-        while self._unwritten and not self.is_away:
+        """Have each session with unwritten turns write them, one session after the other."""
+        while self._unwritten and not self.is_unavailable:
             await self._unwritten.pop().flush_missing()
 
     async def stop(self) -> None:
-        """End the trial in the background, if this event loop runs one."""
+        """Cancel the background task, if it runs in this event loop."""
         import asyncio
 
         task = self._task
@@ -443,7 +446,7 @@ class Availability:
         await asyncio.wait({task})
 
 
-# The event loop itself keeps no more than a weak reference.
+# The event loop itself keeps only weak references to tasks.
 _RUNNING: set[asyncio.Task[Any]] = set()
 
 
@@ -456,31 +459,31 @@ _FOREIGN: dict[int, tuple[weakref.ref[Any], Availability]] = {}
 
 
 def availability_of(storage: object, trial: Callable[[], Awaitable[object]]) -> Availability | None:
-    """The availability of a journal that is not one of ctxpipe's; None for these, which have one.
+    """Return the state of a user's own journal storage; None for ctxpipe's, which have their own.
 
-    *trial* asks it something harmless.
+    *trial* is a harmless request to the storage.
     """
     if _is_own(storage):
         return None
     key = id(storage)
-    held = _FOREIGN.get(key)
-    if held is not None and held[0]() is storage:
-        return held[1]
-    made = Availability(f"the journal in a {type(storage).__name__}", trial)
+    entry = _FOREIGN.get(key)
+    if entry is not None and entry[0]() is storage:
+        return entry[1]
+    availability = Availability(f"the journal in a {type(storage).__name__}", trial)
     try:
-        reference = weakref.ref(storage, partial(_forget, _FOREIGN, key))
-    except TypeError:  # it allows no weak references
-        return made
-    _FOREIGN[key] = reference, made
-    return made
+        reference = weakref.ref(storage, partial(_forget, key))
+    except TypeError:  # the class allows no weak references
+        return availability
+    _FOREIGN[key] = reference, availability
+    return availability
 
 
-def _forget(held: dict[int, Any], key: int, _: object) -> None:
-    held.pop(key, None)
+def _forget(key: int, _: object) -> None:
+    _FOREIGN.pop(key, None)
 
 
 def _is_own(storage: object) -> bool:
-    """Whether ctxpipe's own methods read and write the journal: a subclass may have others."""
+    """Return True unless a class outside ctxpipe defines how the journal is read and written."""
     package = __name__.partition(".")[0]
     for name in ("append", "entries"):
         method = getattr(type(storage), name, None)
@@ -493,7 +496,7 @@ def _is_own(storage: object) -> bool:
 
 
 async def acquire_within(seconds: float, acquire: Callable[[], Awaitable[bool]]) -> bool:
-    """Whether *acquire* has succeeded, tried again for up to *seconds*."""
+    """Call *acquire* until it returns True, for up to *seconds*; return False after that."""
     from anyio import sleep
 
     deadline = time.monotonic() + seconds
@@ -505,7 +508,7 @@ async def acquire_within(seconds: float, acquire: Callable[[], Awaitable[bool]])
 
 
 async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What *attempt* returns, tried again while it raises Locked, as long as the call may wait."""
+    """Call *attempt* until it does not raise Locked, within the limit; return its result."""
     from anyio import sleep
 
     wait = _wait.get()
@@ -522,7 +525,7 @@ async def wait_for_lock(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-    """What *function* returns, called in one of the threads that all storages share."""
+    """Call *function* in one of the threads that all storages share; return its result."""
     from anyio.to_thread import run_sync
 
     limiter = thread_limiters("storage", _AT_ONCE).get()

@@ -21,7 +21,7 @@ from ctxpipe._threads.threads import PerLoop
 from ctxpipe.messages import Message
 from ctxpipe.storage import JournalStorage
 from ctxpipe.storage.postgres import PostgresJournal
-from ctxpipe.storage.redis import RedisJournal, _tag_beside
+from ctxpipe.storage.redis import RedisJournal, _tag_in_slot_of
 from ctxpipe.storage.sqlite import SQLiteJournal
 from ctxpipe.testing import StorageCheck, storage_conformance
 
@@ -233,19 +233,19 @@ def test_a_tombstone_is_in_the_slot_of_its_session_and_does_not_name_it(session,
     crc = pytest.importorskip("redis.crc", reason="there is no redis")
     journal = RedisJournal("redis://127.0.0.1:1", prefix=prefix)
     keys = journal._keys(session, "journal", "id", "lease", "asides")
-    grave = journal._grave(session)
+    tombstone = journal._tombstone_key(session)
 
     slots = {crc.key_slot(key.encode()) for key in keys}
-    assert slots == {crc.key_slot(grave)}
-    assert session.encode() not in grave or len(session) == 1
-    assert len(_tag_beside(keys[0])) == 2
+    assert slots == {crc.key_slot(tombstone)}
+    assert session.encode() not in tombstone or len(session) == 1
+    assert len(_tag_in_slot_of(keys[0])) == 2
 
 
 async def test_a_tombstone_of_an_older_version_is_seen(redis: RedisServer):
     from redis.asyncio import Redis
 
     async with RedisJournal(redis.url, prefix="older") as journal, Redis.from_url(redis.url) as raw:
-        await raw.set(journal._old_grave("s"), "1234")
+        await raw.set(journal._old_tombstone_key("s"), "1234")
         _, _, tombstone = await journal._entries("s", 0)
 
     assert tombstone == "1234"
@@ -457,5 +457,5 @@ def test_a_conninfo_that_cannot_be_read_is_refused_without_its_password(conninfo
 
 
 def test_an_sqlite_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path):
-    with pytest.raises(SettingsError, match="no such folder"):
+    with pytest.raises(SettingsError, match="folder does not exist"):
         SQLiteJournal(tmp_path / "nowhere" / "journal.sqlite")

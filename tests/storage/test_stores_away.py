@@ -151,20 +151,20 @@ class Losing(MemoryStorage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_away = False
+        self.is_unavailable = False
         self.loses_answers = False
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        if self.is_away:
+        if self.is_unavailable:
             raise Unavailable(5, "away")
         return await super().entries(session_id, start)
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        if self.is_away:
+        if self.is_unavailable:
             raise Unavailable(5, "away")
         is_written = await super().append(session_id, number, entry)
         if self.loses_answers:
-            self.is_away = True
+            self.is_unavailable = True
             raise Unavailable(5, "the answer got lost")
         return is_written
 
@@ -178,7 +178,7 @@ async def test_what_follows_an_entry_whose_answer_got_lost_is_written_without_an
     for number in range(4):
         history = [*history, assistant("done"), user(f"and {number}")]
         await session.run(history)
-    journal.loses_answers = journal.is_away = False
+    journal.loses_answers = journal.is_unavailable = False
 
     await written(journal, "s", history)
 
@@ -190,13 +190,13 @@ async def test_a_journal_that_was_away_at_the_first_turns_is_read_in_a_later_one
     if others != "none":
         before = first if others == "the beginning" else [user("something else")]
         await ContextPipeline([]).new_session("s", journal=journal).run(before)
-    journal.is_away = True
+    journal.is_unavailable = True
     session = ContextPipeline([]).new_session("s", journal=journal)
     history: list[Message] = first
     for number in range(3):
         history = [*history, assistant("done"), user(f"turn {number}")]
         assert (await session.run(history)).messages == history
-    journal.is_away = False
+    journal.is_unavailable = False
     with anyio.fail_after(60):
         while conversation_of(session).has_unsaved:  # noqa: ASYNC110
             await anyio.sleep(0.05)

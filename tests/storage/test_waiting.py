@@ -198,7 +198,7 @@ class Store:
 
 
 async def seconds_of(work: Awaitable[object]) -> float:
-    """How long *work* takes, which may fail because a store is away."""
+    """How long *work* takes, which may fail because a store is unavailable."""
     began = time.monotonic()
     with suppress(Unavailable):
         await work
@@ -272,18 +272,18 @@ async def test_a_store_that_is_away_refuses_turns_at_once_and_is_tried_in_the_ba
     with store_allowance():
         await seconds_of(store.ask())
     for _ in range(20):
-        with store_allowance(), pytest.raises(Unavailable, match="has been away"):
+        with store_allowance(), pytest.raises(Unavailable, match="has been unavailable"):
             await store.ask()
     assert store.asked - store.trials == 1
     await until(lambda: store.trials)
     store.is_silent = False
-    await until(lambda: not store.availability.is_away)
+    await until(lambda: not store.availability.is_unavailable)
 
     with store_allowance():
         assert await store.ask() == "answer"
     away, back = [record.getMessage() for record in caplog.records]
-    assert "the store is away" in away
-    assert "the store is back" in back
+    assert "the store is unavailable" in away
+    assert "the store answers again" in back
 
 
 async def test_pauses_grow_to_a_limit(monkeypatch):
@@ -317,7 +317,7 @@ async def test_a_store_that_is_away_is_asked_by_who_cannot_go_on_without_it():
         store.is_silent = False
         with store_allowance(insists=True):
             assert await store.ask() == "answer"
-        assert not store.availability.is_away
+        assert not store.availability.is_unavailable
 
 
 async def test_a_store_that_answers_others_meanwhile_is_busy_and_not_away(caplog):
@@ -335,7 +335,7 @@ async def test_a_store_that_answers_others_meanwhile_is_busy_and_not_away(caplog
             await store.ask()
         tasks.cancel_scope.cancel()
 
-    assert not store.availability.is_away
+    assert not store.availability.is_unavailable
     assert not caplog.records
 
 
@@ -353,7 +353,7 @@ def test_a_trial_that_ends_with_its_event_loop_is_made_by_a_later_call():
     anyio.run(turn, 0.2)
 
     assert store.asked > asked
-    assert not store.availability.is_away
+    assert not store.availability.is_unavailable
 
 
 class Hanging(MemoryStorage):
