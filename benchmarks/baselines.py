@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctxpipe.edits.offload import Candidate, Scan, text_of
+from ctxpipe.edits.offload import OffloadCandidate, Scan, text_of
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import BUDGET, POLICIES, clear_results, clearable
 from ctxpipe.lab.workbench import Workbench
@@ -131,8 +131,8 @@ class OldestUntil:
     placeholder_tokens: int = 30
 
     async def __call__(
-        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
-    ) -> Sequence[Candidate] | str:
+        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
         excess = await turn.raw_tokens() - self.max_tokens
         chosen = []
         for candidate in candidates():

@@ -64,7 +64,7 @@ from .carry import (
     with_reply,
 )
 from .groups import after_compaction, server_spans
-from .offload import newest
+from .offload import unanswered_start
 from .paths import is_windows_path, split_path
 
 # Parts --------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def open_tail(messages: Sequence[Message]) -> int:
 
     Results need their calls, and those the calls and results of server tools that they go with.
     """
-    start = newest(messages)
+    start = unanswered_start(messages)
     if not any(tool_results(messages, start)):
         return start
     spans, _ = server_spans(messages)

@@ -34,7 +34,7 @@ from ..placeholders.placeholders import (
     preview_in,
 )
 from .diff import Edit
-from .offload import Moved, find_moved_texts, lookup_key, newest, stored_text, text_of
+from .offload import Moved, find_moved_texts, lookup_key, stored_text, text_of, unanswered_start
 
 MIN_REPEATED_CHARS = 1_000
 """A shorter text is not looked for inside other texts: a person may have quoted it."""
@@ -328,7 +328,7 @@ def find_decided(
     text of the user may hold a result anywhere; one of the model only with *in_replies*, where no
     request has had it as it is.
     """
-    unanswered = newest(messages)
+    unanswered = unanswered_start(messages)
     texts: dict[int, Decision] = {}
     for result in tool_results(messages, start):
         text = text_of(result.content)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..messages import Columns
-from .offload import Candidate
+from .offload import OffloadCandidate
 
 PLACEHOLDER_TOKENS = 30  # what stays of a result
 
@@ -92,8 +92,8 @@ class CandidateTokens(dict[tuple[int, int], int]):
 
     def table(
         self,
-        candidates: Sequence[Candidate],
-        count: Callable[[Candidate], int],
+        candidates: Sequence[OffloadCandidate],
+        count: Callable[[OffloadCandidate], int],
         columns: Columns,
         sums: Sequence[int],
         free_calls: int,

@@ -1,4 +1,8 @@
-"""Which tool results leave the context, and what replaces them."""
+"""Decide which tool results and call inputs leave the context, and replace them by placeholders.
+
+A *placeholder* is a short text that names the file with the whole text. The functions here do no
+I/O: the stages `DirectOffload`, `BatchOffload` and `TrimReadBacks` write the files.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
-from itertools import accumulate, islice, starmap
-from operator import attrgetter
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 from .._threads.pieces import overlapping_pieces
@@ -54,17 +57,17 @@ _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Characters of a history: all of them, and those in tool results that may leave."""
+    """Characters of a history: of all its messages, and of the tool results that may leave."""
 
     total_chars: int
     offloadable_chars: int
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class OffloadCandidate:
     """A tool result, or the input of a tool call, that may leave the context.
 
-    *chars* is what would leave.
+    *chars* is the number of characters that would leave.
     """
 
     item: ToolResult | ToolCall
@@ -75,12 +78,12 @@ class Candidate:
 
 
 def characters(message: Message) -> int:
-    """The characters that the ratio gate counts for *message*.
+    """Return the number of characters that the ratio gate counts for *message*.
 
-    Text and thinking their length, a tool call the compact JSON of its input, a tool result its
-    content, media 0.
+    A text or thinking block counts its length, a tool call the compact JSON of its input, a tool
+    result its content, and media nothing.
     """
-    return sum(map(_block_characters, as_blocks(message)))
+    return sum(_block_characters(block) for block in as_blocks(message))
 
 
 def _block_characters(block: Block) -> int:
@@ -97,20 +100,21 @@ def _block_characters(block: Block) -> int:
 
 
 def result_characters(content: _Content) -> int:
-    """The size of a tool result's content: the length of a text, of blocks that of their JSON.
+    """Return the size of a tool result's content in characters.
 
-    The JSON is compact; images and documents count nothing.
+    A string counts its length. Blocks count the length of their compact JSON, without images and
+    documents.
     """
     if isinstance(content, str):
         return len(content)
-    counted = [block for block in content or () if kind(block) not in MEDIA]
-    return len(compact_json(counted)) if counted else 0
+    counted_blocks = [block for block in content or () if kind(block) not in MEDIA]
+    return len(compact_json(counted_blocks)) if counted_blocks else 0
 
 
 def document_characters(message: Message) -> int:
-    """Return the characters of the documents in *message* that consist of text.
+    """Return the characters of the text documents in *message*.
 
-    `characters` counts none for a document, as the requirement has it.
+    `characters` counts none of them: the requirement says that documents count nothing.
     """
     chars = 0
     for block in as_blocks(message):
@@ -121,12 +125,12 @@ def document_characters(message: Message) -> int:
 
 
 def is_placeholder(content: _Content) -> bool:
-    """Whether *content* is only one of our placeholders, alone or before kept images."""
+    """Return True if *content* is only a placeholder of ctxpipe, alone or before images."""
     return reference(_only_text(content)) is not None
 
 
 def _only_text(content: _Content) -> str:
-    """The text that a tool result begins with, when it is the only one; otherwise ""."""
+    """Return the first text of a tool result if it is the only one; otherwise ""."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = _parts_with_text(content)
@@ -136,7 +140,7 @@ def _only_text(content: _Content) -> str:
 
 
 def is_text(content: _Content) -> bool:
-    """Whether a tool result holds text blocks, or a text, and nothing else."""
+    """Return True if a tool result is a string, or consists of text blocks only."""
     if isinstance(content, str):
         return True
     if not content:
@@ -145,29 +149,34 @@ def is_text(content: _Content) -> bool:
 
 
 def stored_text(content: _Content, *, indent: int | None) -> str:
-    """Return what the file of a tool result holds.
+    """Return the text of the file for a tool result.
 
-    A text is stored as it is and text blocks as JSON, compact without *indent*. Where other blocks
-    hold text, too, such as search results, it is the text of all of them, with their sources.
+    A string is stored unchanged. Text blocks are stored as JSON, compact if *indent* is None. If
+    other blocks hold text too, such as search results, the file has the text of all blocks, with
+    their sources.
     """
     if isinstance(content, str):
         return content
     parts = _parts_with_text(content)
     if any(kind(part) != "text" for part in parts):
         return _join_texts(parts)
-    return as_json(list(map(as_dict, parts)), indent=indent, ensure_ascii=False)
+    return as_json([as_dict(part) for part in parts], indent=indent, ensure_ascii=False)
 
 
 def with_placeholder(content: _Content, text: str) -> str | list[Any]:
-    """*content* after offloading: *text*, followed by the images and other blocks.
+    """Return the *content* of a tool result after offloading.
 
-    A cache mark on one of the old texts moves to the new one.
+    That is the placeholder *text*, followed by the images and other blocks without text. A cache
+    mark on one of the old texts moves to the placeholder.
     """
     if isinstance(content, str) or content is None:
         return text
     others = [block for block in content if not has_text(block)]
-    marks = [read(block, "cache_control") for block in _parts_with_text(content)]
-    marks = [mark for mark in marks if mark]
+    marks = []
+    for block in _parts_with_text(content):
+        mark = read(block, "cache_control")
+        if mark:
+            marks.append(mark)
     if not others and not marks:
         return text
     first = {"type": "text", "text": text}
@@ -202,19 +211,22 @@ def _join_texts(parts: Sequence[Block]) -> str:
 
 
 def has_text(block: Block) -> bool:
-    """Whether *block* holds text, and is not the placeholder of an image or document beside it."""
+    """Return True if *block* holds text other than the placeholder of an image or document."""
     return is_text_part(block) and media_reference(block_text(block)) is None
 
 
-MOST_COMPARED = 10_000_000  # characters
+MOST_COMPARED = 10_000_000
+"""Largest number of characters of a text that `contains_excerpt` compares."""
+
 _STEP_CHARS = 2**18
 
 
 def placeholder_file(call_id: str, text: str) -> str | None:
-    """The name of the file that *text*, a result of this call or a part of it, was moved to.
+    """Return the name of the file that the placeholder *text* points to.
 
-    None for a text that is no placeholder. A tool may print a placeholder of its own: so only a
-    name counts that the call's own id leads to; look for it in the session's folder alone.
+    *text* is a result of the call *call_id*, or a part of its input. Returns None if it is no
+    placeholder. A tool may print a text that looks like one, so a name counts only if it is derived
+    from the call's own id. Look for the file in the session's own folder only.
     """
     path = any_reference(text, MAX_SHOWN)
     if path is None:
@@ -224,7 +236,10 @@ def placeholder_file(call_id: str, text: str) -> str | None:
 
 
 def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """By placeholder in *texts*, each with its call's id before it: the name of the file."""
+    """Return the name of the file of each placeholder in *texts*, by placeholder.
+
+    Each of *texts* is a pair of a call's id and a text.
+    """
     files: dict[str, str] = {}
     for call_id, text in texts:
         name = placeholder_file(call_id, text)
@@ -233,30 +248,33 @@ def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
     return files
 
 
-# What has left once -------------------------------------------------------------------------------
+# Texts that were replaced before ------------------------------------------------------------------
 
 
 Placeholders: TypeAlias = dict[int, str]
-"""By `lookup_key`: what replaces a text that has left once."""
+"""The placeholder of each text that left before, by `lookup_key`.
+
+A caller who passes the original history again gets the same placeholders for the same texts.
+"""
 
 
 def lookup_key(call_id: str, text: str) -> int:
-    """Return the key of *text* in `Placeholders`: of the call with that id, "" for a message."""
+    """Return the key in `Placeholders` of *text* in the call *call_id*; "" for a user's message."""
     return hash((call_id, text))
 
 
 def note_placeholders(
-    known: Placeholders, before: Sequence[Message], after: Sequence[Message]
+    placeholders: Placeholders, before: Sequence[Message], after: Sequence[Message]
 ) -> None:
-    """Add to *known* the texts of *before* of which *after* has the placeholders."""
+    """Add to *placeholders* each text of *before* that *after* has a placeholder for."""
     for moved in find_moved_texts(before, after):
-        known[lookup_key(moved.call_id, moved.text)] = moved.placeholder
+        placeholders[lookup_key(moved.call_id, moved.text)] = moved.placeholder
 
 
 class Moved(NamedTuple):
-    """A result, or a text in the input of a call, that was replaced by a placeholder.
+    """A tool result, or a text in the input of a call, that was replaced by a placeholder.
 
-    *content* is that of the result; None for a text of an input.
+    *content* is the content of the result; None for a text of an input.
     """
 
     call_id: str
@@ -266,7 +284,7 @@ class Moved(NamedTuple):
 
 
 def find_moved_texts(before: Sequence[Message], after: Sequence[Message]) -> Iterator[Moved]:
-    """Yield the texts of *before* in whose places *after* has placeholders."""
+    """Yield the texts of *before* that *after* has placeholders for."""
     places: dict[str, str] = {}
     for result in tool_results(after):
         text = _only_text(result.content)
@@ -292,60 +310,90 @@ def find_moved_texts(before: Sequence[Message], after: Sequence[Message]) -> Ite
 
 
 def offload_again(
-    known: Placeholders, messages: list[Message], start: int, history: Sequence[Message], stop: int
+    placeholders: Placeholders,
+    messages: list[Message],
+    start: int,
+    history: Sequence[Message],
+    stop: int,
 ) -> list[Message]:
-    """Return *messages* with the *known* placeholders from message *start* on.
+    """Return *messages* with the texts in *placeholders* replaced again from message *start* on.
 
-    The result and the input of a call stay that is in *history* before message *stop*: it is
-    another one. A message of the user that repeats a result has the text that is *known* for it.
+    A result or an input is not replaced if its call id also occurs in *history* before message
+    *stop*: it is a different call with the same id. A user's message that repeats a replaced
+    result gets the placeholder too.
     """
-    results: dict[tuple[int, int], object] = {}
-    for result in tool_results(messages, start):
-        text = known.get(lookup_key(result.tool_use_id, text_of(result.content)))
-        if text is not None:
-            results[result.place] = with_placeholder(result.content, text)
-    inputs: dict[tuple[int, int], object] = {}
-    for call in tool_calls(messages, start):
-        texts = {text: known.get(lookup_key(call.id, text)) for text in strings(call.input)}
-        replaced = {text: new for text, new in texts.items() if new is not None}
-        if replaced:
-            inputs[call.place] = rebuilt(call.input, partial(_replacement, replaced))
+    results = _results_to_replace(placeholders, messages, start)
     if results:
-        answered = {other.tool_use_id for other in tool_results(history, 0, stop)}
+        earlier_ids = {earlier.tool_use_id for earlier in tool_results(history, 0, stop)}
         for result in tool_results(messages, start):
-            if result.tool_use_id in answered:
+            if result.tool_use_id in earlier_ids:
                 results.pop(result.place, None)
+    inputs = _inputs_to_replace(placeholders, messages, start)
     if inputs:
-        called = {other.id for other in tool_calls(history, 0, stop)}
+        earlier_ids = {earlier.id for earlier in tool_calls(history, 0, stop)}
         for call in tool_calls(messages, start):
-            if call.id in called:
+            if call.id in earlier_ids:
                 inputs.pop(call.place, None)
     edited = rewrite(messages, results) if results else messages
     edited = rewrite(edited, inputs, key="input") if inputs else edited
-    return _repeat_messages(known, edited, start)
+    return _repeat_messages(placeholders, edited, start)
 
 
-def _replacement(replaced: Mapping[str, str], value: object) -> object:
-    return replaced.get(value, value) if isinstance(value, str) else value
+def _results_to_replace(
+    placeholders: Placeholders, messages: Sequence[Message], start: int
+) -> dict[tuple[int, int], object]:
+    """Return the new contents of the results from message *start* on, by their places."""
+    contents: dict[tuple[int, int], object] = {}
+    for result in tool_results(messages, start):
+        text = placeholders.get(lookup_key(result.tool_use_id, text_of(result.content)))
+        if text is not None:
+            contents[result.place] = with_placeholder(result.content, text)
+    return contents
 
 
-def _repeat_messages(known: Placeholders, messages: list[Message], start: int) -> list[Message]:
-    """Return *messages* with the *known* texts of whole text blocks from message *start* on."""
+def _inputs_to_replace(
+    placeholders: Placeholders, messages: Sequence[Message], start: int
+) -> dict[tuple[int, int], object]:
+    """Return the new inputs of the calls from message *start* on, by their places."""
+    inputs: dict[tuple[int, int], object] = {}
+    for call in tool_calls(messages, start):
+        replacements: dict[str, str] = {}
+        for text in strings(call.input):
+            placeholder = placeholders.get(lookup_key(call.id, text))
+            if placeholder is not None:
+                replacements[text] = placeholder
+        if replacements:
+            inputs[call.place] = rebuilt(call.input, partial(_replace_string, replacements))
+    return inputs
+
+
+def _replace_string(replacements: Mapping[str, str], value: object) -> object:
+    """Return the replacement of *value* if it is a string that has one; otherwise *value*."""
+    return replacements.get(value, value) if isinstance(value, str) else value
+
+
+def _repeat_messages(
+    placeholders: Placeholders, messages: list[Message], start: int
+) -> list[Message]:
+    """Return *messages* with whole texts in *placeholders* replaced from message *start* on."""
     edited: list[Message] | None = None
     for index in range(start, len(messages)):
         message = messages[index]
         content = message["content"]
         if isinstance(content, str):
-            new = known.get(lookup_key("", content))
-            if new is not None:
+            placeholder = placeholders.get(lookup_key("", content))
+            if placeholder is not None:
                 edited = edited or list(messages)
-                edited[index] = with_content(message, new)
+                edited[index] = with_content(message, placeholder)
             continue
         updates: dict[tuple[int, int], object] = {}
         for place, block in enumerate(content or ()):
             text = read(block, "text") if kind(block) == "text" else None
-            if isinstance(text, str) and (new := known.get(lookup_key("", text))) is not None:
-                updates[0, place] = new
+            if not isinstance(text, str):
+                continue
+            placeholder = placeholders.get(lookup_key("", text))
+            if placeholder is not None:
+                updates[0, place] = placeholder
         if updates:
             edited = edited or list(messages)
             [edited[index]] = rewrite([message], updates, key="text")
@@ -353,116 +401,124 @@ def _repeat_messages(known: Placeholders, messages: list[Message], start: int) -
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
-    """Whether *stored* holds *text* from *start* to *end*, as it is or with its lines numbered.
+    """Return True if *stored* contains ``text[start:end]``, unchanged or with numbered lines.
 
-    False for texts of more than `MOST_COMPARED` characters: to compare them would block the
-    interpreter for too long.
+    Returns False if either text has more than `MOST_COMPARED` characters: comparing them would
+    block the interpreter for too long.
     """
     if max(len(stored), len(text)) > MOST_COMPARED:
         return False
     if text[start:end] in stored:
         return True
+    # Compare whole lines: a tool that shows a file may have added line numbers.
     first = text.rfind("\n", 0, start) + 1
     last = text.find("\n", end)
     part = text[first:] if last < 0 else text[first:last]
-    lines = list(map(str.rstrip, _lines(part)))
-    stored_lines = _frame(map(str.rstrip, _lines(stored)))
+    lines = [line.rstrip() for line in _lines(part)]
+    stored_lines = _frame(line.rstrip() for line in _lines(stored))
     if _frame(lines) in stored_lines:
         return True
     return _frame([GUTTER.sub("", line) for line in lines]) in stored_lines
 
 
 def _lines(text: str) -> Iterator[str]:
-    """What `str.splitlines` gives, in steps: one call would block the interpreter."""
+    """Yield the lines of *text* as `str.splitlines` does.
+
+    Works in steps, since one call for a long text would block the interpreter.
+    """
     start = 0
     while start < len(text):
-        found = text.find("\n", start + _STEP_CHARS)
-        end = found + 1 if found >= 0 else len(text)
+        line_break = text.find("\n", start + _STEP_CHARS)
+        end = line_break + 1 if line_break >= 0 else len(text)
         yield from text[start:end].splitlines()
         start = end
 
 
 def _frame(lines: Iterable[str]) -> str:
-    """*lines* with a line break before and after each, so that only whole lines are found."""
+    """Return *lines*, each between line breaks, so that a search finds whole lines only."""
     return "\n" + "".join(f"{line}\n" for line in lines)
 
 
-# The functions' rules -----------------------------------------------------------------------------
+# Rules of the requirement functions ---------------------------------------------------------------
 
 
 def movable(messages: Sequence[Message]) -> list[ToolResult]:
-    """Every textual tool result that is no placeholder, oldest first."""
+    """Return every tool result that consists of text and is no placeholder, oldest first."""
     texts = [result for result in tool_results(messages) if is_text(result.content)]
     return [result for result in texts if not is_placeholder(result.content)]
 
 
 def offloadable(messages: Sequence[Message], min_chars: int) -> list[ToolResult]:
-    """Those of the `movable` results that have *min_chars* or more."""
-    return [one for one in movable(messages) if result_characters(one.content) >= max(min_chars, 1)]
+    """Return the `movable` results that have *min_chars* characters or more."""
+    limit = max(min_chars, 1)
+    return [result for result in movable(messages) if result_characters(result.content) >= limit]
 
 
 def total_characters(results: Iterable[ToolResult]) -> int:
-    """The size of the content of all *results*."""
+    """Return the size of the contents of all *results* in characters."""
     return sum(result_characters(result.content) for result in results)
 
 
-def scan_of(messages: Sequence[Message], found: Iterable[ToolResult]) -> Scan:
-    """The gate's two sums, given the results *found* that may leave."""
-    return Scan(sum(map(characters, messages)), total_characters(found))
+def scan_of(messages: Sequence[Message], results: Iterable[ToolResult]) -> Scan:
+    """Return the two sums for the gate: of *messages*, and of the *results* that may leave."""
+    total_chars = sum(characters(message) for message in messages)
+    return Scan(total_chars, total_characters(results))
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly."""
+    """Return True if *scan* passes the ratio gate; the ratio is compared without rounding."""
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
 
 
-# The stages' rules --------------------------------------------------------------------------------
+# Rules of the stages ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """What a stage may offload at all, whatever its gate says.
+class OffloadRules:
+    """The rules for which blocks a stage may offload, before its gate decides whether they leave.
 
-    *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools*
-    are never offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds
-    its path). The inputs of *input_tools* may go where one of their texts has
-    *min_input_chars* or more.
+    A result may leave if it has *min_chars* characters or more. *per_tool* overrides that limit by
+    tool name (None: never). Results of *exempt_tools* never leave, nor does the result of a call
+    that reads an offloaded file back; *file_pattern* matches the path of such a file. The inputs of
+    *input_tools* may leave if one of their texts has *min_input_chars* characters or more.
     """
 
     min_chars: int
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
     exempt_tools: AbstractSet[str] = frozenset()
-    ours: re.Pattern[str] | None = None
+    file_pattern: re.Pattern[str] | None = None
     input_tools: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
 
     @property
     def least_chars(self) -> int:
-        """Below it no result is a candidate, whatever its tool."""
+        """The lowest limit of all tools: no shorter result is a candidate."""
         limits = [limit for limit in self.per_tool.values() if limit is not None]
         return max(1, min([self.min_chars, *limits]))
 
-    def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
-        """*result* as a candidate, None when it must stay."""
+    def result_candidate(
+        self, result: ToolResult, call: ToolCall | None
+    ) -> OffloadCandidate | None:
+        """Return *result* as a candidate; None if it must stay."""
         candidate = candidate_of(result)
-        limit = self._limit(call)
+        limit = self._limit_for(call)
         if limit is None or candidate.chars < max(limit, 1):
             return None
-        if not self.may_leave(result, call) or self.is_read_back(call):
+        if not self.can_leave(result, call) or self.is_read_back(call):
             return None
         return candidate
 
-    def _limit(self, call: ToolCall | None) -> int | None:
-        """Return the least characters of a result of *call*; None if none may leave."""
+    def _limit_for(self, call: ToolCall | None) -> int | None:
+        """Return the least characters of a result of *call* that may leave; None if none may."""
         return self.per_tool.get(call.name if call else "", self.min_chars)
 
-    def may_leave(self, result: ToolResult, call: ToolCall | None) -> bool:
-        """Return True unless *result*, whatever its length, has to stay as it is."""
+    def can_leave(self, result: ToolResult, call: ToolCall | None) -> bool:
+        """Return True unless *result* has to stay at any length."""
         if call is not None and call.program is not None:
-            return False  # a program reads it, and would take the placeholder for its data
-        if self._limit(call) is None or is_placeholder(result.content) or holds_tools(result):
+            return False  # the result goes to a program, which would take a placeholder for data
+        if self._limit_for(call) is None or is_placeholder(result.content) or holds_tools(result):
             return False
         return placeholder_file(result.tool_use_id, _only_text(result.content)) is None
 
@@ -470,49 +526,55 @@ class Selection:
         """Return True if *call* reads an offloaded file back."""
         if call is not None and call.name in self.exempt_tools:
             return True
-        return self.read_back(call) is not None
+        return self.read_back_path(call) is not None
 
-    def input(self, call: ToolCall) -> Candidate | None:
-        """The input of *call* as a candidate, None when it must stay."""
+    def input_candidate(self, call: ToolCall) -> OffloadCandidate | None:
+        """Return the input of *call* as a candidate; None if it must stay."""
         if call.program is not None or call.name not in self.input_tools:
             return None
-        chars = sum(map(len, self.long_texts(call)))
-        return Candidate(call, chars) if chars else None
+        chars = sum(len(text) for text in self.long_texts(call))
+        return OffloadCandidate(call, chars) if chars else None
 
     def long_texts(self, call: ToolCall) -> list[str]:
-        """The texts in the call's input that are long enough to leave, except placeholders."""
+        """Return the texts in the call's input that are long enough to leave, no placeholders."""
         return [
             text
             for text in strings(call.input)
             if len(text) >= self.min_input_chars and any_reference(text, MAX_SHOWN) is None
         ]
 
-    def read_back(self, call: ToolCall | None) -> str | None:
-        """The path of an offloaded file that the call's input names, such as in a shell command."""
-        if self.ours is None or call is None:
+    def read_back_path(self, call: ToolCall | None) -> str | None:
+        """Return the path of an offloaded file in the call's input, such as in a shell command.
+
+        Returns None if the input names none.
+        """
+        if self.file_pattern is None or call is None:
             return None
         for text in strings(call.input):
             for piece in overlapping_pieces(text):
-                match = self.ours.search(piece)
+                match = self.file_pattern.search(piece)
                 if match:
                     return match[0]
         return None
 
 
 def holds_tools(result: ToolResult) -> bool:
-    """Return True if *result* loads tools: without it the model would not have them."""
+    """Return True if *result* loads tools, which the model would lose with it."""
     return any(kind(part) == "tool_reference" for part in inner_blocks(result))
 
 
-def candidate_of(result: ToolResult) -> Candidate:
-    """*result* as a candidate, with the characters of its texts."""
+def candidate_of(result: ToolResult) -> OffloadCandidate:
+    """Return *result* as a candidate, with the number of characters of its texts."""
     if not text_of(result.content):
-        return Candidate(result, 0)
-    return Candidate(result, len(stored_text(result.content, indent=None)))
+        return OffloadCandidate(result, 0)
+    return OffloadCandidate(result, len(stored_text(result.content, indent=None)))
 
 
-def newest(messages: Sequence[Message]) -> int:
-    """The index after the last reply: the model has not seen the results from there on yet."""
+def unanswered_start(messages: Sequence[Message]) -> int:
+    """Return the index after the last reply.
+
+    The model has not seen the results from there on yet.
+    """
     start = len(messages)
     while start and messages[start - 1]["role"] != "assistant":
         start -= 1
@@ -522,7 +584,7 @@ def newest(messages: Sequence[Message]) -> int:
 def results_with_calls(
     messages: Sequence[Message], start: int, min_chars: int
 ) -> Iterator[tuple[ToolResult, ToolCall | None]]:
-    """Each tool result of *min_chars* or more from message *start* on, with its call."""
+    """Yield each tool result of *min_chars* or more from message *start* on, and its call."""
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
@@ -535,100 +597,117 @@ def results_with_calls(
 
 
 class ReadBack(NamedTuple):
-    """A tool result that was read from an offloaded file, its call, and the path that it names."""
+    """A tool result that was read from an offloaded file, its call, and the path in the call."""
 
     result: ToolResult
     call: ToolCall
     path: str
 
 
-def long_read_backs(
-    messages: Sequence[Message], start: int, selection: Selection
-) -> list[ReadBack]:
-    """What was read back from message *start* on and is longer than *selection* allows.
+def long_read_backs(messages: Sequence[Message], start: int, rules: OffloadRules) -> list[ReadBack]:
+    """Return the read-backs from message *start* on that are longer than *rules* allow.
 
-    What a program reads must be whole, and what was shortened already is not shortened again.
+    A result for a program is left out, as it must be whole, and so is one that was shortened
+    before.
     """
-    max_chars = selection.min_chars
-    found: list[ReadBack] = []
+    max_chars = rules.min_chars
+    read_backs: list[ReadBack] = []
     for result, call in results_with_calls(messages, start, max_chars):
         if call is None or call.program is not None:
             continue
         text = text_of(result.content)
         if len(text) <= max_chars:
             continue
-        path = selection.read_back(call)
+        path = rules.read_back_path(call)
         if path is not None and any_reference(text, max_chars) is None:
-            found.append(ReadBack(result, call, path))
-    return found
+            read_backs.append(ReadBack(result, call, path))
+    return read_backs
 
 
 def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """The place of the first block that batch offloading replaced.
+    """Return the place of the first block that batch offloading replaced; None if there is none.
 
     The model saw the original when it wrote what follows. Direct offloading leaves no such trace:
     it acts before the model has seen anything.
     """
-    results = (each.place for each in tool_results(messages) if is_batch(_only_text(each.content)))
-    inputs = (
-        each.place for each in tool_calls(messages) if any(map(is_batch, strings(each.input)))
-    )
-    return min([*islice(results, 1), *islice(inputs, 1)], default=None)
+    places: list[tuple[int, int]] = []
+    for result in tool_results(messages):
+        if is_batch(_only_text(result.content)):
+            places.append(result.place)
+            break
+    for call in tool_calls(messages):
+        if any(is_batch(text) for text in strings(call.input)):
+            places.append(call.place)
+            break
+    return min(places, default=None)
 
 
-_PLACE = attrgetter("item.message")  # of a candidate
+def _message_index(candidate: OffloadCandidate) -> int:
+    return candidate.item.message
 
 
 class CandidateIndex:
-    """The sums behind the gate for one conversation, kept from turn to turn.
+    """The candidates of one conversation and running sums for the gate.
 
-    A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
+    It lives from turn to turn, so that a turn costs its new messages only. Call `rewind` when
+    earlier messages change.
     """
 
     __slots__ = ("_candidates", "_sums", "_totals")
 
     def __init__(self) -> None:
-        self._totals = array("I", [0])  # characters of the first n messages
-        self._candidates: list[Candidate] = []
-        self._sums = array("I", [0])  # characters of the first n candidates
+        self._totals = array("I", [0])  # at n: characters of the first n messages
+        self._candidates: list[OffloadCandidate] = []
+        self._sums = array("I", [0])  # at n: characters of the first n candidates
 
     @property
-    def known(self) -> int:
-        """How many messages the sums include."""
+    def message_count(self) -> int:
+        """Number of messages that the sums include."""
         return len(self._totals) - 1
 
-    def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        count = bisect_left(self._candidates, known, key=_PLACE)
-        del self._totals[known + 1 :]
-        del self._candidates[count:]
-        del self._sums[count + 1 :]
+    def rewind(self, length: int) -> None:
+        """Forget all but the first *length* messages."""
+        candidate_count = bisect_left(self._candidates, length, key=_message_index)
+        del self._totals[length + 1 :]
+        del self._candidates[candidate_count:]
+        del self._sums[candidate_count + 1 :]
 
-    def extend(self, messages: Sequence[Message], selection: Selection) -> None:
-        """Add the messages after those that are known."""
-        known = self.known
-        new = messages[known:]
-        sizes = [characters(message) + document_characters(message) for message in new]
-        found = candidates(messages, known, selection)
-        # From here on nothing can fail: a half-known message would never be completed.
+    def extend(self, messages: Sequence[Message], rules: OffloadRules) -> None:
+        """Add the messages after the first `message_count` ones."""
+        start = self.message_count
+        sizes = [characters(message) + document_characters(message) for message in messages[start:]]
+        new_candidates = candidates(messages, start, rules)
+        # Nothing can fail from here on: a message added in part would never be completed.
         total = self._totals.pop()
         self._totals.extend(accumulate(sizes, initial=total))
-        self._candidates += found
+        self._candidates += new_candidates
         chars = self._sums.pop()
-        self._sums.extend(accumulate((candidate.chars for candidate in found), initial=chars))
+        new_chars = [candidate.chars for candidate in new_candidates]
+        self._sums.extend(accumulate(new_chars, initial=chars))
 
-    def between(self, start: int, end: int) -> tuple[Scan, Callable[[], list[Candidate]]]:
-        """The gate's sums, with the candidates from message *start* up to *end*; and these."""
-        first = bisect_left(self._candidates, start, key=_PLACE)
-        stop = bisect_left(self._candidates, end, lo=first, key=_PLACE)
+    def between(self, start: int, end: int) -> tuple[Scan, Callable[[], list[OffloadCandidate]]]:
+        """Return the gate's sums if the candidates from message *start* up to *end* may leave.
+
+        The second value returns these candidates when it is called.
+        """
+        first = bisect_left(self._candidates, start, key=_message_index)
+        stop = bisect_left(self._candidates, end, lo=first, key=_message_index)
         scan = Scan(self._totals[-1], self._sums[stop] - self._sums[first])
         return scan, lambda: self._candidates[first:stop]
 
 
-def candidates(messages: Sequence[Message], start: int, selection: Selection) -> list[Candidate]:
-    """The candidates from message *start* on, oldest first."""
-    results = results_with_calls(messages, start, selection.least_chars)
-    found: list[Candidate | None] = list(starmap(selection.result, results))
-    if selection.input_tools:
-        found += map(selection.input, tool_calls(messages, start))
-    return sorted(filter(None, found), key=_PLACE)
+def candidates(
+    messages: Sequence[Message], start: int, rules: OffloadRules
+) -> list[OffloadCandidate]:
+    """Return the candidates from message *start* on, oldest first."""
+    all_candidates: list[OffloadCandidate] = []
+    for result, call in results_with_calls(messages, start, rules.least_chars):
+        candidate = rules.result_candidate(result, call)
+        if candidate is not None:
+            all_candidates.append(candidate)
+    if rules.input_tools:
+        for call in tool_calls(messages, start):
+            candidate = rules.input_candidate(call)
+            if candidate is not None:
+                all_candidates.append(candidate)
+    return sorted(all_candidates, key=_message_index)

@@ -35,7 +35,7 @@ from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .carry import blocks_to_carry
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
-from .offload import is_text, newest
+from .offload import is_text, unanswered_start
 from .thinking import open_loop
 from .views import viewed_path
 
@@ -110,7 +110,7 @@ def indices_to_carry(messages: Sequence[Message]) -> set[int]:
 
 def last_turn(messages: Sequence[Message]) -> int:
     """Where the last turn begins: unanswered messages, with the calls that were answered in it."""
-    start = newest(messages)
+    start = unanswered_start(messages)
     if any(tool_results(messages, start)) or start == len(messages):
         start -= 1
     return max(0, start)

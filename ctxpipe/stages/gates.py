@@ -12,7 +12,7 @@ from typing import Protocol
 from .._logs import logger
 from .._text import short_repr
 from ..edits.gates import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
-from ..edits.offload import Candidate, Scan, passes
+from ..edits.offload import OffloadCandidate, Scan, passes
 from ..messages import Columns, ToolResult, compact_json, is_text_part
 from ..providers.prices import PRICES, Prices
 from ..settings import (
@@ -33,8 +33,8 @@ class Gate(Protocol):
     """Chooses which of the candidates leave the context now."""
 
     async def __call__(
-        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
-    ) -> Sequence[Candidate] | str:
+        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
         """The candidates to offload at this turn, or one sentence why none."""
         ...
 
@@ -54,8 +54,8 @@ class RatioGate:
         Requirement(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
-        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
-    ) -> Sequence[Candidate] | str:
+        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
         if passes(scan, self.ratio):
             return candidates()
         if not scan.offloadable_chars:
@@ -102,8 +102,8 @@ class RentOrBuyGate:
         )
 
     async def __call__(
-        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
-    ) -> Sequence[Candidate] | str:
+        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
         old = candidates()
         if not old:
             return "no old result is long enough to offload"
@@ -145,7 +145,7 @@ class Waiting:
 
     logged_chars: int = 0
 
-    def log(self, turn: Turn, waiting: Sequence[Candidate], chars: int, reason: str) -> None:
+    def log(self, turn: Turn, waiting: Sequence[OffloadCandidate], chars: int, reason: str) -> None:
         """Log how many wait, and for what; again once their *chars* have doubled.
 
         One result is no batch, and fewer than `LEAST_WAITING` characters are not worth a line.
@@ -187,7 +187,7 @@ def _overpayment(
     return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
-def _tokens(counter: TokenCounter, candidate: Candidate) -> int:
+def _tokens(counter: TokenCounter, candidate: OffloadCandidate) -> int:
     """The tokens of what would leave.
 
     The texts have been counted before, so that this is a look-up.

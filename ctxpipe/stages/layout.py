@@ -22,7 +22,7 @@ from ..edits.carry import (
 )
 from ..edits.citations import without_dangling_citations
 from ..edits.compact import Replacement, evidence_block
-from ..edits.offload import newest
+from ..edits.offload import unanswered_start
 from ..errors import StorageError, safe_text, storage_errors
 from ..messages import Message, split_system
 from ..messages.rules import closes_turn
@@ -247,7 +247,9 @@ async def _fits_whole(turn: Turn, layout: Layout) -> bool:
     raw = await turn.counter.count(layout.messages) + turn.overhead
     if not turn.force:
         return window_holds(turn, raw)
-    if await is_short(turn) and any(map(closes_turn, turn.messages[newest(turn.messages) :])):
+    if await is_short(turn) and any(
+        map(closes_turn, turn.messages[unanswered_start(turn.messages) :])
+    ):
         return True
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)
 

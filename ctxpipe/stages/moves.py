@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.citations import has_citations, without_dangling_citations
-from ..edits.offload import Candidate, Selection
+from ..edits.offload import OffloadCandidate, OffloadRules
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
@@ -110,22 +110,22 @@ class Pointers:
         return re.compile(rf"(?<![\w.-])(?:{'|'.join(forms)})")
 
 
-class _Selections(dict[str, Selection]):
+class _RulesByFolder(dict[str, OffloadRules]):
     """What a stage may offload in a session, by the current folder that relative paths are for."""
 
 
-def recall_selection(
-    turn: Turn, storage: TextWriter, make: Callable[[str], Selection]
-) -> Selection:
+def recall_rules(
+    turn: Turn, storage: TextWriter, make: Callable[[str], OffloadRules]
+) -> OffloadRules:
     """What *make* returns for the session, called once.
 
     It costs more than all else in a turn with nothing to do.
     """
-    selections = turn.recall(_Selections)
+    rules_by_folder = turn.recall(_RulesByFolder)
     folder = os.getcwd() if reference_of(storage) == "relative" else ""
-    if folder not in selections:
-        selections[folder] = make(turn.session_id)
-    return selections[folder]
+    if folder not in rules_by_folder:
+        rules_by_folder[folder] = make(turn.session_id)
+    return rules_by_folder[folder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +148,14 @@ class Move:
 
 
 async def worthwhile_moves(
-    pointers: Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
+    pointers: Pointers, turn: Turn, chosen: Sequence[OffloadCandidate], rules: OffloadRules
 ) -> list[Move]:
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
         return []
     await turn.counter.warm()  # what is counted below is short
     is_long = _is_long([candidate.chars for candidate in chosen])
-    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, chosen, selection)
+    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, chosen, rules)
 
 
 def _is_long(sizes: Sequence[int]) -> bool:
@@ -164,12 +164,12 @@ def _is_long(sizes: Sequence[int]) -> bool:
 
 
 def _cheaper_moves(
-    pointers: Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection
+    pointers: Pointers, turn: Turn, chosen: Iterable[OffloadCandidate], rules: OffloadRules
 ) -> list[Move]:
     counter = turn.counter
     moves: list[Move] = []
     for candidate in chosen:
-        for name, text in _texts(candidate, selection, pointers.indent):
+        for name, text in _texts(candidate, rules, pointers.indent):
             key = pointers.key(turn.session_id, name)
             move = Move(candidate.item, key, text, pointers)
             if counter.over(text, counter.text(move.predict_placeholder(turn))):
@@ -177,12 +177,14 @@ def _cheaper_moves(
     return moves
 
 
-def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
+def _texts(
+    candidate: OffloadCandidate, rules: OffloadRules, indent: int | None
+) -> list[tuple[str, str]]:
     """The texts to store for *candidate*, each with the name of its file."""
     item = candidate.item
     if isinstance(item, ToolResult):
         return [(item.tool_use_id, offload.stored_text(item.content, indent=indent))]
-    texts = dict.fromkeys(selection.long_texts(item))
+    texts = dict.fromkeys(rules.long_texts(item))
     return [(f"{item.id}-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 

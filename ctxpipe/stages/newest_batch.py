@@ -9,7 +9,7 @@ from .._threads.bulk import weight
 from .._threads.threads import in_thread
 from ..edits import offload
 from ..edits.compact import open_tail
-from ..edits.offload import Candidate, Selection
+from ..edits.offload import OffloadCandidate, OffloadRules
 from ..messages import Message, ToolResult, rewrite, split_system
 from ..placeholders.placeholders import Preview
 from ..placeholders.summaries import own_words
@@ -24,7 +24,7 @@ _MOST_OF_TARGET = 4  # a quarter of the budget's target, for summary and evidenc
 
 
 async def moves_to_make_room(
-    pointers: Pointers, turn: Turn, moves: Sequence[Move], selection: Selection
+    pointers: Pointers, turn: Turn, moves: Sequence[Move], rules: OffloadRules
 ) -> list[Move]:
     """Return the moves without which the results since the last reply do not fit into the window.
 
@@ -44,16 +44,16 @@ async def moves_to_make_room(
     fixed += await _compaction_tokens(turn, rest[:tail])
     if await holds_context(turn, fixed):
         return []
-    start = offload.newest(turn.messages)
+    start = offload.unanswered_start(turn.messages)
     leaving = {move.item.place for move in moves}
-    tiers = await in_thread(_candidates, turn.messages, start, selection, leaving)
+    tiers = await in_thread(_candidates, turn.messages, start, rules, leaving)
     chosen: list[Move] = []
     for preview in (pointers.preview or Preview(), None):
         chosen = []
         left = fixed
         for candidates in tiers:
             own = replace(pointers, preview=preview)
-            possible = await worthwhile_moves(own, turn, candidates, selection)
+            possible = await worthwhile_moves(own, turn, candidates, rules)
             for move, saved in zip(possible, await _savings(turn, possible), strict=True):
                 if await _is_low_enough(turn, left):
                     return chosen
@@ -99,15 +99,15 @@ async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
 
 
 def _candidates(
-    messages: Sequence[Message], start: int, selection: Selection, leaving: set[Place]
-) -> list[list[Candidate]]:
+    messages: Sequence[Message], start: int, rules: OffloadRules, leaving: set[Place]
+) -> list[list[OffloadCandidate]]:
     """Return the results that may leave, the longest first, those read back from files apart."""
-    others: list[Candidate] = []
-    read_back: list[Candidate] = []
+    others: list[OffloadCandidate] = []
+    read_back: list[OffloadCandidate] = []
     for result, call in offload.results_with_calls(messages, start, 1):
-        if result.place in leaving or not selection.may_leave(result, call):
+        if result.place in leaving or not rules.can_leave(result, call):
             continue
-        tier = read_back if selection.is_read_back(call) else others
+        tier = read_back if rules.is_read_back(call) else others
         tier.append(offload.candidate_of(result))
     for tier in (others, read_back):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))

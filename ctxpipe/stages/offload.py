@@ -11,7 +11,7 @@ from decimal import Decimal
 from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread_if
 from ..edits import offload
-from ..edits.offload import Candidate
+from ..edits.offload import OffloadCandidate
 from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
 from ..placeholders.names import safe_name, session_folder
@@ -39,7 +39,7 @@ from .moves import (
     Moving,
     Pointers,
     move_texts,
-    recall_selection,
+    recall_rules,
     worthwhile_moves,
     write_texts,
 )
@@ -205,22 +205,20 @@ class DirectOffload(Moving):
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, DIRECT, self.preview)
 
-    def _selection(self, session_id: str) -> offload.Selection:
+    def _rules(self, session_id: str) -> offload.OffloadRules:
         own_paths = self._pointers.own_paths(session_id)
-        return offload.Selection(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
+        return offload.OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
-        selection = recall_selection(turn, self.storage, self._selection)
-        start = offload.newest(turn.messages)
+        rules = recall_rules(turn, self.storage, self._rules)
+        start = offload.unanswered_start(turn.messages)
         moves: list[Move] = []
-        if (await turn.columns()).result_chars(start) >= selection.least_chars:
+        if (await turn.columns()).result_chars(start) >= rules.least_chars:
             is_bulky = turn.is_bulky(max(0, start - 1))
-            chosen = await in_thread_if(
-                is_bulky, offload.candidates, turn.messages, start, selection
-            )
-            moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
+            chosen = await in_thread_if(is_bulky, offload.candidates, turn.messages, start, rules)
+            moves = await worthwhile_moves(self._pointers, turn, chosen, rules)
         if start < len(turn.messages):
-            moves += await moves_to_make_room(self._pointers, turn, moves, selection)
+            moves += await moves_to_make_room(self._pointers, turn, moves, rules)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await move_texts(turn, moves, act)
@@ -274,21 +272,23 @@ class BatchOffload(Moving):
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, BATCH, self.preview, prefix="tool-result-", indent=2)
 
-    def _selection(self, session_id: str) -> offload.Selection:
+    def _rules(self, session_id: str) -> offload.OffloadRules:
         if not self.keep_read_backs:
-            return offload.Selection(self.min_chars, self.per_tool, input_tools=self.inputs)
+            return offload.OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
         own_paths = self._pointers.own_paths(session_id)
-        return offload.Selection(
+        return offload.OffloadRules(
             self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs
         )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
-        selection = recall_selection(turn, self.storage, self._selection)
+        rules = recall_rules(turn, self.storage, self._rules)
         running = turn.recall(offload.CandidateIndex)
-        await in_thread_if(turn.is_bulky(running.known), running.extend, turn.messages, selection)
+        await in_thread_if(
+            turn.is_bulky(running.message_count), running.extend, turn.messages, rules
+        )
         end = (await turn.columns()).recent_from(self.keep_recent)
         scan, candidates = running.between(turn.protected, end)
-        chosen: Sequence[Candidate] | str
+        chosen: Sequence[OffloadCandidate] | str
         if turn.force:
             chosen = candidates() or "no old result is long enough to offload"
         else:
@@ -300,7 +300,7 @@ class BatchOffload(Moving):
             if act is write_texts:
                 turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, chosen)
             return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
-        moves = await worthwhile_moves(self._pointers, turn, chosen, selection)
+        moves = await worthwhile_moves(self._pointers, turn, chosen, rules)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
         return await move_texts(turn, moves, act)

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from ..edits import offload
-from ..edits.offload import ReadBack, Selection
+from ..edits.offload import OffloadRules, ReadBack
 from ..errors import StorageError, safe_text, storage_errors
 from ..messages import ToolResult, rewrite
 from ..placeholders.names import session_folder
@@ -24,7 +24,7 @@ from .moves import (
     Moving,
     Place,
     move_texts,
-    recall_selection,
+    recall_rules,
     worthwhile_moves,
 )
 from .protocol import Change, Skip, Turn
@@ -60,8 +60,10 @@ class TrimReadBacks(Moving):
     def _preview(self) -> Preview:
         return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
 
-    def _selection(self, session_id: str) -> Selection:
-        return Selection(self.max_chars, {}, READ_BACK_TOOLS, self._pointers.own_paths(session_id))
+    def _rules(self, session_id: str) -> OffloadRules:
+        return OffloadRules(
+            self.max_chars, {}, READ_BACK_TOOLS, self._pointers.own_paths(session_id)
+        )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         moves, cuts = await self._decide(turn)
@@ -79,14 +81,12 @@ class TrimReadBacks(Moving):
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
         """What goes into files, and what replaces results that are in a file already."""
-        start = offload.newest(turn.messages)
+        start = offload.unanswered_start(turn.messages)
         if (await turn.columns()).result_chars(start) <= self.max_chars:
             return [], []
-        selection = recall_selection(turn, self.storage, self._selection)
+        rules = recall_rules(turn, self.storage, self._rules)
         is_long = turn.is_bulky(max(0, start - 1))
-        too_long = await in_thread_if(
-            is_long, offload.long_read_backs, turn.messages, start, selection
-        )
+        too_long = await in_thread_if(is_long, offload.long_read_backs, turn.messages, start, rules)
         moves: list[Move] = []
         cuts: list[tuple[ToolResult, str]] = []
         for read_back in too_long:
@@ -96,11 +96,11 @@ class TrimReadBacks(Moving):
             await turn.counter.texts([offload.text_of(result.content), cut or ""])
             if cut is not None:
                 cuts.append((result, cut))
-            elif read_back.call.name not in selection.exempt_tools:
+            elif read_back.call.name not in rules.exempt_tools:
                 # Checked without a preview: this one is longer than another stage's may be.
                 pointers = replace(self._pointers, preview=self._preview)
                 candidate = offload.candidate_of(result)
-                moves += await worthwhile_moves(pointers, turn, [candidate], selection)
+                moves += await worthwhile_moves(pointers, turn, [candidate], rules)
         return moves, cuts
 
     async def _shorten(self, turn: Turn, read_back: ReadBack) -> str | None:

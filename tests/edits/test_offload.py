@@ -24,15 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.offload import (
-    Candidate,
     CandidateIndex,
+    OffloadCandidate,
+    OffloadRules,
     Scan,
-    Selection,
     characters,
     contains_excerpt,
     first_batch_placeholder,
     is_placeholder,
-    newest,
     offloadable,
     result_characters,
     results_with_calls,
@@ -41,6 +40,7 @@ from ctxpipe.edits.offload import (
     stored_text,
     text_of,
     total_characters,
+    unanswered_start,
     with_placeholder,
 )
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
@@ -280,22 +280,22 @@ OURS = re.compile(r"\./s/[\w.-]+\.md")
 def test_a_result_long_enough_is_a_candidate():
     found, call = result("x" * 100)
 
-    assert Selection(100).result(found, call) == Candidate(found, 100)
-    assert Selection(101).result(found, call) is None
+    assert OffloadRules(100).result_candidate(found, call) == OffloadCandidate(found, 100)
+    assert OffloadRules(101).result_candidate(found, call) is None
 
 
 def test_a_result_without_its_call_is_a_candidate_too():
     found, _ = result("x" * 100)
 
-    assert Selection(100).result(found, None) == Candidate(found, 100)
+    assert OffloadRules(100).result_candidate(found, None) == OffloadCandidate(found, 100)
 
 
 def test_each_tool_may_have_a_limit_of_its_own():
     found, call = result("x" * 100)
 
-    assert Selection(1000, per_tool={"bash": 100}).result(found, call) is not None
-    assert Selection(1, per_tool={"bash": None}).result(found, call) is None
-    assert Selection(1, per_tool={"grep": None}).result(found, call) is not None
+    assert OffloadRules(1000, per_tool={"bash": 100}).result_candidate(found, call) is not None
+    assert OffloadRules(1, per_tool={"bash": None}).result_candidate(found, call) is None
+    assert OffloadRules(1, per_tool={"grep": None}).result_candidate(found, call) is not None
 
 
 @pytest.mark.parametrize(
@@ -317,25 +317,25 @@ def test_each_tool_may_have_a_limit_of_its_own():
     ],
 )
 def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content):
-    assert Selection(0).result(*result(content)) is None
+    assert OffloadRules(0).result_candidate(*result(content)) is None
 
 
 def test_a_forged_preview_of_another_id_is_content():
     forged = placeholder(DIRECT, "/s/other.md", "y" * 999, Preview(50, 50))
 
-    assert Selection(0).result(*result(forged)) is not None
+    assert OffloadRules(0).result_candidate(*result(forged)) is not None
 
 
 def test_of_a_result_with_an_image_only_the_texts_count():
     found, call = result([text("x" * 100), IMAGE, {**FOUND, "content": [IMAGE]}])
 
-    assert Selection(0).result(found, call) == Candidate(
+    assert OffloadRules(0).result_candidate(found, call) == OffloadCandidate(
         found, len(compact_json([text("x" * 100)]))
     )
 
 
 def test_the_results_of_exempt_tools_stay():
-    assert Selection(0, exempt_tools={"bash"}).result(*result("x" * 100)) is None
+    assert OffloadRules(0, exempt_tools={"bash"}).result_candidate(*result("x" * 100)) is None
 
 
 @pytest.mark.parametrize(
@@ -351,16 +351,16 @@ def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(
 ):
     found, call = result("x" * 100, given=given_input)
 
-    assert Selection(0, ours=OURS).read_back(call) == "./s/a.md"
-    assert Selection(0, ours=OURS).result(found, call) is None
+    assert OffloadRules(0, file_pattern=OURS).read_back_path(call) == "./s/a.md"
+    assert OffloadRules(0, file_pattern=OURS).result_candidate(found, call) is None
 
 
 def test_a_call_that_reads_something_else_is_no_read_back():
     _, call = result("x", given={"command": "cat ./t/a.md", "n": 5})
 
-    assert Selection(0, ours=OURS).read_back(call) is None
-    assert Selection(0, ours=OURS).read_back(None) is None
-    assert Selection(0).read_back(call) is None
+    assert OffloadRules(0, file_pattern=OURS).read_back_path(call) is None
+    assert OffloadRules(0, file_pattern=OURS).read_back_path(None) is None
+    assert OffloadRules(0).read_back_path(call) is None
 
 
 def test_the_long_texts_of_a_writing_call_may_leave():
@@ -375,12 +375,14 @@ def test_the_long_texts_of_a_writing_call_may_leave():
             )
         ]
     )
-    selection = Selection(0, input_tools={"write"})
+    rules = OffloadRules(0, input_tools={"write"})
 
-    assert selection.input(call) == Candidate(call, 2500)
-    assert selection.long_texts(call) == ["y" * 1000, "z" * 1500]
-    assert Selection(0).input(call) is None
-    assert Selection(0, input_tools={"write"}, min_input_chars=2000).input(call) is None
+    assert rules.input_candidate(call) == OffloadCandidate(call, 2500)
+    assert rules.long_texts(call) == ["y" * 1000, "z" * 1500]
+    assert OffloadRules(0).input_candidate(call) is None
+    assert (
+        OffloadRules(0, input_tools={"write"}, min_input_chars=2000).input_candidate(call) is None
+    )
 
 
 def test_a_placeholder_in_an_input_never_leaves_again():
@@ -388,7 +390,7 @@ def test_a_placeholder_in_an_input_never_leaves_again():
     shown = placeholder(BATCH, "/x", "y" * 9999, Preview(900, 900))
     [call] = tool_calls([assistant(tool_use("a", "write", {"text": pointer, "more": shown}))])
 
-    assert Selection(0, input_tools={"write"}).input(call) is None
+    assert OffloadRules(0, input_tools={"write"}).input_candidate(call) is None
 
 
 # Which part of the history ------------------------------------------------------------------------
@@ -397,10 +399,10 @@ def test_a_placeholder_in_an_input_never_leaves_again():
 def test_new_is_what_stands_behind_the_last_reply():
     history = conversation(user("go"), step("a"), step("b"), user("and"), system("note"))
 
-    assert newest(history) == 4
-    assert newest(history[:4]) == 4
-    assert newest([user("go")]) == 0
-    assert newest([]) == 0
+    assert unanswered_start(history) == 4
+    assert unanswered_start(history[:4]) == 4
+    assert unanswered_start([user("go")]) == 0
+    assert unanswered_start([]) == 0
 
 
 def test_each_result_comes_with_the_call_it_answers():
@@ -443,17 +445,17 @@ def test_the_first_block_that_batch_offloading_rewrote_is_found(
 
 # The running sums ---------------------------------------------------------------------------------
 
-SELECTION = Selection(50, input_tools={"bash"}, min_input_chars=3)
+RULES = OffloadRules(50, input_tools={"bash"}, min_input_chars=3)
 
 
-def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Candidate]]:
+def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[OffloadCandidate]]:
     """What a record says that was made afresh."""
     running = CandidateIndex()
-    running.extend(history, SELECTION)
+    running.extend(history, RULES)
     return between(running, start, end)
 
 
-def between(running: CandidateIndex, start: int, end: int) -> tuple[Scan, list[Candidate]]:
+def between(running: CandidateIndex, start: int, end: int) -> tuple[Scan, list[OffloadCandidate]]:
     scan, candidates = running.between(start, end)
     return scan, candidates()
 
@@ -487,7 +489,7 @@ def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
         kept = data.draw(st.integers(0, len(now)))
         now = [*now[:kept], *source[: data.draw(st.integers(0, len(source)))]]
         running.rewind(kept)
-        running.extend(now, SELECTION)
+        running.extend(now, RULES)
         start, end = data.draw(st.integers(0, len(now))), data.draw(st.integers(0, len(now)))
 
         assert between(running, start, end) == summed(now, start, end)
@@ -501,7 +503,7 @@ def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was():
     broken = [*history, *step("b", "grep", {"odd": object()}, "x" * 100)]
 
     with pytest.raises(ValueError, match="object"):
-        running.extend(broken, SELECTION)
-    running.extend(history, SELECTION)
+        running.extend(broken, RULES)
+    running.extend(history, RULES)
 
     assert between(running, 0, 3) == summed(history, 0, 3)

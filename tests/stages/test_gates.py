@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from histories import step
 
 from ctxpipe import Turn
-from ctxpipe.edits.offload import Candidate, Scan
+from ctxpipe.edits.offload import OffloadCandidate, Scan
 from ctxpipe.messages import tool_results
 from ctxpipe.stages.gates import RatioGate
 
-CANDIDATES = [Candidate(result, 10) for result in tool_results(step("a"))]
+CANDIDATES = [OffloadCandidate(result, 10) for result in tool_results(step("a"))]
 
 
-async def ask(gate: RatioGate, total: int, part: int) -> Sequence[Candidate] | str:
+async def ask(gate: RatioGate, total: int, part: int) -> Sequence[OffloadCandidate] | str:
     return await gate(Turn([]), Scan(total, part), lambda: CANDIDATES)
 
 
@@ -27,7 +27,7 @@ async def test_closed_it_says_how_much_could_go_and_how_much_would_be_needed():
 
 
 async def test_closed_it_does_not_ask_for_the_candidates():
-    def never() -> Sequence[Candidate]:
+    def never() -> Sequence[OffloadCandidate]:
         raise AssertionError
 
     assert isinstance(await RatioGate(0.2)(Turn([]), Scan(10, 1), never), str)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
 from ctxpipe.edits.gates import CandidateTable, Rates, best_eviction
-from ctxpipe.edits.offload import Candidate, Scan, Selection, candidates
+from ctxpipe.edits.offload import OffloadCandidate, OffloadRules, Scan, candidates
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices
@@ -294,9 +294,9 @@ async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_alway
     history: list[Message], cache_expired: bool
 ):
     gate = RentOrBuyGate(min_calls=0, min_tokens=50, free_calls=0)
-    old = candidates(history, 0, Selection(100))
+    old = candidates(history, 0, OffloadRules(100))
 
-    async def choice() -> Sequence[Candidate] | str:
+    async def choice() -> Sequence[OffloadCandidate] | str:
         return await gate(Turn(history, cache_expired=cache_expired), Scan(0, 0), lambda: old)
 
     chosen = await choice()

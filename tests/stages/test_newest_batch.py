@@ -19,7 +19,7 @@ from ctxpipe import (
     Stage,
     presets,
 )
-from ctxpipe.edits.offload import Selection
+from ctxpipe.edits.offload import OffloadRules
 from ctxpipe.messages import Message, ToolCall, check, result_text, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import any_reference
 from ctxpipe.stages.reports import Compacted, Outcome
@@ -177,7 +177,7 @@ async def test_other_results_leave_instead_of_those_that_never_do(storage: Local
 def test_what_must_stay_never_leaves(call: ToolCall, content: Any):
     [result] = tool_results([user(tool_result("t0", content))])
 
-    assert not Selection(100, {"secret": None}).may_leave(result, call)
+    assert not OffloadRules(100, {"secret": None}).can_leave(result, call)
 
 
 async def test_read_backs_leave_only_if_the_others_are_not_enough(storage: LocalStorage):
