@@ -30,7 +30,7 @@ from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter
-from ctxpipe.wire import MESSAGES, RESPONSES, Mount
+from ctxpipe.wire import MESSAGES, RESPONSES, Adapter
 
 ROUNDS = 40
 WINDOWS = (6, 30)
@@ -98,13 +98,13 @@ class Agent:
 
     def __init__(self, folder: str, codec: Any) -> None:
         stages = coding_agent(LocalStorage(folder), work_dir=None, summarize=ExtractiveSummarizer())
-        self.mount = Mount(ContextPipeline(stages), session_id="agent")
+        self.adapter = Adapter(ContextPipeline(stages), session_id="agent")
         self.codec = codec
         self.counter = TokenCounter()
 
     async def ask(self, items: Items) -> tuple[int, int]:
         """The tokens of *items*, and those of what is sent instead."""
-        exchange = await self.mount.begin(self.codec, items)
+        exchange = await self.adapter.begin(self.codec, items)
         sent = items if exchange is None else exchange.items
         return self.tokens(items), self.tokens(sent)
 

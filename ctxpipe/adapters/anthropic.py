@@ -18,7 +18,7 @@ from ..providers.refusals import REFUSING
 from ..session.client import BETA, lent_model, observe_stream, observe_sync_stream
 from ..settings import one_of
 from ..wire.conversations import SessionName
-from ..wire.exchange import UNSHAPED, Exchange, Mount, log_errors, refusal_in, warn
+from ..wire.exchange import UNSHAPED, Adapter, Exchange, log_errors, refusal_in, warn
 from ..wire.formats import MESSAGES
 from ..wire.questions import QUESTION_HEADERS, question_headers
 from .http_client import library_of, make_client, make_sync_client
@@ -82,10 +82,10 @@ def ctxpipe_middleware(
 
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
-    mount = Mount(
+    adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
     )
-    return _Middleware(ctxpipe_middleware.__name__, mount, threads)
+    return _Middleware(ctxpipe_middleware.__name__, adapter, threads)
 
 
 def ctxpipe_sync_middleware(
@@ -102,10 +102,10 @@ def ctxpipe_sync_middleware(
     The stages run on the event loop of all synchronous callers, in a thread of its own; a summary
     is asked for through the caller's client in another one.
     """
-    mount = Mount(
+    adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
     )
-    return _SyncMiddleware(ctxpipe_sync_middleware.__name__, mount, threads)
+    return _SyncMiddleware(ctxpipe_sync_middleware.__name__, adapter, threads)
 
 
 def ctxpipe_client(
@@ -133,10 +133,10 @@ def ctxpipe_client(
     """
     import anthropic
 
-    mount = Mount(
+    adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, observation, summary_model
     )
-    return make_client(anthropic, mount, transport, settings)
+    return make_client(anthropic, adapter, transport, settings)
 
 
 def ctxpipe_sync_client(
@@ -153,10 +153,10 @@ def ctxpipe_sync_client(
     """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
     import anthropic
 
-    mount = Mount(
+    adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, observation, summary_model
     )
-    return make_sync_client(anthropic, mount, transport, settings)
+    return make_sync_client(anthropic, adapter, transport, settings)
 
 
 # Both colours -------------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def ctxpipe_sync_client(
 class _Shaping:
     """What both middlewares do; the SDK's error for one of the other colour has their *name*."""
 
-    def __init__(self, name: str, mount: Mount, threads: Literal["decline", "pass"]) -> None:
+    def __init__(self, name: str, adapter: Adapter, threads: Literal["decline", "pass"]) -> None:
         one_of("decline", "pass").check("threads", threads)
         _ensure_sdk_knows_middleware()
         self.__name__ = name
-        self._mount = mount
+        self._adapter = adapter
         self._threads = threads
 
     def is_wanted(self, request: APIRequest) -> bool:
@@ -193,9 +193,9 @@ class _Shaping:
         lent = lent_model(
             _client_of(call_next),
             {**body, "extra_headers": _own_headers(request)},
-            self._mount.summary_model,
+            self._adapter.summary_model,
         )
-        return await self._mount.begin(
+        return await self._adapter.begin(
             MESSAGES.codec, body["messages"], arguments, request=body, agent_model=lent
         )
 
@@ -208,7 +208,7 @@ class _Shaping:
             return None
         body: Any = request.json
         try:
-            new_body = exchange.rewrite(body, self._mount.breakpoints)
+            new_body = exchange.rewrite(body, self._adapter.breakpoints)
             context = exchange.result
             headers: Any = context.request_options.get("extra_headers", request.headers)
             exchange.session.announce(context, {**new_body, "extra_headers": headers})
@@ -232,7 +232,7 @@ class _Middleware(_Shaping):
         if getattr(response, "status_code", None) in REFUSING:
             # The caller may have asked for the bare response.
             raw: Any = getattr(response, "http_response", response)
-            if await exchange.refused(refusal_in(raw.status_code, await raw.aread())):
+            if await exchange.shorten(refusal_in(raw.status_code, await raw.aread())):
                 response = await call_next(self.rewrite(request, exchange) or sent)
         await _observe(exchange, request, response)
         return response
@@ -249,7 +249,7 @@ class _SyncMiddleware(_Shaping):
         response = call_next(sent)
         if getattr(response, "status_code", None) in REFUSING:
             raw: Any = getattr(response, "http_response", response)
-            if sync.wait_for(exchange.refused(refusal_in(raw.status_code, raw.read()))):
+            if sync.wait_for(exchange.shorten(refusal_in(raw.status_code, raw.read()))):
                 response = call_next(self.rewrite(request, exchange) or sent)
         _observe_in_thread(exchange, request, response)
         return response
@@ -352,9 +352,9 @@ async def _observe(
     with log_errors(UNREAD):
         if request.stream:
             # The response keeps the parsed stream: the caller gets the same one.
-            observe_stream(await response.parse(), exchange.learn)
+            observe_stream(await response.parse(), exchange.calibrate)
         elif request.headers.get(RAW) != "stream":
-            exchange.learn(raw.json())
+            exchange.calibrate(raw.json())
 
 
 def _observe_in_thread(exchange: Exchange, request: APIRequest, response: APIResponse[Any]) -> None:
@@ -364,7 +364,7 @@ def _observe_in_thread(exchange: Exchange, request: APIRequest, response: APIRes
         return
 
     def learn(reply: object) -> None:
-        sync.call_on_loop(exchange.learn, reply)
+        sync.call_on_loop(exchange.calibrate, reply)
 
     with log_errors(UNREAD):
         if request.stream:

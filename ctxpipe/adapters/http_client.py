@@ -19,7 +19,7 @@ from anyio import to_thread
 from .. import sync
 from ..errors import SettingsError
 from ..session.client import BETA
-from ..wire.exchange import HttpExchange, Mount, ask
+from ..wire.exchange import Adapter, HttpExchange, ask
 from ..wire.formats import Format, format_of
 from ..wire.questions import HttpAnswer, Send, http_model, question_headers
 
@@ -36,21 +36,21 @@ T = TypeVar("T")
 
 
 def _exchange(
-    request: httpx2.Request, mount: Mount, make: type[HttpExchange], send: Send
+    request: httpx2.Request, adapter: Adapter, make: type[HttpExchange], send: Send
 ) -> HttpExchange | None:
     """That of *request*, of which nothing was read yet; None where it is sent as it came.
 
     *send* is lent to a summarizer, to ask the model that the request goes to.
     """
-    known = format_of(request.method, request.url.path, mount.observation)
+    known = format_of(request.method, request.url.path, adapter.observation)
     if known is None:
         return None
     return make(
-        mount.conversations,
+        adapter.conversations,
         known,
-        mount.find,
-        breakpoints=mount.breakpoints,
-        make_agent_model=partial(http_model, send=send, summary_model=mount.summary_model),
+        adapter.find,
+        breakpoints=adapter.breakpoints,
+        make_agent_model=partial(http_model, send=send, summary_model=adapter.summary_model),
     )
 
 
@@ -90,7 +90,7 @@ async def _answer(
     """The response to *request*, which was read, and its body."""
     beta = request.headers.get(BETA, "")
     encoding = request.headers.get("content-encoding", "")
-    await exchange.begin_bytes(request.content, beta, encoding)
+    await exchange.shape_bytes(request.content, beta, encoding)
     return await ask(exchange, lambda: send(_to_send(request, exchange)))
 
 
@@ -135,7 +135,7 @@ def _subclass(ours: type, base: type) -> Any:
 
 def make_client(
     sdk: Any,
-    mount: Mount,
+    adapter: Adapter,
     transport: httpx2.AsyncBaseTransport | None,
     settings: Any,
 ) -> httpx2.AsyncClient:
@@ -147,7 +147,7 @@ def make_client(
     inner = transport or http.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.AsyncBaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.AsyncBaseTransport")
-    made = _subclass(_AsyncTransport, http.AsyncBaseTransport)(inner, mount, http)
+    made = _subclass(_AsyncTransport, http.AsyncBaseTransport)(inner, adapter, http)
     client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(transport=made, **settings)
     return client
 
@@ -155,12 +155,12 @@ def make_client(
 @dataclass(frozen=True)
 class _AsyncTransport:
     inner: httpx2.AsyncBaseTransport
-    mount: Mount
+    adapter: Adapter
     http: Any
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = _exchange(
-            request, self.mount, HttpExchange, partial(self._ask_question, _Asking(request))
+            request, self.adapter, HttpExchange, partial(self._ask_question, _Asking(request))
         )
         if exchange is None:
             return await self.inner.handle_async_request(request)
@@ -202,7 +202,7 @@ class _AsyncStream:
 
 def make_sync_client(
     sdk: Any,
-    mount: Mount,
+    adapter: Adapter,
     transport: httpx2.BaseTransport | None,
     settings: Any,
 ) -> httpx2.Client:
@@ -211,7 +211,7 @@ def make_sync_client(
     inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.BaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.BaseTransport")
-    made = _subclass(_SyncTransport, http.BaseTransport)(inner, mount, http)
+    made = _subclass(_SyncTransport, http.BaseTransport)(inner, adapter, http)
     client: httpx2.Client = sdk.DefaultHttpxClient(transport=made, **settings)
     return client
 
@@ -219,12 +219,12 @@ def make_sync_client(
 @dataclass(frozen=True)
 class _SyncTransport:
     inner: httpx2.BaseTransport
-    mount: Mount
+    adapter: Adapter
     http: Any
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = _exchange(
-            request, self.mount, _BlockingExchange, partial(self._ask_question, _Asking(request))
+            request, self.adapter, _BlockingExchange, partial(self._ask_question, _Asking(request))
         )
         if exchange is None:
             return self.inner.handle_request(request)
@@ -287,14 +287,14 @@ class _BlockingStream:
 class _BlockingExchange(HttpExchange):
     """Its session is at home on the event loop of synchronous callers; who awaits it is blocked."""
 
-    async def begin_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
-        sync.wait_for(super().begin_bytes(raw, beta, encoding))
+    async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
+        sync.wait_for(super().shape_bytes(raw, beta, encoding))
 
     async def retry(self) -> bool:
         return sync.wait_for(super().retry())
 
-    def learn(self, reply: object) -> None:
-        sync.call_on_loop(super().learn, reply)
+    def calibrate(self, reply: object) -> None:
+        sync.call_on_loop(super().calibrate, reply)
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -21,7 +21,7 @@ from ..storage import JournalStorage
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
 from ..wire.codec import SYSTEM_ROLES, Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
-from ..wire.exchange import Exchange, Mount
+from ..wire.exchange import Adapter, Exchange
 from ..wire.translation import is_unchanged
 from ..wire.usage import usage
 from ..wire.values import (
@@ -111,17 +111,17 @@ def ctxpipe_middleware(
     without it the name is SUMMARY_MODEL where the environment sets it.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
-    MountUnavailable without a LangChain of the expected form.
+    AdapterUnavailable without a LangChain of the expected form.
     """
     chosen = summary_model if isinstance(summary_model, BaseChatModel) else None
     name = None if chosen is not None else summary_model
-    return _AgentMiddleware(Mount(pipeline, session_id, journal, summary_model=name), chosen)
+    return _AgentMiddleware(Adapter(pipeline, session_id, journal, summary_model=name), chosen)
 
 
 class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
-    def __init__(self, mount: Mount, summary_model: BaseChatModel | None) -> None:
+    def __init__(self, adapter: Adapter, summary_model: BaseChatModel | None) -> None:
         super().__init__()
-        self._mount = mount
+        self._adapter = adapter
         self._summary_model = summary_model
         self._tools: tuple[Sequence[object], list[object]] = ((), [])
 
@@ -140,10 +140,10 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             reply = await handler(_to_send(request, exchange))
         except Exception as error:
-            if not await exchange.refused(as_refusal(error)):
+            if not await exchange.shorten(as_refusal(error)):
                 raise
             reply = await handler(_to_send(request, exchange))
-        exchange.learn(_usage(reply))
+        exchange.calibrate(_usage(reply))
         return reply
 
     def wrap_model_call(
@@ -156,10 +156,10 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             reply = handler(_to_send(request, exchange))
         except Exception as error:
-            if not sync.wait_for(exchange.refused(as_refusal(error))):
+            if not sync.wait_for(exchange.shorten(as_refusal(error))):
                 raise
             reply = handler(_to_send(request, exchange))
-        sync.call_on_loop(exchange.learn, _usage(reply))
+        sync.call_on_loop(exchange.calibrate, _usage(reply))
         return reply
 
     async def _begin(self, request: Request, *, is_blocking: bool) -> Exchange | None:
@@ -174,7 +174,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
                 "model": _model_name(request.model),
             },
         }
-        return await self._mount.begin(
+        return await self._adapter.begin(
             CODEC,
             request.messages,
             arguments,
@@ -187,7 +187,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         """The model for summaries that was chosen, or else the agent's own."""
         chosen = self._summary_model
         if chosen is None:
-            name, summary_model = _model_name(agents), self._mount.summary_model
+            name, summary_model = _model_name(agents), self._adapter.summary_model
         else:
             name = summary_model = _model_name(chosen) or type(chosen).__name__
         return LangChainModel(
@@ -339,7 +339,7 @@ class LangChainCodec(Codec):
         side = _side_of(item)
         if side is None:
             call = getattr(item, "tool_call_id", None)
-            return self.unknown(item, type(item).__name__, call)
+            return self.read_unknown(item, type(item).__name__, call)
         if side != "assistant":
             return Reading(side, _content_blocks(item.content, _client_part))
         blocks = _content_blocks(item.content, _part_block)

@@ -17,7 +17,7 @@ from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
 from ..summarizers import AgentAnswer, AgentModel
 from ..wire.conversations import SessionName
-from ..wire.exchange import Exchange, Mount
+from ..wire.exchange import Adapter, Exchange
 from ..wire.formats import CHAT, MESSAGES, RESPONSES, Format
 from ..wire.usage import openai_usage
 from ..wire.versions import Versions, load
@@ -79,9 +79,9 @@ def ctxpipe_logger(
     environment sets it, else by the call's own model. A name never leads to another provider.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
-    MountUnavailable without a LiteLLM of the expected form.
+    AdapterUnavailable without a LiteLLM of the expected form.
     """
-    return _Logger(Mount(pipeline, session_id, journal, NAMES, summary_model=summary_model))
+    return _Logger(Adapter(pipeline, session_id, journal, NAMES, summary_model=summary_model))
 
 
 # The agent's own model ----------------------------------------------------------------------------
@@ -156,9 +156,9 @@ def _lent(kwargs: JsonObject, summary_model: str | None) -> LiteLLMModel | None:
 
 
 class _Logger(CustomLogger):
-    def __init__(self, mount: Mount) -> None:
+    def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self._mount = mount
+        self._adapter = adapter
         self._pending: OrderedDict[str, Exchange] = OrderedDict()
 
     async def async_pre_call_deployment_hook(
@@ -168,13 +168,13 @@ class _Logger(CustomLogger):
         known = FORMATS.get(getattr(call_type, "value", call_type))
         if known is None or not known.is_shapeable(kwargs, kwargs.get(known.key)):
             return None
-        exchange = await self._mount.begin(
+        exchange = await self._adapter.begin(
             known.codec,
             kwargs[known.key],
             known.arguments(kwargs),
             request=kwargs,
             state_id=known.state_id(kwargs),
-            agent_model=_lent(kwargs, self._mount.summary_model),
+            agent_model=_lent(kwargs, self._adapter.summary_model),
         )
         if exchange is None:
             return None
@@ -209,7 +209,7 @@ class _Logger(CustomLogger):
             is_own = exchange.dialog.codec is MESSAGES.codec
             if not is_own or value_at(usage, "prompt_tokens") is not None:
                 usage = openai_usage(usage)
-            exchange.learn(usage)
+            exchange.calibrate(usage)
 
     async def async_log_failure_event(
         self,
@@ -222,4 +222,4 @@ class _Logger(CustomLogger):
         exchange = self._find(kwargs)
         error = kwargs.get("exception")
         if exchange is not None and isinstance(error, BaseException):
-            await exchange.refused(as_refusal(error))
+            await exchange.shorten(as_refusal(error))

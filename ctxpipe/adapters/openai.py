@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..wire.conversations import SessionName
-from ..wire.exchange import Mount
+from ..wire.exchange import Adapter
 from ..wire.versions import Versions, load
 
 VERSIONS = Versions("openai", "openai", "1.60.0", "3.57.0")
@@ -60,9 +60,9 @@ def ctxpipe_client(
     without the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
-    MountUnavailable without an SDK of the expected form.
+    AdapterUnavailable without an SDK of the expected form.
     """
-    mount = Mount(
+    adapter = Adapter(
         pipeline,
         session_id,
         journal,
@@ -70,7 +70,7 @@ def ctxpipe_client(
         observation=observation,
         summary_model=summary_model,
     )
-    return make_client(_sdk, mount, transport, settings)
+    return make_client(_sdk, adapter, transport, settings)
 
 
 def ctxpipe_sync_client(
@@ -84,7 +84,7 @@ def ctxpipe_sync_client(
     **settings: Any,
 ) -> DefaultHttpxClient:
     """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
-    mount = Mount(
+    adapter = Adapter(
         pipeline,
         session_id,
         journal,
@@ -92,4 +92,4 @@ def ctxpipe_sync_client(
         observation=observation,
         summary_model=summary_model,
     )
-    return make_sync_client(_sdk, mount, transport, settings)
+    return make_sync_client(_sdk, adapter, transport, settings)

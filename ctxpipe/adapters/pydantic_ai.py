@@ -18,7 +18,7 @@ from ..providers.refusals import as_refusal
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
-from ..wire.exchange import Exchange, Mount
+from ..wire.exchange import Adapter, Exchange
 from ..wire.usage import usage
 from ..wire.values import (
     arguments_json,
@@ -104,7 +104,7 @@ class Ctxpipe(AbstractCapability[Any]):
     without it the name is SUMMARY_MODEL where the environment sets it.
 
     Raises SettingsError for an invalid setting, and, when this module is imported,
-    MountUnavailable without a pydantic-ai of the expected form.
+    AdapterUnavailable without a pydantic-ai of the expected form.
     """
 
     def __init__(
@@ -117,18 +117,18 @@ class Ctxpipe(AbstractCapability[Any]):
     ) -> None:
         self._chosen = summary_model if isinstance(summary_model, Model) else None
         name = None if isinstance(summary_model, Model) else summary_model
-        self._mount = Mount(pipeline, session_id, journal, summary_model=name)
+        self._adapter = Adapter(pipeline, session_id, journal, summary_model=name)
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """What one run needs to remember."""
-        return _Run(self._mount, self._chosen)
+        return _Run(self._adapter, self._chosen)
 
 
 class _Run(AbstractCapability[Any]):
     """One run, and the exchange of its last request."""
 
-    def __init__(self, mount: Mount, summary_model: Model | None) -> None:
-        self._mount = mount
+    def __init__(self, adapter: Adapter, summary_model: Model | None) -> None:
+        self._adapter = adapter
         self._summary_model = summary_model
         self._exchange: Exchange | None = None
         self._is_shorter = False  # it was refused, and has a shorter request to send
@@ -154,7 +154,7 @@ class _Run(AbstractCapability[Any]):
         del ctx
         if self._exchange is None or getattr(request_context, "attempt", 1) > 1:
             raise error
-        self._is_shorter = await self._exchange.refused(as_refusal(error))
+        self._is_shorter = await self._exchange.shorten(as_refusal(error))
         if not self._is_shorter:
             raise error
         raise RetryModelRequest from error
@@ -165,7 +165,7 @@ class _Run(AbstractCapability[Any]):
         """Learn from the usage."""
         del ctx, request_context
         if self._exchange is not None:
-            self._exchange.learn(_usage(response))
+            self._exchange.calibrate(_usage(response))
         return response
 
     async def _begin(
@@ -180,7 +180,7 @@ class _Run(AbstractCapability[Any]):
             "tools": [_description(tool) for tool in parameters.function_tools],
             "request": {"model": getattr(request_context.model, "model_name", None)},
         }
-        return await self._mount.begin(
+        return await self._adapter.begin(
             CODEC,
             request_context.messages,
             arguments,
@@ -198,7 +198,7 @@ class _Run(AbstractCapability[Any]):
             model=chosen or agents,
             settings={name: settings[name] for name in ROUTING if name in settings},
             name=(chosen or agents).model_name,
-            summary_model=chosen.model_name if chosen else self._mount.summary_model,
+            summary_model=chosen.model_name if chosen else self._adapter.summary_model,
             api=agents.system,
         )
 
@@ -296,7 +296,7 @@ class PydanticCodec(Codec):
     def read(self, item: Item) -> Reading:
         """*item* as blocks."""
         if not isinstance(item, ModelRequest | ModelResponse):
-            return self.unknown(item, type(item).__name__)
+            return self.read_unknown(item, type(item).__name__)
         is_reply = isinstance(item, ModelResponse)
         unknown = opaque_block if is_reply else client_block
         groups = _groups(item.parts)

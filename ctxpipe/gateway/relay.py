@@ -85,7 +85,7 @@ class Relay:
             exchange.reason = "switched off"
         else:
             encoding = ", ".join(headers.getlist("content-encoding"))
-            await exchange.begin_bytes(exchange.raw, headers.get(BETA, ""), encoding)
+            await exchange.shape_bytes(exchange.raw, headers.get(BETA, ""), encoding)
         if exchange.is_too_deep:
             raise Refused(400, exchange.reason)
         async with self._open_responses:

@@ -2,7 +2,7 @@
 
 from .codec import Codec, MessagesCodec, Reading, Side
 from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name
-from .exchange import Exchange, HttpExchange, Mount
+from .exchange import Adapter, Exchange, HttpExchange
 from .formats import CHAT, MESSAGES, RESPONSES, Format, Gemini
 from .gemini import GeminiCodec
 from .openai_chat import ChatCodec
@@ -13,6 +13,7 @@ __all__ = [
     "CHAT",
     "MESSAGES",
     "RESPONSES",
+    "Adapter",
     "ChatCodec",
     "Codec",
     "Conversations",
@@ -23,7 +24,6 @@ __all__ = [
     "GeminiCodec",
     "HttpExchange",
     "MessagesCodec",
-    "Mount",
     "Reading",
     "ResponsesCodec",
     "SessionName",

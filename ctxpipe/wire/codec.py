@@ -107,7 +107,7 @@ class Codec(ItemReader):
         codec.is_from_reply = is_from_reply
         return codec
 
-    def unknown(self, item: Item, name: object = None, call: object = None) -> Reading:
+    def read_unknown(self, item: Item, name: object = None, call: object = None) -> Reading:
         """Read *item*, whose type the codec does not know.
 
         An item that arrived in a reply is part of that reply; any other is an opaque block of the
@@ -126,10 +126,10 @@ class Codec(ItemReader):
         """Return the content of *item*, the result of a call, for a tool_result block."""
         return [client_block(item)]
 
-    def steps_aside(self, items: Sequence[Item]) -> bool:
-        """Return True if a request with *items* must be sent unchanged."""
+    def is_shapeable(self, items: Sequence[Item]) -> bool:
+        """Return False if a request with *items* must be sent unchanged."""
         del items
-        return False
+        return True
 
     @abstractmethod
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
@@ -139,11 +139,11 @@ class Codec(ItemReader):
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
         """Return new items with the contents of *blocks*, which ctxpipe has written."""
 
-    def opaque(self, block: JsonObject) -> JsonDict:
+    def replace_half(self, block: JsonObject) -> JsonDict:
         """Return the replacement for *block*, a call without its result or the reverse."""
         return opaque_block(block)
 
-    def sendable(self, items: Sequence[Item]) -> list[Item]:
+    def convert_media(self, items: Sequence[Item]) -> list[Item]:
         """Return *items* with images and documents of the Messages API converted to this API.
 
         Results may contain such blocks, because a caller forwards the answers of `read_offloaded`.
@@ -155,7 +155,7 @@ class Codec(ItemReader):
         del item
         return False
 
-    def frozen(self, items: Sequence[Item], start: int) -> int:
+    def frozen_count(self, items: Sequence[Item], start: int) -> int:
         """Return the number of leading items that are the provider's state and never shaped.
 
         Only the items from *start* on are searched for its end; returns 0 if it is not among them.
@@ -179,7 +179,9 @@ class Codec(ItemReader):
         These are results whose call has left, and calls whose result has left. *halves* are those
         of the *original_items*.
         """
-        halves_by_item = dict(zip(map(id, original_items), halves, strict=True))
+        halves_by_item: dict[int, Halves] = {}  # by the identity of the item
+        for item, item_halves in zip(original_items, halves, strict=True):
+            halves_by_item[id(item)] = item_halves
         new_halves = [halves_by_item.get(id(item)) or self.halves(item) for _, item in pairs]
         calls, results = _union(new_halves)
         original_calls, original_results = _union(halves)
@@ -187,10 +189,10 @@ class Codec(ItemReader):
         lost_results = original_results - results
         if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
             return list(pairs)
-        repaired: list[Sourced] = []
+        valid_pairs: list[Sourced] = []
         for (source, item), (item_calls, item_results) in zip(pairs, new_halves, strict=True):
             if lost_results.isdisjoint(item_calls) and lost_calls.isdisjoint(item_results):
-                repaired.append((source, item))
+                valid_pairs.append((source, item))
                 continue
             valid_blocks = []
             for block in self.read(item).blocks:
@@ -198,8 +200,8 @@ class Codec(ItemReader):
                 if not is_lost:
                     valid_blocks.append(block)
             if any(kind(block) not in THINKING for block in valid_blocks):
-                repaired.append((source, self.rebuild(item, valid_blocks)))
-        return repaired
+                valid_pairs.append((source, self.rebuild(item, valid_blocks)))
+        return valid_pairs
 
 
 def _union(halves: Iterable[Halves]) -> Halves:
@@ -216,16 +218,16 @@ class Unit:
     """A *message* for the foreign items at the indices *items*, in their order.
 
     *owners* has the index of its item for each block. *names* maps ids of calls in the message to
-    the ids in the items, if they differ. If *is_sound* is False, the unit has a call without a
-    result or the reverse, so the API would refuse the items. A unit that *is_final* does not
-    change, whatever follows, and neither do the units before it.
+    the ids in the items, if they differ. If *is_valid* is False, the unit has a call without a
+    result or the reverse, so the API would refuse the items. Later items change neither a unit that
+    *is_final* nor the units before it.
     """
 
     message: Message
     items: Sequence[int]
     owners: tuple[int, ...] = ()
     names: Mapping[str, object] = field(default_factory=dict)
-    is_sound: bool = True
+    is_valid: bool = True
     is_final: bool = True
 
     @property
@@ -247,7 +249,7 @@ class _Group:
     blocks: list[JsonDict] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
     names: dict[str, object] = field(default_factory=dict)
-    is_sound: bool = True
+    is_valid: bool = True
     is_final: bool = False
     may_pair: bool = False
 
@@ -263,17 +265,18 @@ class _Group:
 # Units --------------------------------------------------------------------------------------------
 
 
-def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) -> list[Unit]:
+def make_units(codec: Codec, items: Sequence[Item], start: int, used_ids: set[str]) -> list[Unit]:
     """Return the units of *items* from *start* on.
 
-    *used* has the ids of the earlier calls; the ids of the calls in these items are added to it.
+    *used_ids* has the ids of the earlier calls; the ids of the calls in these items are added to
+    it.
     """
     groups = _groups(_read_items(codec, items, start), start)
     for group in groups:
         _set_final(group)
     for before, later in pairwise([None, *groups, None]):
         if before is not None and before.side == "assistant":
-            _pair(codec, before, later, used)
+            _pair(codec, before, later, used_ids)
         elif later is not None and later.side == "result":
             _make_opaque(codec, later, frozenset())
     for group in groups:
@@ -355,8 +358,8 @@ def _set_final(group: _Group) -> None:
     if group.side != "assistant":
         return
     kinds = {kind(block) for block in group.blocks}
-    says_more = bool(kinds - CALLS - THINKING)
-    group.is_final = says_more and CALLS.isdisjoint(kinds) and not group.may_pair
+    has_text = bool(kinds - CALLS - THINKING)
+    group.is_final = has_text and CALLS.isdisjoint(kinds) and not group.may_pair
 
 
 # Calls and results of unknown items ---------------------------------------------------------------
@@ -435,7 +438,7 @@ def _is_half(
     return is_answer
 
 
-def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> None:
+def _pair(codec: Codec, group: _Group, later: _Group | None, used_ids: set[str]) -> None:
     """Give each call of *group* that has a result in *later* a unique id.
 
     Results with ids of no call answer the calls without results, in order. Other calls become
@@ -443,34 +446,34 @@ def _pair(codec: Codec, group: _Group, later: _Group | None, used: set[str]) -> 
     """
     answers = {} if later is None else _answers(later)
     calls = {block["id"] for block in group.blocks if kind(block) in CALLS}
-    unmatched: list[int] = []
+    spare_results: list[int] = []  # places of results with ids of no call
     for answered_id, places in answers.items():
         if answered_id not in calls:
-            unmatched += places
-    answered: set[int] = set()
+            spare_results += places
+    answer_places: set[int] = set()
     for place, block in enumerate(group.blocks):
         if kind(block) not in CALLS:
             continue
         original_id = block["id"]
-        waiting = answers.get(original_id) or unmatched
+        waiting = answers.get(original_id) or spare_results
         if not waiting and later is not None:
-            group.blocks[place] = codec.opaque(block)
-            group.is_sound &= not codec.refuses_halves
+            group.blocks[place] = codec.replace_half(block)
+            group.is_valid &= not codec.refuses_halves
             continue
-        name = _unique_id(original_id, used)
+        name = _unique_id(original_id, used_ids)
         tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
         group.blocks[place] = {**block, "id": name, "name": tool}
         if name != original_id:
             group.names[name] = original_id
         if waiting and later is not None:
             answer = waiting.pop(0)
-            answered.add(answer)
+            answer_places.add(answer)
             answered_id = later.blocks[answer]["tool_use_id"]
             later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
             if name != answered_id:
                 later.names[name] = answered_id
     if later is not None and later.side == "result":
-        _make_opaque(codec, later, answered)
+        _make_opaque(codec, later, answer_places)
 
 
 def _answers(group: _Group) -> dict[object, list[int]]:
@@ -484,31 +487,34 @@ def _answers(group: _Group) -> dict[object, list[int]]:
     return answers
 
 
-def _make_opaque(codec: Codec, group: _Group, answered: AbstractSet[int]) -> None:
-    """Make the results in *group* opaque that answer no call; those at *answered* come first."""
-    if len(answered) == len(group.blocks):
+def _make_opaque(codec: Codec, group: _Group, answer_places: AbstractSet[int]) -> None:
+    """Make the results in *group* opaque that answer no call.
+
+    The results at *answer_places* do, and are moved to the front.
+    """
+    if len(answer_places) == len(group.blocks):
         return
     for place, block in enumerate(group.blocks):
-        if place not in answered and kind(block) == "tool_result":
-            group.blocks[place] = codec.opaque(block)
-            group.is_sound &= not codec.refuses_halves
-    order = sorted(range(len(group.blocks)), key=lambda place: place not in answered)
+        if place not in answer_places and kind(block) == "tool_result":
+            group.blocks[place] = codec.replace_half(block)
+            group.is_valid &= not codec.refuses_halves
+    order = sorted(range(len(group.blocks)), key=lambda place: place not in answer_places)
     group.blocks = [group.blocks[place] for place in order]
     group.owners = [group.owners[place] for place in order]
 
 
-def _unique_id(original_id: object, used: set[str]) -> str:
-    """Return a valid id of the Messages API for *original_id*; it is added to the ids *used*."""
+def _unique_id(original_id: object, used_ids: set[str]) -> str:
+    """Return a valid id of the Messages API for *original_id*; it is added to *used_ids*."""
     name = original_id if isinstance(original_id, str) else repr(original_id)
     if not _ID.fullmatch(name):
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
         name = f"{_NOT_IN_ID.sub('_', name)[:40]}_{digest[:16]}"
     number = 1
     unique = name
-    while unique in used:
+    while unique in used_ids:
         number += 1
         unique = f"{name}-{number}"
-    used.add(unique)
+    used_ids.add(unique)
     return unique
 
 
@@ -524,27 +530,30 @@ def _make_valid(group: _Group) -> None:
 
 
 def _move_systems_to_user(groups: Sequence[_Group]) -> None:
-    """Turn system messages into the user's where the Messages API accepts no system message."""
+    """Turn system messages into the user's where the Messages API accepts no system message.
+
+    It accepts them only between the user and the assistant.
+    """
     others = (group.side for group in groups if group.side != "system")
     sides: list[Side] = ["assistant", *others, "assistant"]
-    passed = 0
+    position = 0  # in *sides*, of the last group that is not a system message
     for group in groups:
         if group.side != "system":
-            passed += 1
-        elif sides[passed] not in ANSWERED or sides[passed + 1] != "assistant":
+            position += 1
+        elif sides[position] not in ANSWERED or sides[position + 1] != "assistant":
             group.side = "user"
 
 
 def _as_unit(group: _Group) -> Unit:
     role = "user" if group.side == "result" else group.side
     content: object = group.blocks
-    if list(map(kind, group.blocks)) == ["text"]:
+    if len(group.blocks) == 1 and kind(group.blocks[0]) == "text":
         content = group.blocks[0]["text"]
     message = cast("Message", {"role": role, "content": content})
     items: Sequence[int] = sorted(group.items)
     if items[-1] - items[0] + 1 == len(items):
         items = range(items[0], items[-1] + 1)
-    return Unit(message, items, tuple(group.owners), group.names, group.is_sound, group.is_final)
+    return Unit(message, items, tuple(group.owners), group.names, group.is_valid, group.is_final)
 
 
 def head_length(codec: Codec, items: Sequence[Item], start: int) -> int:

@@ -78,7 +78,7 @@ The second argument is True if another conversation in memory has that id: then 
 a separate object.
 """
 
-_named: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None)
+_block_name: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None)
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -92,11 +92,11 @@ def conversation(name: str) -> Iterator[None]:
     An adapter with a ``session_id`` ignores it. Raises SettingsError if the name is invalid.
     """
     SESSION_ID.check("name", name)
-    token = _named.set(name)
+    token = _block_name.set(name)
     try:
         yield
     finally:
-        _named.reset(token)
+        _block_name.reset(token)
 
 
 def conversation_name(
@@ -108,7 +108,7 @@ def conversation_name(
     among *candidates*, the values in which a framework may store a name.
     """
     chosen_name = session_id(request) if callable(session_id) else session_id
-    for name in (chosen_name, _named.get(), *candidates):
+    for name in (chosen_name, _block_name.get(), *candidates):
         if isinstance(name, str) and name:
             return name if len(name) <= MAX_NAME else hashed_name(name, MAX_NAME)
     return ""
@@ -149,10 +149,10 @@ def beginning_of(messages: Iterable[Message]) -> Beginning | None:
             first = digest(message)
             is_opened = message["content"] == OPENING
         elif message["role"] == "assistant" and first:
-            said = [block for block in as_blocks(message) if kind(block) not in THINKING]
+            reply_blocks = [block for block in as_blocks(message) if kind(block) not in THINKING]
             if is_opened:
-                said = said[:1]
-            return Beginning(first, digest(with_content(message, said)))
+                reply_blocks = reply_blocks[:1]
+            return Beginning(first, digest(with_content(message, reply_blocks)))
     return Beginning(first) if first else None
 
 
@@ -197,7 +197,7 @@ def session_ids(name: str, begins: Beginning) -> Iterator[str]:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Dialog:
-    """One conversation called *name*: its *session*, and the *items* of its last request.
+    """A conversation called *name*: its *session*, and the *items* of its last request.
 
     *body* is the body that contained the items, None if they were passed as objects. *saved* is the
     number of raw tokens that shaping has saved, *size* the approximate size of the items in bytes
@@ -273,11 +273,11 @@ class Conversations:
     At most *max_bytes* and *max_sessions* of them stay in memory; the least recently used ones
     leave first, and are found again in their journals. Several processes may write to the same
     journals: a journal is read if a request continues from more than one turn ago, or if its
-    conversation has just begun.
+    conversation is new.
 
     Content that one conversation of a name has moved to files is also moved if another conversation
     of that name contains it. With *is_one_client* this includes all conversations without a name,
-    because they belong to one client.
+    because all of them belong to the same client.
     """
 
     def __init__(
@@ -470,19 +470,21 @@ class Conversations:
         candidates = list(self._by_key.get((name, type(codec), begins), ()))
         if begins.reply:
             candidates += self._by_key.get((name, type(codec), Beginning(begins.first)), ())
-        continued = None
+        best = None
         most = 0
         for dialog in candidates:
             continuation = dialog.compare(items)
             if continuation.is_continued and continuation.same >= most:
-                continued = dialog
+                best = dialog
                 most = continuation.same
-        if continued is None or (continued.is_provisional and begins.reply):
+        if best is None or (best.is_provisional and begins.reply):
             return None, False
-        if continued.session.journal is None or continued.session.has_unsaved:
-            return continued, True
-        has_parted = begins.reply != continued.begins.reply
-        return continued, not has_parted and len(list(_replies(codec, items[most:]))) <= 1
+        if best.session.journal is None or best.session.has_unsaved:
+            return best, True
+        if best.begins.reply != begins.reply:
+            return best, False
+        new_reply_count = len(list(_replies(codec, items[most:])))
+        return best, new_reply_count <= 1
 
     async def _open(
         self,

@@ -97,7 +97,7 @@ def max_head_chars(budget: Budget) -> int:
     return 2 * budget.target
 
 
-class Mount:
+class Adapter:
     """The settings and the conversations of one adapter.
 
     *session_id* is the conversation's name, a function that finds the name in a request, or None:
@@ -155,12 +155,12 @@ class Mount:
         *arguments* are those of `Session.run`. *request* is the argument of a function that finds
         the conversation's name; *names* are further values in which the framework may store that
         name. A summarizer without a model of its own uses *agent_model*. *state_id* is the argument
-        of `Exchange.begin`.
+        of `Exchange.shape`.
         """
         exchange = Exchange(self.conversations)
         with log_errors(UNSHAPED):
             source = self.find(request, names)
-            await exchange.begin(
+            await exchange.shape(
                 source, codec, items, arguments, state_id=state_id, agent_model=agent_model
             )
         return exchange if exchange.is_shaped else None
@@ -172,19 +172,21 @@ class Mount:
         open_session = partial(self._open_session, name)
         return SessionSource(name, open_session, max_head_chars(self._pipeline.budget))
 
-    def _open_session(self, name: str, session_id: str, is_held: bool) -> Conversation:
+    def _open_session(self, name: str, session_id: str, is_id_used: bool) -> Conversation:
         # The session with the name itself is registered in the pipeline, where others can find it.
-        is_registered = session_id == name and not is_held
-        make = self._pipeline.session if is_registered else self._pipeline.new_session
-        return conversation_of(make(session_id, journal=self._journal))
+        if session_id == name and not is_id_used:
+            session = self._pipeline.session(session_id, journal=self._journal)
+        else:
+            session = self._pipeline.new_session(session_id, journal=self._journal)
+        return conversation_of(session)
 
 
 class Exchange:
-    """One request. Once it *is_shaped*, *items* replace the *original_items*.
+    """A request of a conversation. Once it *is_shaped*, *items* replace the *original_items*.
 
     *result* is the result of the session of *dialog*, which was run with *arguments*. *reason* says
-    why a request is sent unchanged. A request that *is_held* continues a conversation that the
-    provider stores.
+    why a request is sent unchanged. *is_stored_by_provider* is True if the request continues a
+    conversation that the provider stores, so that it does not contain the whole history.
     """
 
     dialog: Dialog
@@ -196,10 +198,10 @@ class Exchange:
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
         self.is_shaped: bool = False
-        self.is_held: bool = False
+        self.is_stored_by_provider: bool = False
         self.reason: str = ""
 
-    async def begin(
+    async def shape(
         self,
         source: SessionSource,
         codec: ItemReader,
@@ -221,28 +223,23 @@ class Exchange:
         """
         if is_asked_by_a_stage() or not items:
             return
-        name = source.name
-        open_session = source.open_session
         self.reason = NOT_SHAPEABLE
         if isinstance(codec, Codec):
-            if codec.steps_aside(items):
+            if not codec.is_shapeable(items):
                 self.reason = COMPACTED_BY_PROVIDER
                 return
             codec = self._conversations.bind(codec, source.max_head_chars)
-        self.is_held = bool(state_id)
+        self.is_stored_by_provider = bool(state_id)
+        dialog: Dialog | None
+        calls: list[Item] = []
         if state_id:
-            session_id, calls = self._conversations.recall(state_id, cast("Codec", codec), items)
-            session_id = session_id or name or f"{UNNAMED}-{content_hash(state_id)}"
-            # A fork: no journal has the part of the history that the provider stores.
-            session = open_session(session_id, True).fork()
-            self._conversations.share(session, name)
-            dialog = Dialog(name, session, codec, Beginning(b""))
+            dialog, calls = self._continue_state(source, cast("Codec", codec), items, state_id)
         else:
-            calls = []
-            continued = await self._conversations.find(name, codec, items, open_session, body)
-            if continued is None:
-                return
-            dialog = continued
+            dialog = await self._conversations.find(
+                source.name, codec, items, source.open_session, body
+            )
+        if dialog is None:
+            return
         self.dialog = dialog
         self.original_items = items
         async with dialog.lock:  # a translation remembers one turn
@@ -256,12 +253,28 @@ class Exchange:
             self.prefill: list[Message] = units.messages[len(history) :]
             result = await dialog.session.run(history, **self.arguments, agent_model=agent_model)
             self.result = self._with_prefill(result)
-            sent = dialog.translation.items(units, self.result.messages)
+            new_items = dialog.translation.items(units, self.result.messages)
             first = len(calls)
-            self.items = sent[first:] if is_unchanged(sent[:first], calls) else items
+            self.items = items
+            if is_unchanged(new_items[:first], calls):
+                self.items = new_items[first:]
         self.reason = ""
         self.is_shaped = True
         dialog.saved += self.result.tokens_saved
+
+    def _continue_state(
+        self, source: SessionSource, codec: Codec, items: Sequence[Item], state_id: str
+    ) -> tuple[Dialog, list[Item]]:
+        """Return a conversation for *items*, which continue the provider's state *state_id*.
+
+        The second value has the calls of the results in *items*; the provider stores these calls.
+        """
+        session_id, calls = self._conversations.recall(state_id, codec, items)
+        session_id = session_id or source.name or f"{UNNAMED}-{content_hash(state_id)}"
+        # A fork: no journal has the part of the history that the provider stores.
+        session = source.open_session(session_id, True).fork()
+        self._conversations.share(session, source.name)
+        return Dialog(source.name, session, codec, Beginning(b"")), calls
 
     def _with_prefill(self, result: Result) -> Result:
         """Return *result* followed by the beginning of an answer that the model is to continue."""
@@ -285,36 +298,38 @@ class Exchange:
         model = self.arguments["request"].get("model")
         return model if isinstance(model, str) else None
 
-    async def refused(self, refusal: Refusal | None) -> bool:
+    async def shorten(self, refusal: Refusal | None) -> bool:
         """Shorten the request after *refusal*; return True if there is a shorter one to send.
 
-        Returns False if *refusal* is None, if nothing can be left out, and after an internal error.
+        Returns False without a *refusal*, if nothing can be left out, and after an internal error.
         """
-        if refusal is None or not self.is_shaped or self.is_held:
+        if refusal is None or not self.is_shaped or self.is_stored_by_provider:
             return False
-        sent = self.result
+        refused_result = self.result
         with log_errors(NOT_SHORTENED):
             dialog = self.dialog
             async with dialog.lock:
                 units = dialog.translation.read(self.original_items)
                 history = units.messages[: len(units.messages) - len(self.prefill)]
-                shorter = await dialog.session.recover(refusal, history, sent, **self.arguments)
+                shorter = await dialog.session.recover(
+                    refusal, history, refused_result, **self.arguments
+                )
                 if shorter is not None:
                     shorter = self._with_prefill(shorter)
                     self.items = dialog.translation.items(units, shorter.messages)
                     self.result = shorter
                     dialog.saved += shorter.tokens_saved
-        return self.result is not sent
+        return self.result is not refused_result
 
     def rewrite(self, body: JsonObject, breakpoints: int | None) -> JsonDict:
         """Return *body*, a Messages API request, with the shaped messages and request options.
 
         *breakpoints* is the setting of `HttpExchange`.
         """
-        changed = {**body, **self.result.request_options.get("extra_body", {})}
+        new_body = {**body, **self.result.request_options.get("extra_body", {})}
         if self.is_changed:
-            changed["messages"] = self.items
-        return self.session.mark(self.result, changed, breakpoints)
+            new_body["messages"] = self.items
+        return self.session.mark(self.result, new_body, breakpoints)
 
     def remember(self, items: object) -> None:
         """Remember *items* of a reply, to recognize them when the client sends them back."""
@@ -322,7 +337,7 @@ class Exchange:
             with log_errors(USAGE_UNREAD):
                 self._conversations.remember_items(items)
 
-    def learn(self, reply: object) -> None:
+    def calibrate(self, reply: object) -> None:
         """Calibrate token counts by the usage that *reply* reports for the context sent."""
         if reply is None:
             return
@@ -330,15 +345,15 @@ class Exchange:
             self._conversations.remember(reply, self.dialog.codec, self.session.session_id)
             # Not every reply reports usage, or is a message. If the provider stores the history,
             # the usage includes that history.
-            if has_usage(reply) and not self.is_held:
+            if has_usage(reply) and not self.is_stored_by_provider:
                 model = None if isinstance(field(reply, "model"), str) else self.model
                 self.session.observe(reply, self.result.messages, model=model)
 
 
 class HttpExchange(Exchange):
-    """One request as bytes, in a *format*, and the reply to it, chunk by chunk.
+    """A request as bytes, in a *format*, and the reply to it, chunk by chunk.
 
-    Call ``await begin_bytes(raw)`` and send `content`; then call `begin_answer` with the head of
+    Call ``await shape_bytes(raw)`` and send `content`; then call `begin_answer` with the head of
     the answer, `feed` with each chunk, and `end`. The function `ask` does all this. While the
     exchange *is_undecided*, the chunks must be held back, because the answer may be a *refusal*;
     `retry` then returns True if a shorter `content` must be sent.
@@ -375,7 +390,7 @@ class HttpExchange(Exchange):
         self.is_recovered: bool = False
         self.is_too_deep: bool = False  # True if the body nests too deeply to be parsed
 
-    async def begin_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
+    async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
         """Shape the request in *raw*.
 
         *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding.
@@ -401,7 +416,7 @@ class HttpExchange(Exchange):
             source = self._find({**body.values, **arguments["request"]})
             if beta:
                 arguments["request"]["extra_headers"] = {BETA: beta}
-            await self.begin(
+            await self.shape(
                 source,
                 self.format.codec,
                 body.items,
@@ -452,14 +467,15 @@ class HttpExchange(Exchange):
 
         The names in *client_headers* are in lower case.
         """
-        added: dict[str, str] = {"accept-encoding": "identity"}  # the usage is read from plain text
+        # The usage is read from plain text.
+        new_headers: dict[str, str] = {"accept-encoding": "identity"}
         if self.is_shaped and not self.is_dry and self.format is MESSAGES:
-            added |= self.result.request_options.get("extra_headers", {})
-        removed = set(added)
+            new_headers |= self.result.request_options.get("extra_headers", {})
+        dropped_names = set(new_headers)
         if self.content() is not self.raw:
-            removed.add("content-encoding")
-        retained = [(name, value) for name, value in client_headers if name not in removed]
-        return [*retained, *added.items()]
+            dropped_names.add("content-encoding")
+        headers = [(name, value) for name, value in client_headers if name not in dropped_names]
+        return [*headers, *new_headers.items()]
 
     # The reply ------------------------------------------------------------------------------------
 
@@ -472,8 +488,8 @@ class HttpExchange(Exchange):
         self._status = status
         self._size = 0
         self._refusal = b""
-        wanted = ANY_EVENT if self.is_undecided else self.format.read_events
-        self._reader = ReplyReader(is_stream=is_stream and not is_refusing, wanted=wanted)
+        event_marks = ANY_EVENT if self.is_undecided else self.format.read_events
+        self._reader = ReplyReader(is_stream=is_stream and not is_refusing, event_marks=event_marks)
 
     def feed(self, chunk: bytes) -> None:
         """Read the next *chunk* of the answer, and the usage in it."""
@@ -512,7 +528,7 @@ class HttpExchange(Exchange):
                 # Immediately, because a client may stop reading after the last event. In a dry run
                 # the usage is that of another context.
                 if not self.is_dry:
-                    self.learn(self.format.reply_in(event))
+                    self.calibrate(self.format.reply_in(event))
                 if self.is_undecided and event.get("type") not in _BEGINNING:
                     if event.get("type") in _REFUSED:
                         self._refusal = json.dumps(event).encode()
@@ -520,7 +536,7 @@ class HttpExchange(Exchange):
 
     def _decide(self) -> None:
         self.is_undecided = False
-        self._reader.wanted = self.format.read_events
+        self._reader.event_marks = self.format.read_events
 
     async def retry(self) -> bool:
         """Return True if the held answer is a refusal and there is a shorter `content` to send."""
@@ -528,7 +544,7 @@ class HttpExchange(Exchange):
         if self._refusal:
             status = self._status if self._status in REFUSING else None
             self.refusal = refusal_in(status, self._refusal)
-        if self.is_dry or not await self.refused(self.refusal):
+        if self.is_dry or not await self.shorten(self.refusal):
             return False
         self._write()
         self.is_recovered = True
@@ -549,15 +565,15 @@ async def ask(
     those of httpx or httpx2.
     """
     response, chunks = await _send(exchange, send)
-    held: list[bytes] = []
+    held_chunks: list[bytes] = []
     while exchange.is_undecided and (chunk := await anext(chunks, None)) is not None:
-        held.append(chunk)
+        held_chunks.append(chunk)
         exchange.feed(chunk)
     if await exchange.retry():
         await response.aclose()
-        held.clear()
+        held_chunks.clear()
         response, chunks = await _send(exchange, send)
-    return response, _pass_on(exchange, held, chunks)
+    return response, _pass_on(exchange, held_chunks, chunks)
 
 
 async def _send(
@@ -569,9 +585,9 @@ async def _send(
 
 
 async def _pass_on(
-    exchange: HttpExchange, held: Iterable[bytes], rest: AsyncIterator[bytes]
+    exchange: HttpExchange, held_chunks: Iterable[bytes], rest: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
-    for chunk in held:
+    for chunk in held_chunks:
         yield chunk
     async for chunk in rest:
         exchange.feed(chunk)
@@ -634,11 +650,11 @@ class ReplyReader:
     """Parses the JSON objects in a reply: the data of a stream's events, or a whole reply.
 
     If a whole reply is a list, its last element is the object. In a stream only events that contain
-    one of *wanted* are parsed.
+    one of *event_marks* are parsed.
     """
 
-    def __init__(self, *, is_stream: bool = True, wanted: Sequence[bytes] = (b"",)) -> None:
-        self.wanted: Sequence[bytes] = wanted
+    def __init__(self, *, is_stream: bool = True, event_marks: Sequence[bytes] = (b"",)) -> None:
+        self.event_marks: Sequence[bytes] = event_marks
         self._is_stream = is_stream
         self._rest = bytearray()
 
@@ -651,7 +667,7 @@ class ReplyReader:
             return
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            if line.startswith(_DATA) and any(mark in line for mark in self.wanted):
+            if line.startswith(_DATA) and any(mark in line for mark in self.event_marks):
                 yield from _parse(line[len(_DATA) :])
 
     def end(self) -> Iterator[JsonDict]:

@@ -50,7 +50,7 @@ class GeminiCodec(Codec):
         """*item* as blocks."""
         role = field(item, "role")
         if role not in ROLES:
-            return self.unknown(item, role)
+            return self.read_unknown(item, role)
         blocks = content_blocks(_parts(item), _reader(item))
         if role == "model":
             return Reading("assistant", blocks, joins=True)

@@ -60,7 +60,7 @@ class ChatCodec(Codec):
         if role in SYSTEM_ROLES:
             side = "system"
         elif role != "user":
-            return self.unknown(item, role or kind(item), call=field(item, "tool_call_id"))
+            return self.read_unknown(item, role or kind(item), call=field(item, "tool_call_id"))
         return Reading(side, content_blocks(content, _client_part))
 
     def is_answer(self, item: Item) -> bool:
@@ -93,7 +93,7 @@ class ChatCodec(Codec):
             if not holds_own_media(content):
                 content = result_text(content)
             items.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
-        items = self.sendable(items)
+        items = self.convert_media(items)
         if not (spoken or uses):
             return items
         content = text_or_parts(list(map(_new_part, spoken))) if spoken else None
@@ -104,7 +104,7 @@ class ChatCodec(Codec):
             message.setdefault("tool_calls", []).append(call)
         return [*items, message]
 
-    def sendable(self, items: Sequence[Item]) -> list[Item]:
+    def convert_media(self, items: Sequence[Item]) -> list[Item]:
         """A tool message is text alone: what is to be seen follows the results, as the user's."""
         sent: list[Item] = []
         shown: list[JsonDict] = []
@@ -151,10 +151,10 @@ class ObservationCodec(ChatCodec):
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*."""
         if self.read(item) != super().read(item):
-            blocks = list(map(self.opaque, blocks))
+            blocks = [self.replace_half(block) for block in blocks]
         return super().rebuild(item, blocks)
 
-    def opaque(self, block: JsonObject) -> JsonDict:
+    def replace_half(self, block: JsonObject) -> JsonDict:
         """What *block* says in words."""
         if kind(block) == "tool_use":
             return text_block(custom_input(block["input"]))

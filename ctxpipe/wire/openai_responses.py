@@ -84,7 +84,7 @@ class ResponsesCodec(Codec):
             call = _id_of_answerable(item, name)
             return Reading("assistant", [opaque_block(item)], joins=True, call=call)
         call = field(item, "approval_request_id" if name == APPROVAL else "call_id")
-        return self.unknown(item, name, call)
+        return self.read_unknown(item, name, call)
 
     def _read_message(self, item: Item) -> Reading:
         role = field(item, "role")
@@ -95,7 +95,7 @@ class ResponsesCodec(Codec):
             return Reading("system", content_blocks(content, _client_part))
         if role == "user":
             return Reading("user", content_blocks(content, _client_part))
-        return self.unknown(item, role)
+        return self.read_unknown(item, role)
 
     def is_answer(self, item: Item) -> bool:
         """By its type, or by the output that it has."""
@@ -113,9 +113,9 @@ class ResponsesCodec(Codec):
         references = [{"type": "tool_reference", "tool_name": tool_name(tool)} for tool in tools]
         return [client_block(item), *references]
 
-    def steps_aside(self, items: Sequence[Item]) -> bool:
-        """Return True where the provider itself is asked to compact *items*."""
-        return bool(items) and kind(items[-1]) == COMPACTION_TRIGGER
+    def is_shapeable(self, items: Sequence[Item]) -> bool:
+        """Return False if the last of *items* asks the provider for a compaction."""
+        return not items or kind(items[-1]) != COMPACTION_TRIGGER
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
         """A copy of *item* that says *blocks*, without its id.
@@ -174,7 +174,7 @@ class ResponsesCodec(Codec):
         content = text_or_parts(list(map(_new_part, spoken)), "input_text")
         return [{"type": "message", "role": role, "content": content}, *items]
 
-    def sendable(self, items: Sequence[Item]) -> list[Item]:
+    def convert_media(self, items: Sequence[Item]) -> list[Item]:
         """The output of a function may hold images and files."""
         sent: list[Item] = []
         for item in items:

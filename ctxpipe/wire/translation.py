@@ -1,8 +1,23 @@
 """Convert the foreign items of one conversation to messages, and its contexts back to items.
 
-Unchanged items come back as the same objects. A message of a context is matched with a unit by its
-content, that is, the ids of its calls and results or its texts. Object identity is not used,
-because frameworks rebuild their objects, and a session returns the objects that it received first.
+The items of a chat, for example, become these units, each with a message for the session:
+
+    item  chat message                     unit  message
+    0     system "You are a coder."        -     (the head: never shaped)
+    1     user "Run the tests."            0     user: text
+    2     assistant, calls "a" and "b"     1     assistant: call a, call b
+    3     tool, result of "a"              2     user: result a (item 3), result b (item 4)
+    4     tool, result of "b"
+
+The session returns a context, in which a stage may have replaced the content of result a by a
+placeholder. The messages for units 0 and 1 are unchanged, so items 1 and 2 are sent: the same
+objects. The last message equals no unit, so its blocks are traced back to their items: item 4 is
+sent as the same object, and item 3 as a copy with the new content. A message that comes from no
+item, such as a summary, becomes a new item.
+
+Messages and blocks are matched by content, that is, by the ids of calls and results and by texts.
+Object identity is not used, because frameworks rebuild their objects, and a session returns the
+objects that it received first.
 """
 
 from __future__ import annotations
@@ -11,7 +26,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import is_
 from typing import NamedTuple, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
@@ -51,8 +65,6 @@ Key: TypeAlias = tuple[str, str]
 Place: TypeAlias = tuple[int, int]
 """Indices of a unit and of a block in it."""
 _Block: TypeAlias = JsonDict
-_Run: TypeAlias = tuple[int | None, list[_Block]]
-"""Index of an item, or None, and its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +106,11 @@ class Translation:
         self._contents: list[object] = []  # the content of each item when it was read
         self._halves: list[Halves] = []  # the halves of each item
         self._head = 0
-        self._frozen = 0  # the number of items in the head that are the provider's state
+        self._frozen_count = 0  # the number of items in the head that are the provider's state
         self._has_own_media = False
         self._system: list[_Block] = []
         self._units: list[Unit] = []
-        self._used: set[str] = set()
+        self._used_ids: set[str] = set()
         self._places: dict[Key, list[Place]] = {}
         self._context: list[Message] = []  # the context of the last turn
         self._pieces: list[_Piece] = []  # the context of the last turn as pieces
@@ -111,98 +123,106 @@ class Translation:
         """Return *items* as units; items that were read in the last turn are not read again."""
         items = list(items)
         # The leading items of the last turn that have not been edited since.
-        unchanged = common_prefix(self._items, items)
-        unchanged = common_prefix(self._contents[:unchanged], _contents(items[:unchanged]))
-        head = self._head_length(items, unchanged)
+        same_count = common_prefix(self._items, items)
+        same_count = common_prefix(self._contents[:same_count], _contents(items[:same_count]))
+        head = self._head_length(items, same_count)
         is_other_head = head != self._head
-        if is_other_head or unchanged < head:
+        if is_other_head or same_count < head:
             self._system = list(head_blocks(self._codec.read(item) for item in items[:head]))
         if is_other_head:
-            unchanged = 0
-        elif unchanged < head:  # only the head, which is never shaped, has changed
-            unchanged = head + common_prefix(self._items[head:], items[head:])
-        if unchanged < max(len(self._items), len(items)):
-            self._read_from(items, head, unchanged)
+            same_count = 0
+        elif same_count < head:  # only the head, which is never shaped, has changed
+            same_count = head + common_prefix(self._items[head:], items[head:])
+        if same_count < max(len(self._items), len(items)):
+            self._read_from(items, head, same_count)
         self._head = head
         messages = [unit.message for unit in self._units]
         return Units(items, head, list(self._units), messages, self._system)
 
-    def _head_length(self, items: Sequence[Item], unchanged: int) -> int:
+    def _head_length(self, items: Sequence[Item], same_count: int) -> int:
         """Return the number of leading items that are not shaped.
 
-        These are the provider's state, and the system items after it. The first *unchanged* items
+        These are the provider's state, and the system items after it. The first *same_count* items
         are those of the last turn.
         """
-        frozen = self._codec.frozen(items, unchanged)
-        if not frozen:
-            frozen = self._frozen if unchanged >= self._frozen else self._codec.frozen(items, 0)
-        self._frozen = frozen
-        return head_length(self._codec, items, frozen)
+        frozen_count = self._codec.frozen_count(items, same_count)
+        if not frozen_count and same_count >= self._frozen_count:
+            frozen_count = self._frozen_count
+        elif not frozen_count:
+            frozen_count = self._codec.frozen_count(items, 0)
+        self._frozen_count = frozen_count
+        return head_length(self._codec, items, frozen_count)
 
-    def _read_from(self, items: list[Item], head: int, unchanged: int) -> None:
+    def _read_from(self, items: list[Item], head: int, same_count: int) -> None:
         """Read *items* again, except those whose units cannot have changed.
 
-        The first *unchanged* items are those of the last turn.
+        The first *same_count* items are those of the last turn.
         """
-        keep = self._stable_count(min(unchanged, len(items) - WATCHED))
-        stop = max(head, self._units[keep - 1].stop) if keep else head
-        removed = self._units[keep:]
-        self._forget(keep)
+        stable_count = self._stable_count(min(same_count, len(items) - WATCHED))
+        start = head
+        if stable_count:
+            start = max(head, self._units[stable_count - 1].stop)
+        old_units = self._units[stable_count:]
+        self._remove_units(stable_count)
         contents = _contents(items)
-        self._has_own_media |= any(map(holds_own_media, contents[stop:]))
-        removed_messages = [unit.message for unit in removed]
-        self._used.difference_update(call.id for call in tool_calls(removed_messages))
-        new = make_units(self._codec, items, start=stop, used=self._used)
-        if not keep and new and new[0].message["role"] != "user":
-            new.insert(0, opening_unit())
-        for place, old in enumerate(removed[: len(new)]):
+        self._has_own_media |= any(holds_own_media(content) for content in contents[start:])
+
+        new_units = make_units(self._codec, items, start=start, used_ids=self._used_ids)
+        if not stable_count and new_units and new_units[0].message["role"] != "user":
+            new_units.insert(0, opening_unit())
+        for place, old in enumerate(old_units[: len(new_units)]):
             # An equal message stays the same object, as long as its items do.
-            is_same = is_equal(old.message, new[place].message) and old == new[place]
-            if old.stop > unchanged or not is_same:
+            new = new_units[place]
+            is_same = is_equal(old.message, new.message) and old == new
+            if old.stop > same_count or not is_same:
                 break
-            new[place] = old
-        for index, unit in enumerate(new, keep):
+            new_units[place] = old
+        for index, unit in enumerate(new_units, stable_count):
             for place, block in enumerate(as_blocks(unit.message)):
                 self._places.setdefault(_key(block), []).append((index, place))
-        self._units += new
+        self._units += new_units
+
         self._items = items
         self._contents = contents
-        start = stop if keep else 0
+        if not stable_count:
+            start = 0
         self._halves[start:] = [self._codec.halves(item) for item in items[start:]]
         # Pieces with new items, or with items rebuilt from new ones, are created again.
         valid_count = 0
         for piece in self._pieces:
-            if piece.stop > unchanged:
+            if piece.stop > same_count:
                 break
             valid_count += 1
         del self._pieces[valid_count:]
         del self._context[valid_count:]
 
-    def _stable_count(self, unchanged: int) -> int:
-        """Return the number of units that stay the same, whatever follows *unchanged* items.
+    def _stable_count(self, same_count: int) -> int:
+        """Return the number of units that later items cannot change.
 
-        These are all units before the last assistant message in these items, and before the units
-        in front of it that are not final, because the results of calls follow later.
+        The first *same_count* items are those of the last turn. The stable units are those before
+        the last assistant message in these items, without the last ones that are not final: the
+        results of their calls may follow.
         """
-        keep = bisect_left(self._units, unchanged + 1, key=lambda unit: unit.stop)
-        while keep and self._units[keep - 1].message["role"] != "assistant":
-            keep -= 1
-        keep = max(0, keep - 1)
-        while keep and not self._units[keep - 1].is_final:
-            keep -= 1
-        return keep
+        count = bisect_left(self._units, same_count + 1, key=lambda unit: unit.stop)
+        while count and self._units[count - 1].message["role"] != "assistant":
+            count -= 1
+        count = max(0, count - 1)
+        while count and not self._units[count - 1].is_final:
+            count -= 1
+        return count
 
-    def _forget(self, keep: int) -> None:
-        """Remove all units except the first *keep*."""
-        for unit in self._units[keep:]:
+    def _remove_units(self, start: int) -> None:
+        """Remove the units from index *start* on, with the ids and the places of their blocks."""
+        for unit in self._units[start:]:
+            self._used_ids.difference_update(call.id for call in tool_calls([unit.message]))
             for block in as_blocks(unit.message):
                 key = _key(block)
                 places = self._places.get(key, [])
-                while places and places[-1][0] >= keep:
+                while places and places[-1][0] >= start:
                     places.pop()
                 if not places:
                     self._places.pop(key, None)
-        del self._units[keep:]
+        del self._units[start:]
 
     # Messages to items ----------------------------------------------------------------------------
 
@@ -212,7 +232,7 @@ class Translation:
         *units* is the last result of `read`. Unchanged items are the same objects.
         """
         items = self._items_of(units, context)
-        return self._codec.sendable(items) if self._has_own_media else items
+        return self._codec.convert_media(items) if self._has_own_media else items
 
     def _items_of(self, units: Units, context: list[Message]) -> list[Item]:
         if is_equal(context, units.messages):
@@ -221,8 +241,8 @@ class Translation:
         is_same_context = same == len(context) == len(self._context)
         if is_same_context and is_unchanged(units.items, self._changed_items):
             return list(self._sent)
-        search = _UnitSearch(self._codec, units, self._places, end=len(units.units))
-        self._pieces[same:] = search.pieces(context[same:])
+        matcher = _ContextMatcher(self._codec, units, self._places, end=len(units.units))
+        self._pieces[same:] = matcher.match(context[same:])
         self._context = list(context)
         pairs: list[Sourced] = list(enumerate(units.items[: units.head]))
         previous: _Piece | None = None
@@ -328,11 +348,37 @@ def _key(block: object) -> Key:
 # Matching contexts with units ---------------------------------------------------------------------
 
 
+class _ItemBlocks(NamedTuple):
+    """The *blocks* of a message that come from the item at index *item*; None for new blocks."""
+
+    item: int | None
+    blocks: list[_Block]
+
+
+# A message of a context is traced back to its items in three steps.
+#
+# 1. If it equals a unit, its items are those of the unit.
+# 2. Otherwise each block gets its origin, the place of a block in a unit. Calls and results are
+#    found by their ids, all other blocks by their contents. If a text occurs several times, the
+#    unit of the message's calls and results comes first. For the example above, where "[file x]"
+#    replaced the content of result a:
+#
+#        context  user: result a "[file x]", result b "ok"
+#        origins  (unit 2, block 0), (unit 2, block 1)
+#        items    3, 4
+#
+# 3. The blocks of each item are compared with those that the item has. Equal ones mean that the
+#    item is sent as the same object; otherwise the codec rebuilds it with the new blocks. Blocks
+#    without an origin become new items.
+
+
 @dataclass(slots=True)
-class _UnitSearch:
+class _ContextMatcher:
     """Matches the messages of a context with units, from the last message to the first.
 
-    A context usually ends like its history, so among equal units the last one is chosen.
+    A context usually ends like its history, so among equal units the last one is chosen. *places*
+    has the place of each block of the units, by key. *end* is the index of the unit that was
+    matched last, so the earlier messages are expected before it.
     """
 
     codec: Codec
@@ -340,11 +386,11 @@ class _UnitSearch:
     places: Mapping[Key, Sequence[Place]]
     end: int
 
-    def pieces(self, messages: Sequence[Message]) -> Iterator[_Piece]:
+    def match(self, messages: Sequence[Message]) -> Iterator[_Piece]:
         """Return an iterator of *messages* as pieces."""
-        return reversed([self._piece(message) for message in reversed(messages)])
+        return reversed([self._match_message(message) for message in reversed(messages)])
 
-    def _piece(self, message: Message) -> _Piece:
+    def _match_message(self, message: Message) -> _Piece:
         role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
         # Units with its first block: those before the last match first, beginning with the nearest.
@@ -353,102 +399,121 @@ class _UnitSearch:
         for index, _ in chain(reversed(places[:before]), places[before:]):
             unit = self.units.units[index]
             if unit.message["role"] == role and as_blocks(unit.message) == blocks:
-                if not unit.is_sound:
+                if not unit.is_valid:
                     break
                 self.end = index
                 return _Piece(unit.items)
-        return self._rebuilt(role, blocks)
+        return self._assemble(role, blocks)
 
-    def _rebuilt(self, role: str, blocks: Sequence[_Block]) -> _Piece:
+    def _assemble(self, role: str, blocks: Sequence[_Block]) -> _Piece:
         """Return a message that equals no unit as a piece of rebuilt, original and new items."""
-        owners = self._owners(role, blocks)
-        unit_indices = [owner[0] for owner in owners if owner is not None]
+        origins = self._find_origins(role, blocks)
+        unit_indices = [origin[0] for origin in origins if origin is not None]
         names: dict[str, object] = {}  # the original ids of calls whose ids differ in the message
         for unit in unit_indices:
             names |= self.units.units[unit].names
         pairs: list[Sourced] = []
-        for item, item_blocks in self._runs(blocks, owners):
+        for item, item_blocks in self._group_by_item(blocks, origins):
             if item is None:
                 pairs += [(None, new) for new in self.codec.new(role, item_blocks)]
             else:
-                pairs.append((item, self._rebuild(item, item_blocks, names, unit_indices)))
+                pairs.append((item, self._new_item(item, item_blocks, names, unit_indices)))
         pairs = _in_order(pairs)
         self.end = min(unit_indices, default=self.end)
         return _Piece([source for source, _ in pairs if source is not None], pairs)
 
-    def _runs(self, blocks: Sequence[_Block], owners: Sequence[Place | None]) -> list[_Run]:
+    def _group_by_item(
+        self, blocks: Sequence[_Block], origins: Sequence[Place | None]
+    ) -> list[_ItemBlocks]:
         """Return the blocks grouped by item; blocks without an item are grouped when adjacent."""
-        runs: list[_Run] = []
-        run_of: dict[int | None, _Run] = {}
-        for block, owner in zip(blocks, owners, strict=True):
+        groups: list[_ItemBlocks] = []
+        group_of: dict[int | None, _ItemBlocks] = {}
+        for block, origin in zip(blocks, origins, strict=True):
             item = None
-            if owner is not None:
-                owners_of = self.units.units[owner[0]].owners
-                item = owners_of[owner[1]] if owners_of else None
-            run = run_of.get(item)
-            if run is None or (item is None and run is not runs[-1]):
-                run = run_of[item] = (item, [])
-                runs.append(run)
-            run[1].append(block)
-        return runs
+            if origin is not None:
+                owners = self.units.units[origin[0]].owners
+                item = owners[origin[1]] if owners else None
+            group = group_of.get(item)
+            if group is None or (item is None and group is not groups[-1]):
+                group = group_of[item] = _ItemBlocks(item, [])
+                groups.append(group)
+            group.blocks.append(block)
+        return groups
 
-    def _owners(self, role: str, blocks: Sequence[_Block]) -> list[Place | None]:
-        """Where each of *blocks* comes from: by its id, else near those, else the last that says
-        the same.
-        """
-        owners: list[Place | None] = [None] * len(blocks)
-        for place, block in enumerate(blocks):
+    # The origins of blocks ------------------------------------------------------------------------
+
+    def _find_origins(self, role: str, blocks: Sequence[_Block]) -> list[Place | None]:
+        """Return the place that each of *blocks* comes from, None for new blocks."""
+        origins: list[Place | None] = [None] * len(blocks)
+        for index, block in enumerate(blocks):
             if kind(block) in ("tool_use", "tool_result"):
-                owners[place] = next(iter(self.places.get(_key(block), ())), None)
-        taken = set(owners)
-        near = {owner[0] for owner in owners if owner is not None}
-        for place, block in enumerate(blocks):
-            if owners[place] is None:
-                nearest = self._nearest(role, block, near, taken)
-                owners[place] = nearest
-                taken.add(nearest)
-        if role == "user":  # other messages join what follows them, and get other neighbours
-            self._keep_rewritten(blocks, owners)
-        return owners
+                places = self.places.get(_key(block), ())
+                if places:
+                    origins[index] = places[0]
+        used_places = set(origins)
+        preferred_units = {origin[0] for origin in origins if origin is not None}
+        for index, block in enumerate(blocks):
+            if origins[index] is None:
+                origin = self._find_equal_block(role, block, preferred_units, used_places)
+                origins[index] = origin
+                used_places.add(origin)
+        # Only for the user: other messages may be merged with those that follow them.
+        if role == "user":
+            self._add_rewritten_texts(blocks, origins)
+        return origins
 
-    def _keep_rewritten(self, blocks: Sequence[_Block], owners: list[Place | None]) -> None:
-        """Give each text that was rewritten between blocks which stay to the item that had it.
+    def _find_equal_block(
+        self,
+        role: str,
+        block: _Block,
+        preferred_units: set[int],
+        used_places: set[Place | None],
+    ) -> Place | None:
+        """Return the place of a block that equals *block*; None if there is none.
 
-        All other blocks of the message are those of one unit, each in its place.
+        A place in the *preferred_units*, those of the message's calls and results, is chosen first;
+        then the last place before the units that are matched already. If there are preferred units,
+        only blocks that a compaction carries out of their message may come from another unit.
         """
-        units = {owner[0] for owner in owners if owner is not None}
-        if len(units) != 1 or None not in owners:
+        earlier_place: Place | None = None
+        last_place: Place | None = None
+        for place in self.places.get(_key(block), ()):
+            unit = place[0]
+            if place in used_places or self.units.units[unit].message["role"] != role:
+                continue
+            if unit in preferred_units:
+                return place
+            if unit < self.end:
+                earlier_place = place
+            last_place = place
+        if _is_carried(block):
+            return earlier_place or last_place
+        return None if preferred_units else earlier_place
+
+    def _add_rewritten_texts(self, blocks: Sequence[_Block], origins: list[Place | None]) -> None:
+        """Set the origin of each rewritten text whose message is otherwise unchanged.
+
+        If all other blocks have the same unit, and the same index in it as in the message, the text
+        replaces the text at its index: its item is rebuilt, so the fields of the item that are no
+        blocks are preserved.
+        """
+        units = {origin[0] for origin in origins if origin is not None}
+        if len(units) != 1 or None not in origins:
             return
         [unit] = units
-        own = as_blocks(self.units.units[unit].message)
-        if len(own) != len(blocks):
+        unit_blocks = as_blocks(self.units.units[unit].message)
+        if len(unit_blocks) != len(blocks):
             return
-        if any(owner not in (None, (unit, place)) for place, owner in enumerate(owners)):
-            return
-        for place, owner in enumerate(owners):
-            if owner is None and kind(own[place]) == kind(blocks[place]) == "text":
-                owners[place] = (unit, place)
+        for index, origin in enumerate(origins):
+            if origin is not None and origin != (unit, index):
+                return
+        for index, origin in enumerate(origins):
+            if origin is None and kind(unit_blocks[index]) == kind(blocks[index]) == "text":
+                origins[index] = (unit, index)
 
-    def _nearest(
-        self, role: str, block: _Block, near: set[int], taken: set[Place | None]
-    ) -> Place | None:
-        earlier: Place | None = None
-        other: Place | None = None
-        for owner in self.places.get(_key(block), ()):
-            index = owner[0]
-            if owner in taken or self.units.units[index].message["role"] != role:
-                continue
-            if index in near:
-                return owner
-            if index < self.end:
-                earlier = owner
-            other = owner
-        if _is_carried(block):
-            # A compaction takes it out of its message, whose other blocks may be anywhere.
-            return earlier or other
-        return None if near else earlier
+    # Items with new blocks ------------------------------------------------------------------------
 
-    def _rebuild(
+    def _new_item(
         self,
         index: int,
         blocks: list[_Block],
@@ -457,10 +522,11 @@ class _UnitSearch:
     ) -> Item | None:
         """Return item *index* with *blocks* as its content, None if it has that content already.
 
-        *unit_indices* are the units that may contain the item.
+        *unit_indices* are the units that may contain the item. *names* has the original ids of
+        calls.
         """
         item = self.units.items[index]
-        if any(_says(self.units.units[unit], index, blocks) for unit in unit_indices):
+        if any(_has_blocks(self.units.units[unit], index, blocks) for unit in unit_indices):
             return None
         reading = self.codec.read(item)
         new_blocks = [_with_original_id(block, names) for block in blocks]
@@ -473,15 +539,18 @@ class _UnitSearch:
 
 
 def _is_carried(block: _Block) -> bool:
-    """Return True if *block* is unknown, or refers to a file that is stored elsewhere."""
+    """Return True if a compaction carries *block* out of its message.
+
+    These are unknown blocks, and references to files that are stored elsewhere.
+    """
     if kind(block) in MEDIA:
         return kind(block["source"]) != "base64"
     return is_opaque(block)
 
 
-def _says(unit: Unit, index: int, blocks: Sequence[_Block]) -> bool:
+def _has_blocks(unit: Unit, index: int, blocks: Sequence[_Block]) -> bool:
     """Return True if the blocks of item *index* in *unit* are equal to *blocks*."""
-    if not unit.is_sound:
+    if not unit.is_valid:
         return False
     unit_blocks = as_blocks(unit.message)
     item_blocks = [unit_blocks[place] for place, owner in enumerate(unit.owners) if owner == index]
@@ -508,4 +577,4 @@ def is_unchanged(items: Sequence[Item], original_items: Sequence[Item]) -> bool:
     """Return True if *items* are the same objects as *original_items*."""
     if len(items) != len(original_items):
         return False
-    return all(map(is_, items, original_items))
+    return all(item is original for item, original in zip(items, original_items, strict=True))

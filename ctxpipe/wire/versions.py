@@ -1,4 +1,4 @@
-"""Whether the package that a mount is for is there, and has the hook that the mount uses."""
+"""Check that the package of an adapter is installed and has the hooks that the adapter uses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import inspect
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from operator import attrgetter
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import CtxpipeError
 
 
-class MountUnavailable(CtxpipeError, ImportError):
-    """A mount's package is not installed, or its hook has another form; the text says which."""
+class AdapterUnavailable(CtxpipeError, ImportError):
+    """An adapter's package is not installed, or its hook has an unexpected form."""
 
 
 class Versions(NamedTuple):
-    """The *package* of a mount, the *extra* that installs it, and the versions that were tested."""
+    """The *package* of an adapter, the *extra* that installs it, and the range of tested versions.
+
+    *oldest* and *newest* are the versions at both ends of the range.
+    """
 
     package: str
     extra: str
@@ -27,37 +29,44 @@ class Versions(NamedTuple):
 
 
 def load(module: str, versions: Versions, hooks: Mapping[str, Iterable[str]]) -> ModuleType:
-    """*module* of the package, with its *hooks*: by their names, the arguments that each must take.
+    """Import *module* and check its *hooks*; return the module.
 
-    Raises MountUnavailable where it is missing, naming the extra; and where a hook is gone or takes
-    something else, naming the version found, and those that were tested.
+    *hooks* maps the dotted name of each function in the module to the parameters that it must have.
+
+    Raises AdapterUnavailable if the module cannot be imported (the text names the extra), and if a
+    hook or one of its parameters is missing (the text names the installed and the tested versions).
     """
     try:
-        loaded = import_module(module)
+        imported_module = import_module(module)
     except ImportError as error:
-        raise MountUnavailable(
+        raise AdapterUnavailable(
             f"{module} cannot be imported ({error}): pip install 'ctxpipe[{versions.extra}]'"
         ) from error
-    for name, wanted in hooks.items():
-        _ensure_hook(versions, loaded, name, wanted)
-    return loaded
+    for name, parameters in hooks.items():
+        problem = _problem_of_hook(imported_module, name, parameters)
+        if problem:
+            installed_version = _installed_version(versions.package)
+            raise AdapterUnavailable(
+                f"ctxpipe does not know {versions.package} {installed_version}: {problem};"
+                f" tested with {versions.oldest} to {versions.newest}"
+            )
+    return imported_module
 
 
-def _ensure_hook(versions: Versions, holder: object, name: str, wanted: Iterable[str]) -> None:
-    try:
-        hook = attrgetter(name)(holder)
-        missing = sorted(set(wanted) - set(inspect.signature(hook).parameters))
-        fault = f"{hook.__qualname__} takes no {', '.join(missing)}" if missing else ""
-    except AttributeError:
-        fault = "the hook is gone"
-    if fault:
-        raise MountUnavailable(
-            f"ctxpipe does not know {versions.package} {_version_of(versions.package)}: {fault};"
-            f" tested with {versions.oldest} to {versions.newest}"
-        )
+def _problem_of_hook(module: ModuleType, name: str, parameters: Iterable[str]) -> str:
+    """Return why the function *name* of *module* cannot be used, "" if it has all *parameters*."""
+    hook: Any = module
+    for part in name.split("."):
+        hook = getattr(hook, part, None)
+        if hook is None:
+            return "the hook is gone"
+    missing = sorted(set(parameters) - set(inspect.signature(hook).parameters))
+    if not missing:
+        return ""
+    return f"{hook.__qualname__} takes no {', '.join(missing)}"
 
 
-def _version_of(package: str) -> str:
+def _installed_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -12,7 +12,7 @@ import pytest
 from processes import new_python
 
 import ctxpipe
-from ctxpipe.wire.versions import MountUnavailable
+from ctxpipe.wire.versions import AdapterUnavailable
 
 MODULES = sorted(
     module.name
@@ -90,7 +90,7 @@ def test_every_error_of_ours_belongs_to_the_family():
 def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str):
     try:
         module = importlib.import_module(name)
-    except MountUnavailable as missing:
+    except AdapterUnavailable as missing:
         pytest.skip(f"make test-adapters has what it needs: {missing}")
 
     assert module.__doc__

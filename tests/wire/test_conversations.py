@@ -16,7 +16,7 @@ from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, delete_sessions
 from ctxpipe.summarizers import Summary
 from ctxpipe.tools import ToolInputError, offload_tools
-from ctxpipe.wire import MESSAGES, Conversations, Dialog, Mount, conversation, conversation_name
+from ctxpipe.wire import MESSAGES, Adapter, Conversations, Dialog, conversation, conversation_name
 from ctxpipe.wire.conversations import OWN_BYTES, texts_at
 
 LONG = "a long line of output\n" * 100
@@ -82,7 +82,7 @@ def step(name: str, result: str = "short") -> Items:
 
 
 class Client:
-    """What asks in the conversations of a mount, and what it has been sent."""
+    """What asks in the conversations of an adapter, and what it has been sent."""
 
     def __init__(self, root: Path | None = None, **limits: Any):
         self.journal: JournalStorage | None = LocalStorage(root) if root is not None else None
@@ -267,7 +267,7 @@ class Team:
         """*turns* of each, in a process that knows no more than the journals."""
         storage = LocalStorage(self.root)
         stages = [Compact(self.summarize, archive=storage)]
-        mount = Mount(
+        adapter = Adapter(
             ContextPipeline(stages, budget=Budget(window=6_000, trigger=3_000)), journal=storage
         )
         for turn in range(turns):
@@ -275,7 +275,7 @@ class Team:
                 history.append(user(f"go on {turn}"))
                 name = f"agent-{number}" if named else "job-42"
                 with conversation(name):
-                    assert await mount.begin(MESSAGES.codec, history) is not None
+                    assert await adapter.begin(MESSAGES.codec, history) is not None
                 history.append({"role": "assistant", "content": "ok"})
 
 

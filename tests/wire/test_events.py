@@ -58,7 +58,7 @@ def test_the_last_event_of_a_stream_may_have_no_end():
 def test_only_what_is_wanted_is_parsed():
     chunk = b'data: {"a": 1}\ndata: {"usage": 2}\ndata: "usage"\ndata: [DONE]\ndata: {"usage"\n'
 
-    assert list(ReplyReader(wanted=[b'"usage"']).feed(chunk)) == [{"usage": 2}]
+    assert list(ReplyReader(event_marks=[b'"usage"']).feed(chunk)) == [{"usage": 2}]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])

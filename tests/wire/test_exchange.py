@@ -22,7 +22,7 @@ from ctxpipe import (
 )
 from ctxpipe.providers.refusals import Refusal
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Exchange, Format, Gemini, HttpExchange, Mount
+from ctxpipe.wire import CHAT, MESSAGES, RESPONSES, Adapter, Exchange, Format, Gemini, HttpExchange
 
 GEMINI = Gemini("gemini-3-pro")
 LONG = "a long line of output\n" * 100
@@ -39,12 +39,12 @@ def messages(result: str = LONG) -> list[dict[str, Any]]:
     ]
 
 
-def offloading(folder: Path) -> Mount:
-    return Mount(ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)]), "s")
+def offloading(folder: Path) -> Adapter:
+    return Adapter(ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)]), "s")
 
 
-async def begin(mount: Mount, items: list[Any], **options: Any) -> Exchange:
-    exchange = await mount.begin(CHAT.codec, items, **options)
+async def begin(adapter: Adapter, items: list[Any], **options: Any) -> Exchange:
+    exchange = await adapter.begin(CHAT.codec, items, **options)
     assert exchange is not None
     return exchange
 
@@ -67,37 +67,37 @@ async def test_what_is_never_shaped_is_counted():
 
     for system in ("", "You are a long-winded helper. " * 100):
         arguments = {"system": system, "request": {}}
-        exchange = await begin(Mount(ContextPipeline()), messages(), arguments=arguments)
+        exchange = await begin(Adapter(ContextPipeline()), messages(), arguments=arguments)
         tokens.append(exchange.result.tokens_after)
 
     assert tokens[1] > tokens[0] + 400
 
 
 async def test_a_conversation_of_nobody_is_sent_as_it_came(tmp_path):
-    mount = offloading(tmp_path)
-    assert await mount.begin(CHAT.codec, [{"role": "system", "content": "x"}]) is None
-    assert await mount.begin(CHAT.codec, []) is None
+    adapter = offloading(tmp_path)
+    assert await adapter.begin(CHAT.codec, [{"role": "system", "content": "x"}]) is None
+    assert await adapter.begin(CHAT.codec, []) is None
 
 
 async def test_what_a_stage_asks_of_a_model_is_not_shaped(tmp_path):
-    mount = offloading(tmp_path)
+    adapter = offloading(tmp_path)
     inner: list[Exchange | None] = []
 
     async def ask(turn: Turn) -> Skip:
-        inner.append(await mount.begin(CHAT.codec, messages()))
+        inner.append(await adapter.begin(CHAT.codec, messages()))
         return Skip("")
 
-    await begin(Mount(ContextPipeline([ask])), messages())
+    await begin(Adapter(ContextPipeline([ask])), messages())
 
     assert inner == [None]
 
 
 async def test_what_cannot_be_shortened_gives_none(tmp_path):
-    mount = offloading(tmp_path)
-    exchange = await begin(mount, messages("short"))
+    adapter = offloading(tmp_path)
+    exchange = await begin(adapter, messages("short"))
 
-    assert not await exchange.refused(Refusal("OpenAI", 9000, 8000))
-    assert not await exchange.refused(None)
+    assert not await exchange.shorten(Refusal("OpenAI", 9000, 8000))
+    assert not await exchange.shorten(None)
 
 
 async def test_an_error_while_recovering_is_logged(caplog):
@@ -109,10 +109,10 @@ async def test_an_error_while_recovering_is_logged(caplog):
             raise RuntimeError("secret")
         return Skip("")
 
-    mount = Mount(ContextPipeline([fail_at_last], on_error="raise"))
-    exchange = await begin(mount, messages())
+    adapter = Adapter(ContextPipeline([fail_at_last], on_error="raise"))
+    exchange = await begin(adapter, messages())
 
-    assert not await exchange.refused(Refusal("OpenAI", 900_000, 200_000))
+    assert not await exchange.shorten(Refusal("OpenAI", 900_000, 200_000))
     assert caplog.text.count("could not be shortened") == 1
     assert "secret" not in caplog.text
 
@@ -120,12 +120,12 @@ async def test_an_error_while_recovering_is_logged(caplog):
 async def test_a_begun_answer_stays_the_end_of_the_request_and_is_no_part_of_the_history(tmp_path):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(2_000))
-    mount = Mount(pipeline, "s")
+    adapter = Adapter(pipeline, "s")
     begun = {"role": "assistant", "content": '{"names": [', "prefix": True}
     history = [*messages(LONG * 10), {"role": "assistant", "content": "Seen."}]
     asked = {"role": "user", "content": "Give the names."}
 
-    exchange = await begin(mount, [*history, asked, begun])
+    exchange = await begin(adapter, [*history, asked, begun])
 
     assert exchange.is_changed
     assert exchange.items[-2:] == [asked, begun]
@@ -133,7 +133,7 @@ async def test_a_begun_answer_stays_the_end_of_the_request_and_is_no_part_of_the
     assert exchange.result.messages[-1]["content"] == '{"names": ['
     assert exchange.session.known[-1]["content"] == "Give the names."
     whole = {"role": "assistant", "content": '{"names": []}'}
-    later = await begin(mount, [*history, asked, whole, asked])
+    later = await begin(adapter, [*history, asked, whole, asked])
     assert later.dialog is exchange.dialog
     assert later.result.notices == ()
 
@@ -164,7 +164,7 @@ async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merg
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
-    mount = Mount(pipeline, journal=journal)
+    adapter = Adapter(pipeline, journal=journal)
     history: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
     for run in range(10):
         history += [*look(known, f"c{run}"), {"role": "assistant", "content": f"said {run}"}]
@@ -173,10 +173,10 @@ async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merg
             at = history.index({"role": "user", "content": f"a{run - 1}"})
             history[at : at + 2] = [{"role": "user", "content": f"a{run - 1}\nb{run - 1}"}]
         if has_journal and run == 7:
-            mount = Mount(pipeline, journal=LocalStorage(tmp_path))
+            adapter = Adapter(pipeline, journal=LocalStorage(tmp_path))
         calls = [item for item in history if f"c{run}" in str(item)]
         for end in (history.index(calls[-1]) + 1, len(history)):
-            exchange = await mount.begin(known.codec, history[:end])
+            exchange = await adapter.begin(known.codec, history[:end])
             assert exchange is not None
             assert str(exchange.items).count(LONG[:100]) == 0
             assert str(exchange.items).count("offloaded to file") == run + 1
@@ -185,21 +185,23 @@ async def test_what_was_offloaded_stays_out_of_a_history_whose_messages_are_merg
 # In bytes -----------------------------------------------------------------------------------------
 
 
-async def begin_http(mount: Mount, known: Format, body: Mapping[str, Any] | bytes) -> HttpExchange:
-    exchange = HttpExchange(mount.conversations, known, mount.find)
+async def begin_http(
+    adapter: Adapter, known: Format, body: Mapping[str, Any] | bytes
+) -> HttpExchange:
+    exchange = HttpExchange(adapter.conversations, known, adapter.find)
     raw = body if isinstance(body, bytes) else json.dumps(body, indent=1).encode()
-    await exchange.begin_bytes(raw)
+    await exchange.shape_bytes(raw)
     return exchange
 
 
 @pytest.mark.parametrize("held", ["previous_response_id", "conversation"])
 async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held, tmp_path):
-    mount = offloading(tmp_path)
+    adapter = offloading(tmp_path)
     calls = [
         {"type": "function_call", "call_id": name, "name": name, "arguments": "{}"}
         for name in ("look", "read_offloaded")
     ]
-    first = await begin_http(mount, RESPONSES, {"input": [{"role": "user", "content": "go"}]})
+    first = await begin_http(adapter, RESPONSES, {"input": [{"role": "user", "content": "go"}]})
     first.begin_answer(200, "application/json")
     usage = {"input_tokens": 9, "output_tokens": 1}
     first.feed(json.dumps({"id": "h", "output": calls, "usage": usage}).encode())
@@ -210,13 +212,13 @@ async def test_what_was_read_back_stays_where_the_provider_holds_the_call(held, 
         {"type": "function_call_output", "call_id": name, "output": LONG}
         for name in ("read_offloaded", "look", "unknown")
     ]
-    exchange = await begin_http(mount, RESPONSES, {"input": given, held: "h"})
-    exchange.learn({"usage": {"input_tokens": 9_000}})
+    exchange = await begin_http(adapter, RESPONSES, {"input": given, held: "h"})
+    exchange.calibrate({"usage": {"input_tokens": 9_000}})
 
     read_back, looked, unknown = exchange.items
     assert [read_back, unknown] == [given[0], given[2]]
     assert looked["output"].startswith("[Tool result offloaded to file: ")
-    assert not await exchange.refused(Refusal("OpenAI", 9_000, 8_000))
+    assert not await exchange.shorten(Refusal("OpenAI", 9_000, 8_000))
     assert factor(first) == before
 
 
@@ -267,7 +269,7 @@ async def test_what_is_unchanged_keeps_its_bytes(tmp_path):
     ],
 )
 async def test_what_is_not_shaped_passes_as_it_came_and_says_why(known: Format, raw: bytes, reason):
-    exchange = await begin_http(Mount(ContextPipeline()), known, raw)
+    exchange = await begin_http(Adapter(ContextPipeline()), known, raw)
 
     assert not exchange.is_shaped
     assert exchange.content() is raw
@@ -329,7 +331,7 @@ async def test_the_usage_of_a_reply_is_learned_however_it_is_cut(
 ):
     words = "word " * 3_000
     said = [{"role": "user", "content": words, "parts": [{"text": words}]}]
-    exchange = await begin_http(Mount(ContextPipeline()), known, {known.key: said, "model": "m"})
+    exchange = await begin_http(Adapter(ContextPipeline()), known, {known.key: said, "model": "m"})
     before = factor(exchange)
 
     exchange.begin_answer(200, content_type)
@@ -362,7 +364,7 @@ async def test_after_too_long_there_is_a_shorter_request(late, tmp_path):
         {"role": "user", "content": f"{n} " + "one word after the other " * 400} for n in range(7)
     ]
     items = [item for one in said for item in (one, {"role": "assistant", "content": "ok"})]
-    exchange = await begin_http(Mount(pipeline), RESPONSES, {"input": [*items, said[0]]})
+    exchange = await begin_http(Adapter(pipeline), RESPONSES, {"input": [*items, said[0]]})
     assert exchange.content() is exchange.raw
 
     error = {"type": "error", "message": "Your input exceeds the context window of this model."}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SettingsError
-from ctxpipe.wire import HttpExchange, Mount, Translation
+from ctxpipe.wire import Adapter, HttpExchange, Translation
 from ctxpipe.wire.formats import format_of
 from ctxpipe.wire.openai_chat import ObservationCodec
 
@@ -30,17 +30,17 @@ def loop(*results: str) -> list[dict[str, Any]]:
     return messages
 
 
-def offloading(folder: Path, mark: str) -> Mount:
+def offloading(folder: Path, mark: str) -> Adapter:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)])
-    return Mount(pipeline, "s", observation=mark)
+    return Adapter(pipeline, "s", observation=mark)
 
 
-async def sent(mount: Mount, path: str, messages: list[Any]) -> list[Any]:
+async def sent(adapter: Adapter, path: str, messages: list[Any]) -> list[Any]:
     """What is sent instead of *messages*."""
-    known = format_of("POST", path, mount.observation)
+    known = format_of("POST", path, adapter.observation)
     assert known is not None
-    exchange = HttpExchange(mount.conversations, known, mount.find)
-    await exchange.begin_bytes(json.dumps({"model": "m", "messages": messages}).encode())
+    exchange = HttpExchange(adapter.conversations, known, adapter.find)
+    await exchange.shape_bytes(json.dumps({"model": "m", "messages": messages}).encode())
     assert exchange.is_shaped, exchange.reason
     items: list[Any] = json.loads(exchange.content())["messages"]
     return items
@@ -82,8 +82,8 @@ async def test_texts_stay_texts_where_nobody_has_asked_for_it(tmp_path, path):
 async def test_the_beginning_keeps_its_bytes_while_the_loop_goes_on(tmp_path):
     messages = loop(*[f"Observation: {number} {LONG}" for number in range(3)])
 
-    mount = offloading(tmp_path, MARK)
-    contexts = [await sent(mount, "/v1/messages", messages[:stop]) for stop in (3, 5, 7)]
+    adapter = offloading(tmp_path, MARK)
+    contexts = [await sent(adapter, "/v1/messages", messages[:stop]) for stop in (3, 5, 7)]
 
     assert contexts[0] == contexts[1][:3]
     assert contexts[1] == contexts[2][:5]
@@ -92,12 +92,12 @@ async def test_the_beginning_keeps_its_bytes_while_the_loop_goes_on(tmp_path):
 
 async def test_what_was_read_back_stays(tmp_path):
     messages = loop(f"Observation: {LONG}")
-    mount = offloading(tmp_path, MARK)
-    [*_, placeholder] = await sent(mount, "/v1/messages", messages)
+    adapter = offloading(tmp_path, MARK)
+    [*_, placeholder] = await sent(adapter, "/v1/messages", messages)
     path = placeholder["content"].split("file: ")[1].split("]")[0]
     read = [said("assistant", f"Action: cat {path}"), said("user", f"Observation: {LONG}")]
 
-    items = await sent(mount, "/v1/messages", [*messages, *read])
+    items = await sent(adapter, "/v1/messages", [*messages, *read])
 
     assert items[-1] == read[-1]
 
@@ -114,4 +114,4 @@ def test_what_nobody_has_called_for_and_what_has_no_result_are_texts():
 def test_the_beginning_is_a_text():
     marks: Any = [MARK]
     with pytest.raises(SettingsError, match=r"observation is .*give a text"):
-        Mount(ContextPipeline(), observation=marks)
+        Adapter(ContextPipeline(), observation=marks)

@@ -23,12 +23,12 @@ from ctxpipe.testing.responses_rules import responses_problems
 from ctxpipe.wire import (
     CHAT,
     RESPONSES,
+    Adapter,
     ChatCodec,
     Codec,
     Format,
     Gemini,
     GeminiCodec,
-    Mount,
     ResponsesCodec,
 )
 
@@ -186,10 +186,10 @@ async def test_unknown_items_of_ten_times_the_window_fit_and_those_left_out_are_
     storage = LocalStorage(tmp_path)
     compact = Compact(ExtractiveSummarizer(), storage)
     pipeline = ContextPipeline([compact, SmartTruncate(storage)], budget=Budget(WINDOW))
-    mount = Mount(pipeline, "s")
+    adapter = Adapter(pipeline, "s")
     items = history(said, shape)
 
-    exchange = await mount.begin(said.form.codec, items)
+    exchange = await adapter.begin(said.form.codec, items)
 
     assert exchange is not None
     assert exchange.result.tokens_after < WINDOW
@@ -208,12 +208,12 @@ async def test_a_conversation_in_which_each_request_ends_in_an_unknown_item_is_c
 ):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(WINDOW))
-    mount = Mount(pipeline, "s")
+    adapter = Adapter(pipeline, "s")
     items = [said.user("go")]
     sizes: list[int] = []
     for number in range(60):
         items += [said.model(words(1_000 + number)), said.unknown(number)]
-        exchange = await mount.begin(said.form.codec, list(items))
+        exchange = await adapter.begin(said.form.codec, list(items))
         assert exchange is not None
         sizes.append(exchange.result.tokens_after)
         assert exchange.items[-1] is items[-1]

@@ -10,7 +10,7 @@ import pytest
 
 from ctxpipe import ContextPipeline
 from ctxpipe.messages import check, is_opaque
-from ctxpipe.wire import CHAT, RESPONSES, ChatCodec, Mount, ResponsesCodec, Translation
+from ctxpipe.wire import CHAT, RESPONSES, Adapter, ChatCodec, ResponsesCodec, Translation
 from ctxpipe.wire.exchange import HttpExchange
 
 USER: dict[str, Any] = {"role": "user", "content": "go"}
@@ -90,9 +90,9 @@ def test_unknown_items_are_never_joined_with_each_other_or_with_a_reply():
     ]
 
 
-async def exchange_of(mount: Mount, items: list[Any]) -> HttpExchange:
-    exchange = HttpExchange(mount.conversations, RESPONSES, mount.find)
-    await exchange.begin_bytes(json.dumps({"model": "m", "input": items}).encode())
+async def exchange_of(adapter: Adapter, items: list[Any]) -> HttpExchange:
+    exchange = HttpExchange(adapter.conversations, RESPONSES, adapter.find)
+    await exchange.shape_bytes(json.dumps({"model": "m", "input": items}).encode())
     return exchange
 
 
@@ -102,8 +102,8 @@ def event(name: str, **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_what_arrived_in_a_reply_is_part_of_that_reply_whatever_its_type(is_stream: bool):
-    mount = Mount(ContextPipeline(), "s")
-    exchange = await exchange_of(mount, [USER])
+    adapter = Adapter(ContextPipeline(), "s")
+    exchange = await exchange_of(adapter, [USER])
     exchange.begin_answer(200, "text/event-stream" if is_stream else "application/json")
     if is_stream:  # the client may stop before the end
         exchange.feed(event("response.output_item.done", item={**MOON, "status": "completed"}))
@@ -112,27 +112,27 @@ async def test_what_arrived_in_a_reply_is_part_of_that_reply_whatever_its_type(i
     exchange.end()
 
     later = {"type": "moon_phase", "phase": "full", "id": None}  # as a client without ids sends it
-    shaped = await exchange_of(mount, [USER, later, USER])
+    shaped = await exchange_of(adapter, [USER, later, USER])
 
     assert [message["role"] for message in shaped.result.messages] == ["user", "assistant", "user"]
     assert not is_opaque(shaped.result.messages[1]["content"])
 
 
 async def test_tools_that_arrived_in_a_reply_stay_opaque_for_they_govern_the_model():
-    mount = Mount(ContextPipeline(), "s")
-    exchange = await exchange_of(mount, [USER])
+    adapter = Adapter(ContextPipeline(), "s")
+    exchange = await exchange_of(adapter, [USER])
     exchange.begin_answer(200, "application/json")
     exchange.feed(json.dumps({"object": "response", "output": [TOOLS]}).encode())
     exchange.end()
 
-    shaped = await exchange_of(mount, [USER, TOOLS, REPLY, USER])
+    shaped = await exchange_of(adapter, [USER, TOOLS, REPLY, USER])
 
     assert kinds(shaped.result.messages[1]) == ["opaque"]
 
 
 async def test_a_request_for_the_providers_own_compaction_goes_out_as_it_came():
     exchange = await exchange_of(
-        Mount(ContextPipeline(), "s"), [USER, {"type": "compaction_trigger"}]
+        Adapter(ContextPipeline(), "s"), [USER, {"type": "compaction_trigger"}]
     )
 
     assert not exchange.is_shaped

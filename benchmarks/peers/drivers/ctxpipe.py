@@ -31,7 +31,7 @@ from ctxpipe.lab.workbench import SeenFiles
 from ctxpipe.stages.compact import Restore
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
-from ctxpipe.wire import CHAT, Mount
+from ctxpipe.wire import CHAT, Adapter
 
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
@@ -156,7 +156,7 @@ class Peer:
             ]
         self.options: dict[str, Any] = {}
         self.pipeline = pipeline = ContextPipeline(stages, budget=budget)
-        self.mount = Mount(pipeline, "run") if form == "chat" else None
+        self.adapter = Adapter(pipeline, "run") if form == "chat" else None
         kept: dict[str, Any] = {"journal": storage, "lease_seconds": 60} if journal else {}
         self.session = pipeline.session("run", **kept)
 
@@ -167,7 +167,7 @@ class Peer:
         return other
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:
-        if self.mount is not None:
+        if self.adapter is not None:
             return [made for message in new for made in as_chat(message)]
         return new
 
@@ -177,12 +177,12 @@ class Peer:
             if usage is not None:
                 self.session.observe(usage)
         self.history += native
-        if self.mount is None:
+        if self.adapter is None:
             self.seen.learn(native)
 
     async def shape(self) -> list[Any]:
-        if self.mount is not None:
-            exchange = await self.mount.begin(CHAT.codec, self.history)
+        if self.adapter is not None:
+            exchange = await self.adapter.begin(CHAT.codec, self.history)
             return self.history if exchange is None else list(exchange.items)
         result = await self.session.run(self.history)
         self.options = dict(result.request_options)
