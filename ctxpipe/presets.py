@@ -82,6 +82,10 @@ def coding_agent(
     Raises SettingsError if *old_exchanges* is unknown, or if both *summarize* and *summary_model*
     are set.
     """
+    choices = get_args(OldExchanges)
+    if old_exchanges not in choices:
+        names = ", ".join(repr(name) for name in choices)
+        raise SettingsError(f"old_exchanges is {old_exchanges!r}; give one of {names}")
     restore = None
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
@@ -98,13 +102,10 @@ def coding_agent(
             inputs=WRITING_TOOLS,
             keep_read_backs=False,
         )
-    elif old_exchanges == "lines":
+    else:
         old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0)
         # Most texts that an agent misses later are code.
         per_tool = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
-    else:
-        choices = ", ".join(repr(name) for name in get_args(OldExchanges))
-        raise SettingsError(f"old_exchanges is {old_exchanges!r}; give one of {choices}")
     return [
         # Results of 8,000 characters or more are 7 % of all results and hold more than half of the
         # text. The head and tail that stay visible often answer the next question.
