@@ -20,7 +20,7 @@ from .errors import SettingsError
 from .messages import Message, field
 from .providers.prices import PRICES, Prices
 from .session.session import Session, conversation_of
-from .session.sessions import Held
+from .session.sessions import ConversationPool
 from .settings import (
     COUNT,
     FUNCTION,
@@ -126,7 +126,7 @@ class ContextPipeline:
         self._logged_doubts: set[str] = set()
         self._max_sessions = max_sessions
         self._states: OrderedDict[str, State] = OrderedDict()
-        self._sessions = Held(max_sessions, lambda _: 1)
+        self._sessions = ConversationPool(max_sessions, lambda _: 1)
         for stage in stages:
             self.use(stage)
 

@@ -15,7 +15,7 @@ from .._values import JsonDict, JsonObject
 from ..conversation.gate import is_asked_by_a_stage
 from ..errors import SettingsError
 from ..providers.refusals import REFUSING
-from ..session.client import BETA, lent_model, observe_stream, observe_sync_stream
+from ..session.client import BETA, find_agent_model, observe_stream, observe_sync_stream
 from ..settings import one_of
 from ..wire.conversations import SessionName
 from ..wire.exchange import UNSHAPED, Adapter, Exchange, log_errors, refusal_in, warn
@@ -190,7 +190,7 @@ class _Shaping:
         body: Any = request.json
         arguments = MESSAGES.arguments(body)
         arguments["request"]["extra_headers"] = _headers(request, call_next)
-        lent = lent_model(
+        lent = find_agent_model(
             _client_of(call_next),
             {**body, "extra_headers": _own_headers(request)},
             self._adapter.summary_model,

@@ -1,4 +1,4 @@
-"""One conversation: what it was, what is sent of it, and what is written down."""
+"""Sessions: the memory of a conversation between turns, and many sessions of a server."""
 
 from .session import Session
 

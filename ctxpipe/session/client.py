@@ -1,4 +1,4 @@
-"""The edge to Anthropic's SDK: what a request says, what a reply and its stream tell."""
+"""Reading of requests, clients and streams of Anthropic's SDK."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ BETA = "anthropic-beta"
 
 
 def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]:
-    """What `Session.run` is to know of a *request*.
+    """Return the arguments of `Session.run` that the *request* implies, by name.
 
-    What the SDK calls "not given" is falsy, and None here.
+    *request* has the arguments of ``client.messages.create``. In it, system and tools that are
+    iterators are replaced by lists. The SDK's values for "not given" become None. The header of
+    betas that *client* sends by default is included.
     """
     tools = request.get("tools") or None
     if tools is not None and not isinstance(tools, Sequence):
@@ -35,16 +37,16 @@ def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]
     headers = dict(request.get("extra_headers") or {})
     default = getattr(client, "default_headers", {}).get(BETA)
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
-        headers[BETA] = default  # what is added to it must not replace it
+        headers[BETA] = default  # betas that ctxpipe adds must not replace the default ones
     return {"system": system, "tools": tools, "request": {**request, "extra_headers": headers}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnthropicModel(AgentModel):
-    """The model that an agent asks through *client*, any client of Anthropic's SDK or alike.
+    """The model that an agent uses through *client*, of Anthropic's SDK or compatible with it.
 
-    It is that very client, whatever host or cloud it sends to. *options* are arguments of the
-    agent's own request that say where and how a request is sent.
+    Summaries are requested with the same client, and so from the same host or cloud. *options* are
+    those arguments of the agent's request that determine where and for whom it is sent.
     """
 
     client: Any = field(repr=False)
@@ -53,11 +55,16 @@ class AnthropicModel(AgentModel):
 
     @property
     def anthropic_client(self) -> object:
-        """The client, unless it is a synchronous one."""
+        """The client if it is async, otherwise None."""
         return self.client if is_async(self.client.messages.create) else None
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask through the client; one that is synchronous is called in a worker thread."""
+        """Send *prompt* with the client and return the answer.
+
+        A synchronous client is called in a worker thread. Without *model* the model is
+        SUMMARY_MODEL. Raises PromptTooLong if the answer did not fit into the context window, and
+        the errors of the client.
+        """
         create = partial(
             without_retries(self.client).messages.create,
             **self.options,
@@ -69,7 +76,7 @@ class AnthropicModel(AgentModel):
             reply = await create()
         else:
             reply = await to_thread.run_sync(create, abandon_on_cancel=True)
-            if isawaitable(reply):  # a function that only calls an asynchronous one
+            if isawaitable(reply):  # a plain function that returns the coroutine of an async one
                 reply = await reply
         if reply.stop_reason == "model_context_window_exceeded":
             raise PromptTooLong("the answer did not fit into the model's window", refused=True)
@@ -81,15 +88,15 @@ _SENDING = (
     *("extra_headers", "extra_query", "inference_geo", "metadata", "service_tier"),
     *("user_profile_id", "workspace_id"),
 )
-"""Arguments of a request that say where it goes and for whom, and not what is asked."""
+"""Arguments that determine where and for whom a request is sent, but not its contents."""
 
 
-def lent_model(
+def find_agent_model(
     client: object, request: Mapping[str, Any], summary_model: str | None = None
 ) -> AnthropicModel | None:
-    """Return the model that *request* is sent to through *client*, or through its ``beta``.
+    """Return the model to which *client*, or its ``beta``, sends *request*.
 
-    None for an object that is no client. *summary_model* is that of `AgentModel`.
+    Returns None if *client* is not a client. *summary_model* is that of `AgentModel`.
     """
     for candidate in (getattr(client, "_client", None), client):
         if callable(getattr(getattr(candidate, "messages", None), "create", None)):
@@ -103,38 +110,42 @@ def lent_model(
     return None
 
 
-def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
-    """Have *stream* tell of the message that it begins with, and of what the server has cleared,
-    once that is read.
+def observe_stream(stream: AsyncStream[Any], report: Callable[[Any], None]) -> None:
+    """Make *stream* call *report* with the usage of its reply, when the caller reads it.
+
+    *report* gets the message of the first event. If the server cleared old results, it is called
+    again with a mapping of that message's usage and model and of the clearing.
     """
 
     async def follow(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        begun: Any = None
+        first_message: Any = None
         async for event in events:
-            begun = _tell_of(event, begun, tell)
+            first_message = _report_usage(event, first_message, report)
             yield event
 
-    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001  it offers no hook of its own
+    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001  the SDK has no hook for it
 
 
-def observe_sync_stream(stream: Stream[Any], tell: Callable[[Any], None]) -> None:
-    """As `observe_stream`, for the stream of a synchronous client."""
+def observe_sync_stream(stream: Stream[Any], report: Callable[[Any], None]) -> None:
+    """Do the same as `observe_stream` for the stream of a synchronous client."""
 
     def follow(events: Iterator[Any]) -> Iterator[Any]:
-        begun: Any = None
+        first_message: Any = None
         for event in events:
-            begun = _tell_of(event, begun, tell)
+            first_message = _report_usage(event, first_message, report)
             yield event
 
-    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001
+    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001  the SDK has no hook for it
 
 
-def _tell_of(event: object, begun: Any, tell: Callable[[Any], None]) -> Any:
-    """Tell what *event* says of the usage; the message with which the stream has *begun*."""
+def _report_usage(event: object, first_message: Any, report: Callable[[Any], None]) -> Any:
+    """Call *report* if *event* has usage; return the message with which the stream began."""
     if value_at(event, "type") == "message_start":
-        begun = value_at(event, "message")
-        tell(begun)
-    elif cleared := value_at(event, "context_management"):
-        told = {name: value_at(begun, name) for name in ("usage", "model")}
-        tell({**told, "context_management": cleared})
-    return begun
+        first_message = value_at(event, "message")
+        report(first_message)
+        return first_message
+    cleared_results = value_at(event, "context_management")
+    if cleared_results:
+        usage = {name: value_at(first_message, name) for name in ("usage", "model")}
+        report({**usage, "context_management": cleared_results})
+    return first_message

@@ -1,7 +1,8 @@
-"""The parameters of the SDK's ``messages.create``, for type checkers and editors.
+"""Parameters of the SDK's ``messages.create``, for type checkers and editors.
 
-The SDK's own types hold the messages too, which a session takes under a parameter of its own; no
-key can be taken out of such a type. So they are repeated here, and a test compares them.
+The SDK's own types include ``messages``, which `Session.create` has as a parameter of its own. A
+key cannot be removed from a TypedDict. So the parameters are repeated here, and a test compares
+them with those of the SDK.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ if TYPE_CHECKING:
 
 
 class MessagesClient(Protocol):
-    """An async client of the Messages API: ``AsyncAnthropic``, or that of another cloud."""
+    """Async client of the Messages API: ``AsyncAnthropic``, or the client of another cloud."""
 
     @property
     def messages(self) -> AsyncMessages:
-        """Its messages."""
+        """Resource with the method ``create``."""
 
 
 class BetaClient(Protocol):
-    """The ``beta`` of such a client."""
+    """The attribute ``beta`` of a `MessagesClient`."""
 
     @property
     def messages(self) -> AsyncBetaMessages:
-        """Its messages."""
+        """Resource with the method ``create``."""
 
 
 class OwnParameters(TypedDict, total=False):
-    """What a session takes beside it, and is not sent."""
+    """Parameters of `Session.create` that are not sent to the API."""
 
     messages: list[Message] | None
     open_calls: OpenCalls
@@ -76,7 +77,7 @@ class OwnParameters(TypedDict, total=False):
 
 
 class Transport(TypedDict, total=False):
-    """How a request is sent."""
+    """Parameters that control how a request is sent."""
 
     extra_headers: Mapping[str, str] | None
     extra_query: Mapping[str, object] | None
@@ -85,7 +86,7 @@ class Transport(TypedDict, total=False):
 
 
 class Common(OwnParameters, Transport, total=False):
-    """What ``messages.create`` takes with every client."""
+    """Parameters that ``messages.create`` has with every client."""
 
     max_tokens: Required[int]
     model: Required[ModelParam]
@@ -98,7 +99,7 @@ class Common(OwnParameters, Transport, total=False):
 
 
 class Parameters(Common, total=False):
-    """What ``client.messages.create`` takes beside the messages."""
+    """Parameters of ``client.messages.create``, except the messages."""
 
     cache_control: CacheControlEphemeralParam | None
     container: MessageCreateParamsContainerParam | None
@@ -112,7 +113,7 @@ class Parameters(Common, total=False):
 
 
 class BetaParameters(Common, total=False):
-    """What ``client.beta.messages.create`` takes beside the messages."""
+    """Parameters of ``client.beta.messages.create``, except the messages."""
 
     betas: list[AnthropicBetaParam]
     billing_policy: BetaBillingPolicyParam | None

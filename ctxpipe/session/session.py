@@ -1,4 +1,4 @@
-"""The edge to Anthropic's SDK: a conversation whose model is called for its user."""
+"""The class `Session`: memory of a conversation, and calls of its model with Anthropic's SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from .._text import count_phrase
@@ -22,7 +21,7 @@ from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
-from .client import lent_model, observe_stream, request_arguments
+from .client import find_agent_model, observe_stream, request_arguments
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream
@@ -41,28 +40,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Session:
-    """What must be remembered about one conversation; made by `ContextPipeline.session`.
+    """Memory of one conversation between turns; created by `ContextPipeline.session`.
 
-    The caller keeps its full history and hands it in each turn; the session remembers which context
-    its beginning has become. So a turn costs what is new, the context's beginning stays byte for
-    byte the same, and no summary is made twice. Runs of one session wait for each other. A session
-    without its memory is still correct.
+    The caller keeps the complete history and passes it to `run` in each turn. The session remembers
+    the context that it made of the earlier messages. So a turn processes only the new messages, the
+    beginning of the context stays the same byte for byte, as the prompt cache needs, and nothing is
+    summarized twice. A second `run` at the same time waits for the first. If the memory is lost,
+    the results are still correct.
 
-    At the end of ``async with``, what was appended is written down; after the last such body the
-    session is not used any more.
+    With `append` and `create` without ``messages=`` the session keeps the history itself.
+
+    ``async with session:`` writes the appended messages to the journal at its end. When the last
+    such block has ended, the session is closed: `run` and `append` raise SettingsError.
     """
 
     _conversation: Conversation
 
     def __repr__(self) -> str:
-        known = count_phrase(len(self._conversation.known), "message")
-        return f"<Session {excerpt(self.session_id)}: {known} known>"
+        messages = count_phrase(len(self._conversation.known), "message")
+        return f"<Session {excerpt(self.session_id)}: {messages} known>"
 
     def __enter__(self) -> NoReturn:
         raise SettingsError("use `async with`; for code that is not async, ctxpipe.sync.Session")
 
     def __exit__(self, *_: object) -> None:
-        """Exist, so that ``with`` asks `__enter__`, which says what to use."""
+        """Do nothing: ``with`` needs this method before it calls `__enter__`, which raises."""
 
     async def __aenter__(self) -> Self:
         self._conversation.enter()
@@ -73,18 +75,18 @@ class Session:
 
     @property
     def session_id(self) -> str:
-        """The conversation's name."""
+        """Name of the conversation, as given to `ContextPipeline.session`."""
         return self._conversation.session_id
 
     @property
     def journal(self) -> JournalStorage | None:
-        """Where the session writes down what it knows, None when it does not."""
+        """Storage to which the session writes its history and memory; None without a journal."""
         return self._conversation.journal
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """What to look at where a session costs more than it should, or its agent misses what has
-        left the context.
+        """Findings about the session so far: misses of the prompt cache, and signs that the agent
+        misses what left the context.
         """
         return self._conversation.diagnostics
 
@@ -100,42 +102,55 @@ class Session:
         request: Mapping[str, object] | None = None,
         client: MessagesClient | BetaClient | None = None,
     ) -> Result:
-        """The context for *history*: the remembered one, and what was appended since.
+        """Run one turn: shape the complete *history*, and return the context to send.
 
-        Messages that are appended while this runs belong to the next turn: ``result.covered`` is
-        how many are in this one. ``result.notices`` says when the history was shortened, branched
-        or rebuilt; it is never modified. *client*, the one that the context is sent with, is lent
-        to a summarizer that has none, now and in later turns; the model for it is SUMMARY_MODEL
-        where the environment sets it, else that of *request*. The other arguments are those of
+        Send ``result.messages``, and append the reply and the tool results to *history*, which is
+        never modified. Messages of earlier turns are taken from the memory; the stages see them as
+        the earlier turns left them. Messages that the caller appends while this runs belong to the
+        next turn: ``result.covered`` is the number of messages in this one. ``result.notices``
+        reports when the history was shortened, branched or rebuilt.
+
+        *client* is the client with which the context is sent. A summarizer without a client of its
+        own uses it, now and in later turns, with the model SUMMARY_MODEL if the environment sets
+        it, otherwise with the model of *request*. The other arguments are those of
         `ContextPipeline.run`.
 
-        Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
-        other invalid arguments.
+        Raises InvalidHistory if *history* is not a valid list of messages, SettingsError for other
+        invalid arguments, and SessionDeleted if the session is deleted during the turn. A journal
+        that cannot be read or written raises no error: ``result.notices`` reports it.
         """
-        lent = None
+        agent_model = None
         if client is not None:
             check_client(client)
-            lent = lent_model(client, request or {})
+            agent_model = find_agent_model(client, request or {})
         return await self._conversation.run(
-            history, system=system, tools=tools, force=force, request=request, agent_model=lent
+            history,
+            system=system,
+            tools=tools,
+            force=force,
+            request=request,
+            agent_model=agent_model,
         )
 
     async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
-        """Compact now, whatever the budget says: the `Compact` stage of the pipeline alone.
+        """Compact the conversation now, even below the budget; return the context.
 
-        *history* defaults to the one of the last turn. *focus* says what the summary should attend
-        to, where the summarizer takes it. When nothing was done, the reports say why.
+        Only the `Compact` stage of the pipeline runs. *history* defaults to that of the last turn.
+        *focus* is the subject that the summary should attend to, if the summarizer has such a
+        parameter. If nothing was compacted, ``result.reports`` has the reason.
 
-        Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
+        Raises SettingsError if the pipeline has no `Compact` stage, or if there was no turn yet and
+        *history* is None. Raises InvalidHistory as `run` does.
         """
         return await self._conversation.compact(history, focus=focus)
 
     def compact_next(self, focus: str = "") -> None:
-        """Compact at the beginning of the next turn, whatever the budget says.
+        """Compact the conversation at the beginning of its next turn, even below the budget.
 
-        For a tool by which the model asks for it: in the middle of a turn its calls still wait for
-        their results. Of several *focus* the last counts. Raises SettingsError when the pipeline
-        has no `Compact` stage.
+        Use it in a tool with which the model asks for a compaction: when the tool runs, its call
+        has no result yet, so compacting at once is too early. *focus* is that of `compact`; a
+        second call before the turn replaces it. Raises SettingsError if the pipeline has no
+        `Compact` stage.
         """
         self._conversation.compact_next(focus)
 
@@ -149,16 +164,20 @@ class Session:
         tools: Sequence[object] | None = None,
         request: Mapping[str, object] | None = None,
     ) -> Result | None:
-        """A shorter context than *sent*, which a model has refused as too long.
+        """Return a shorter context after the model refused *sent* as too long.
 
-        *refusal* is what it answered. The other arguments are those of `run`. None when asking
-        again would not help: no stage took anything out, the context is far below its budget and
-        the refusal names no numbers, or the last attempt has not helped and the context is as long
-        as it was.
+        *refusal* is the refusal (see `as_refusal`) or the text of the error, *sent* the result of
+        `run` that was refused. The other arguments are those of that `run`. `create` and `stream`
+        call this method themselves.
 
-        The ledger learns the number of tokens that the refusal names, unless it cannot be that of
-        *sent*. A window that is smaller than the budget's lowers the budget of this session for
-        that model, and a notice says so.
+        Returns None if sending again would not help: no stage removed anything; or the context is
+        far below its budget and the refusal names no numbers; or the previous attempt did not help
+        and the context is as long as it was.
+
+        If the refusal names the number of tokens of the prompt, the estimates are calibrated with
+        it, unless the number cannot be that of *sent*. If it names a context window smaller than
+        that of the budget, the budget of this session is lowered for that model, and a notice
+        reports it.
         """
         return await self._conversation.recover(
             refusal, history, sent, system=system, tools=tools, request=request
@@ -167,46 +186,51 @@ class Session:
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
     ) -> None:
-        """Learn the real token count, and the state of the cache, from a reply's *usage*.
+        """Calibrate the token estimates, and note the state of the cache, with a reply's *usage*.
 
-        That is an SDK object or a mapping. The whole reply says more when the server has run tools
-        or cleared results. *sent* are the messages that it bills, by default the context of the
-        last run. Raises SettingsError for an object without usage.
+        *usage* is an SDK object, a mapping, or the whole reply. Pass the whole reply if the server
+        ran tools or cleared results, because only the reply shows it. *sent* are the messages of
+        the request, by default the context of the last `run`. `create` and `stream` call this
+        method themselves. Raises SettingsError for an object without usage.
         """
         self._conversation.observe(usage, sent, model=model)
 
     # The history ----------------------------------------------------------------------------------
 
     async def history(self, *, branch: str | None = None) -> list[Message]:
-        """The whole history, as it was handed in last; from the journal where there is one, without
-        cache marks.
+        """Return the complete history of the last turn, read from the journal if there is one.
 
-        In a new process that is the longest of the journal's lines, or that of *branch* (the first
-        line is ""). With ``redact=`` of the storage the messages are redacted, and a warning says
-        so. Raises StorageError, naming the message, when something is missing; SettingsError when
-        the journal holds no texts.
+        Cache marks are removed from messages of the journal. In a new process, the result is the
+        longest branch of the journal, or the branch named *branch* (the name of the first is "").
+        If the storage has ``redact=``, the messages are redacted, and a warning is logged.
+
+        Raises StorageError, which names the message, if a part is missing. Raises SettingsError if
+        the journal was written without texts (``history=False``), or has no such branch.
         """
         return await self._conversation.history(branch=branch)
 
     async def branches(self) -> list[str]:
-        """The names of the lines that other processes have begun, for `history`.
+        """Return the names of the journal's branches, for the argument *branch* of `history`.
 
-        Raises StorageError.
+        A branch begins when another process continues the conversation from an earlier message.
+        Raises StorageError if the journal cannot be read.
         """
         return await self._conversation.branches()
 
     def append(self, *messages: Message) -> None:
-        """Add to the history that this session owns, from any thread.
+        """Append *messages* to the history that this session keeps; any thread may call this.
 
-        `create` and `stream` without ``messages=`` send it: what comes while one of them is under
-        way is in the next request, after the reply; results go right after the calls that wait for
-        them. Replies are added by themselves; adding one again changes nothing. What is added is
-        written to the journal in the next turn, or at the end of ``async with``. Raises
-        InvalidHistory.
+        `create` and `stream` without ``messages=`` send this history. Messages that are appended
+        during a request are in the next request, after the reply. Tool results are placed directly
+        after the calls that they answer. `create` and `stream` append the replies themselves;
+        appending a reply again has no effect. The messages are written to the journal in the next
+        turn, or at the end of ``async with``.
+
+        Raises InvalidHistory if a message is invalid, and SettingsError if the session is closed.
         """
         self._conversation.append(messages)
 
-    # The loop's body ------------------------------------------------------------------------------
+    # Calls of the model ---------------------------------------------------------------------------
 
     @overload
     async def create(
@@ -245,32 +269,32 @@ class Session:
         cache_breakpoints: int | None = None,
         **request: Any,
     ) -> Any:
-        """Run the pipeline, call the model with the context, and observe the reply.
+        """Run one turn: shape the context, send it with *client*, and return the reply.
 
-        After "prompt is too long" the context is shortened by force and sent once more, if it got
-        smaller.
+        If the model refuses the context as too long, it is shortened and sent once more, if it
+        became smaller. The usage of the reply calibrates the token estimates.
 
         *client* is an ``AsyncAnthropic``, a client of another cloud such as
-        ``AsyncAnthropicBedrock``, or the ``beta`` of one for requests with ``betas=``. *messages*
-        is the whole history, by default the one that this session owns, to which the reply is
-        added. The other arguments are those of ``client.messages.create``, and its answer is
-        returned, a stream included.
+        ``AsyncAnthropicBedrock``, or the ``beta`` of such a client for requests with ``betas=``.
+        *messages* is the complete history. By default it is the history that this session keeps
+        (see `append`), and the reply is appended to it. The other arguments are those of
+        ``client.messages.create``. The result is that of the client; with ``stream=True`` it is a
+        stream, whose reply is not appended by itself.
 
-        *cache_breakpoints* is how many cache breakpoints, of those that the request leaves free,
-        are placed where they pay off; with four, a turn that rewrites old messages still reads all
-        before them from the cache, and the next rewriting all before its own. By default a turn
-        that rewrites gets those that cost nothing: before and after what changed, where the request
-        has one behind them, or asks for automatic caching. In a session whose *cache_seconds* are
-        an hour or more, every mark of the request is for an hour.
+        *cache_breakpoints* is the number of cache breakpoints to place, at most as many as the
+        request leaves free. With four, a turn that rewrites old messages still reads everything
+        before them from the cache, and so does the next rewrite. By default only breakpoints
+        without extra cost are placed: before and after rewritten messages, if the request has a
+        later breakpoint or asks for automatic caching. If *cache_seconds* of the session is 3,600
+        or more, all breakpoints of the request have a lifetime of an hour.
 
-        Raises what the client raises; SettingsError, before anything is sent, for a client that is
-        not async or an invalid number of breakpoints; InvalidHistory, naming the calls, for a
-        history that ends with calls without results. ``open_calls="interrupted"`` answers these
-        with an error result.
+        A summarizer without a client or model of its own uses *client*, with the model
+        SUMMARY_MODEL if the environment sets it, otherwise with the model of the request.
 
-        A summary that becomes due is written through *client*, by SUMMARY_MODEL where the
-        environment sets it, else by the request's model, unless the pipeline's summarizer has a
-        client or a model of its own.
+        Raises the errors of the client. Raises SettingsError, before anything is sent, for a client
+        that is not async or an invalid number of breakpoints. Raises InvalidHistory, which names
+        the calls, if the history ends with tool calls without results; with
+        ``open_calls="interrupted"`` these get an error result instead.
         """
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 
@@ -281,7 +305,7 @@ class Session:
         async with self._exchange(messages) as has_waited:
             reply, sent = await self._send(send, client, messages, open_calls, request, has_waited)
             if request.get("stream"):
-                observe_stream(reply, lambda begun: self._conversation.learn(begun, sent))
+                observe_stream(reply, lambda message: self._conversation.learn(message, sent))
             else:
                 self._conversation.learn(reply, sent)
                 if messages is None:
@@ -308,20 +332,24 @@ class Session:
         cache_breakpoints: int | None = None,
         **request: Any,
     ) -> AsyncIterator[Any]:
-        """As `create`, with the client's stream helper, as ``async with``."""
+        """Run one turn with the client's stream helper; the value of ``async with`` is its stream.
+
+        The arguments and the errors are those of `create`. A reply that was read to its end is
+        appended to the history that this session keeps.
+        """
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
-        async with self._exchange(messages) as has_waited, AsyncExitStack() as opened:
+        async with self._exchange(messages) as has_waited, AsyncExitStack() as stack:
 
             async def send(context: Result) -> Any:
                 stream: Callable[..., AbstractAsyncContextManager[Any]] = client.messages.stream
                 body = self._body(request, context, cache_breakpoints)
-                return await opened.enter_async_context(stream(**body))
+                return await stack.enter_async_context(stream(**body))
 
             stream, sent = await self._send(send, client, messages, open_calls, request, has_waited)
             try:
                 yield stream
             finally:
-                with suppress(AssertionError):  # the SDK's, for a stream that nobody has read
+                with suppress(AssertionError):  # the SDK raises it if nothing was read
                     reply = stream.current_message_snapshot
                     self._conversation.learn(reply, sent)
                     if messages is None and reply.stop_reason:
@@ -330,18 +358,23 @@ class Session:
     def _body(
         self, request: Mapping[str, Any], context: Result, cache_breakpoints: int | None
     ) -> dict[str, Any]:
-        """The *request* with *context*, and with the cache breakpoints that are ours to place."""
+        """Return the *request* with the messages of *context* and with cache breakpoints."""
         body = {**request, **context.request_options, "messages": context.messages}
         body = self._conversation.mark(context, body, cache_breakpoints)
         self._conversation.announce(context, body)
         return body
 
     def _exchange(self, messages: list[Message] | None) -> AbstractAsyncContextManager[bool | None]:
-        """Other exchanges wait, where *messages* are not the caller's; whether this one has."""
+        """Return a context manager that lets one request at a time use the session's own history.
+
+        Its value is True if it waited for another request. It does nothing, with the value None, if
+        the caller passes the *messages*.
+        """
         if messages is not None:
             return nullcontext()
-        appended = self._conversation.appended
-        return self._conversation.exchange(appended[-1] if appended else None)
+        appended_messages = self._conversation.appended
+        newest = appended_messages[-1] if appended_messages else None
+        return self._conversation.exchange(newest)
 
     async def _send(
         self,
@@ -352,28 +385,30 @@ class Session:
         request: dict[str, Any],
         has_waited: bool | None,
     ) -> tuple[T, Result]:
-        """Shape the context and *send* it, a shorter one if it is refused.
+        """Shape the context and *send* it; send a shorter one if it is refused.
 
-        The answer, and the context that was sent last.
+        Returns the reply and the context that was sent last.
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
         conversation = self._conversation
-        taken = 0
+        own_count = 0
         with conversation.store_allowance():  # the request itself may take minutes
             if messages is None:
-                own, taken = await conversation.own_history()
-                if has_waited and own and conversation.is_answered(own[-1]):
+                own_history, own_count = await conversation.own_history()
+                if has_waited and own_history and conversation.is_answered(own_history[-1]):
                     raise InvalidHistory(
-                        "nothing was appended that has no reply: it was answered by the request "
-                        "that this one has waited for"
+                        "every appended message has a reply: the request that this one waited for "
+                        "answered the last of them"
                     )
-                history = close_own_calls(own, open_calls)
+                history = close_own_calls(own_history, open_calls)
             else:
                 history = close_calls(messages, open_calls)
             arguments = request_arguments(client, request)
-            lent = lent_model(client, request)
-            context = await conversation.run(history, **arguments, agent_model=lent, taken=taken)
+            agent_model = find_agent_model(client, request)
+            context = await conversation.run(
+                history, **arguments, agent_model=agent_model, taken=own_count
+            )
         try:
             return await send(context), context
         except Exception as error:
@@ -387,5 +422,6 @@ class Session:
         return await send(shorter), shorter
 
 
-conversation_of: Callable[[Session], Conversation] = attrgetter("_conversation")
-"""The conversation of a session, for what works with it inside."""
+def conversation_of(session: Session) -> Conversation:
+    """Return the conversation of *session*, for the modules of ctxpipe that work with it."""
+    return session._conversation  # noqa: SLF001  the class above is its public side

@@ -1,4 +1,4 @@
-"""The sessions of a server: as many as fit into memory, the others in their journals."""
+"""Sessions of a server: as many as fit into memory, and the others in their journals."""
 
 from __future__ import annotations
 
@@ -27,20 +27,25 @@ PIPELINE = Requirement(
 )
 
 MESSAGE_BYTES = 120
-"""What a session remembers beside each message: `benchmarks/bench_session.py` prints it."""
+"""Memory of a session for each message, without its text; `bench_session.py` measures it."""
 
 
 class Sessions:
-    """The sessions of *pipeline* in *journal*, of which at most *max_bytes* stay in memory.
+    """Sessions of a server, of which those used last stay in memory, up to *max_bytes* in total.
 
-    The longest unused go first, but never one with a turn running, nor one that holds what was
-    appended and is not in the journal yet: that is written first, on the running event loop. Only
-    where the journal fails, and the unwritten alone take more than *max_bytes*, it is given up,
-    with a notice. One that was let go is read from its journal when it is asked for again. The
-    bytes are an estimate: the characters of its messages, and a fixed part for each. Other settings
-    are those of `ContextPipeline.session`.
+        sessions = Sessions(pipeline, journal=LocalStorage("journals"))
+        result = await sessions.get(session_id).run(history)
 
-    Raises SettingsError for invalid settings.
+    When memory is short, the sessions that were unused for the longest time are removed from it.
+    `get` reads a removed session from its *journal* again. A session with a running turn stays. A
+    session with messages that are not in the journal yet also stays until they are written, which
+    happens on the running event loop. Only if the journal fails, and such sessions alone exceed
+    *max_bytes*, they are removed with a notice.
+
+    The size of a session is an estimate: the characters of its messages, and a fixed number of
+    bytes for each. The other *settings* are those of `ContextPipeline.session`.
+
+    Raises SettingsError for an invalid setting.
     """
 
     def __init__(
@@ -56,101 +61,118 @@ class Sessions:
         PIPELINE.check("pipeline", pipeline)
         self._pipeline = pipeline
         self._settings = {"journal": journal, **settings}
-        self._held = Held(max_bytes, self._weigh)
-        # Somebody may still have one in use that was let go.
+        self._pool = ConversationPool(max_bytes, self._estimate_bytes)
+        # A caller may still use a session that was removed from the pool.
         self._alive: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
-        # Messages that were weighed, and what they weigh.
-        self._weighed: WeakKeyDictionary[Conversation, tuple[int, int]] = WeakKeyDictionary()
+        # Number of messages whose size was estimated, and that size.
+        self._estimates: WeakKeyDictionary[Conversation, tuple[int, int]] = WeakKeyDictionary()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._pool)
 
     def __repr__(self) -> str:
         return f"<Sessions: {len(self)} in memory, about {self.bytes:,} bytes>"
 
     @property
     def bytes(self) -> int:
-        """What the sessions in memory take, about."""
-        return self._held.total
+        """Estimated size of the sessions in memory."""
+        return self._pool.total
 
     def get(self, session_id: str) -> Session:
-        """The session *session_id*: the one in memory, or one that its journal is read for at its
-        first turn.
+        """Return the session *session_id*, from memory or as a new object.
 
-        However many there are, this looks at a few of them. Raises SettingsError for an id that is
-        none.
+        A new object reads its journal in its first turn. The time that this takes does not depend
+        on the number of sessions. Raises SettingsError for an invalid id.
         """
         SESSION_ID.check("session_id", session_id)
-        with self._held.lock:
-            conversation = self._held.find(session_id) or self._alive.get(session_id)
+        with self._pool.lock:
+            conversation = self._pool.find(session_id) or self._alive.get(session_id)
             if conversation is None:
                 conversation = self._new_conversation(session_id)
                 self._alive[session_id] = conversation
             conversation.reopen()
-            self._held.add(conversation)
+            self._pool.add(conversation)
             return Session(conversation)
 
     def _new_conversation(self, session_id: str) -> Conversation:
         return conversation_of(self._pipeline.new_session(session_id, **self._settings))
 
     def forget(self, session_id: str) -> None:
-        """Let go of the session, with what it has not written; the next `get` reads its journal."""
-        self._held.remove(session_id)
+        """Remove the session from memory, with all messages that are not in the journal yet.
+
+        The next `get` reads its journal.
+        """
+        self._pool.remove(session_id)
         conversation = self._alive.pop(session_id, None)
         if conversation is not None:
             conversation.cancel_summaries()
 
     async def delete(self, session_id: str) -> None:
-        """Delete the session: its journal, the texts and archives of the stages, and what is here.
+        """Delete the session: its journal, its texts and archives, and its memory.
 
-        Whoever else holds it, in any process, drops it. Raises SettingsError, before anything is
-        deleted, where a storage cannot delete; StorageError.
+        Other processes that have the session in memory drop it before they write or send it again.
+
+        Raises SettingsError for an invalid id, or if a storage of the pipeline has no method
+        ``delete``; then nothing is deleted. Raises StorageError if a storage fails.
         """
         SESSION_ID.check("session_id", session_id)
         storages: list[Any] = self._new_conversation(session_id).storages
         if not all(callable(getattr(storage, "delete", None)) for storage in storages):
             raise SettingsError("a storage of these sessions has no delete(session_id)")
         self.forget(session_id)
-        # The journal first: a session that still had it would write its texts again.
+        # The journal comes first: a session that still had it would write its texts again.
         for storage in storages:
             await storage.delete(session_id)
 
-    def _weigh(self, conversation: Conversation) -> int:
-        known, appended = conversation.known, conversation.appended
-        counted, size = self._weighed.get(conversation, (0, 0))
-        count = len(known) + len(appended)
-        if counted > count:
-            counted, size = 0, 0
-        new = [*known[counted:], *appended[max(0, counted - len(known)) :]]
-        size += weight(new) + len(new) * MESSAGE_BYTES if new else 0
-        self._weighed[conversation] = count, size
+    def _estimate_bytes(self, conversation: Conversation) -> int:
+        """Return the estimated size of *conversation*, reading only messages that are new."""
+        history = conversation.known
+        appended_messages = conversation.appended
+        count = len(history) + len(appended_messages)
+        old_count, size = self._estimates.get(conversation, (0, 0))
+        if old_count > count:  # the history was shortened
+            old_count = 0
+            size = 0
+        new_messages = [
+            *history[old_count:],
+            *appended_messages[max(0, old_count - len(history)) :],
+        ]
+        if new_messages:
+            size += weight(new_messages) + len(new_messages) * MESSAGE_BYTES
+        self._estimates[conversation] = (count, size)
         return size
 
 
-LOOKS = 4
-"""With each call so many of those that could not go are looked at again, where memory is short."""
+RECHECKED_PER_CALL = 4
+"""Number of conversations in use that each call checks again while memory is short."""
 
 
-class Held:
-    """The conversations of sessions by id, together at most *limit* in *size*.
+class ConversationPool:
+    """Conversations by session id, with a total *size* of at most *limit*.
 
-    None goes that is in use, or that holds what is nowhere else: this is written first. Where what
-    cannot be written reaches the limit alone, some go all the same, each with a notice. A call
-    looks only at those that have changed, that go, and at a few others.
+    If they exceed the limit, the conversations that were unused for the longest time are removed.
+    A conversation that is in use, or has messages that are stored nowhere else, is not removed; its
+    messages are written first. Only if those that cannot be written exceed the limit alone, some of
+    them are removed with a notice.
+
+    A call takes constant time: it looks only at conversations that have changed, at those that it
+    removes, and at `RECHECKED_PER_CALL` others.
     """
 
     def __init__(self, limit: int, size: Callable[[Conversation], int]) -> None:
         self._limit = limit
         self._size = size
-        self._unused: OrderedDict[str, Conversation] = OrderedDict()  # the longest unused first
-        # Those that could not go when they should.
+        # Conversations that may be removed, the longest unused first. A conversation that turns out
+        # to be in use, or to have unsaved messages, moves from here to the next mapping.
+        self._unused: OrderedDict[str, Conversation] = OrderedDict()
         self._needed: OrderedDict[str, Conversation] = OrderedDict()
-        self._stuck: dict[str, int] = {}  # the sizes of those that cannot be written; 0 for others
         self._sizes: dict[str, int] = {}
         self._total = 0
-        self._changed: dict[str, Conversation] = {}  # any thread adds to it
-        # For who finds a session, and adds it where there is none.
+        # Size of each conversation that cannot be written to its journal; 0 for the others.
+        self._stuck: dict[str, int] = {}
+        self._changed: dict[str, Conversation] = {}  # since the last call; any thread adds to it
         self.lock: AbstractContextManager[object] = threading.RLock()
+        """Lock to hold between a `find` without a result and the `add` that follows it."""
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -160,11 +182,12 @@ class Held:
 
     @property
     def total(self) -> int:
-        """The size of all together."""
+        """Size of all conversations together."""
         while self._changed:
             session_id, conversation = self._changed.popitem()
             if session_id not in self and conversation.has_unsaved:
-                self._needed[session_id] = conversation  # let go while a caller still had it in use
+                # It was removed while a caller still used it, and has new messages since.
+                self._needed[session_id] = conversation
             elif conversation is not self._find(session_id):
                 continue
             size = self._size(conversation)
@@ -174,15 +197,15 @@ class Held:
         return self._total
 
     def find(self, session_id: str) -> Conversation | None:
-        """The conversation of the session *session_id*, if it is held."""
-        _ = self.total  # finds those that were let go too early
+        """Return the conversation of the session *session_id*, or None if it is not in the pool."""
+        _ = self.total  # takes back conversations that were removed while in use
         return self._find(session_id)
 
     def _find(self, session_id: str) -> Conversation | None:
         return self._unused.get(session_id) or self._needed.get(session_id)
 
     def add(self, conversation: Conversation) -> None:
-        """Hold *conversation* as the one used last, and let go of others until the rest fits."""
+        """Add *conversation* as the most recently used one; remove others until they fit."""
         session_id = conversation.session_id
         self._needed.pop(session_id, None)
         self._unused[session_id] = conversation
@@ -193,21 +216,23 @@ class Held:
         self._shrink()
 
     def remove(self, session_id: str) -> None:
-        """Hold *session_id* no longer, whatever it is doing."""
+        """Remove the conversation of *session_id*, even if it is in use."""
         self._unused.pop(session_id, None)
         self._needed.pop(session_id, None)
         self._stuck.pop(session_id, None)
         self._total -= self._sizes.pop(session_id, 0)
 
     def _shrink(self) -> None:
+        """Remove conversations that may be removed, until the limit is met."""
         if self.total <= self._limit:
             return
-        for session_id in list(islice(self._needed, LOOKS)):
+        for session_id in list(islice(self._needed, RECHECKED_PER_CALL)):
             conversation = self._needed.pop(session_id)
             self._unused[session_id] = conversation
             self._unused.move_to_end(session_id, last=False)
-            is_short = self._total > self._limit <= sum(self._stuck.values())
-            if is_short and conversation.is_stuck:
+            is_full = self._total > self._limit
+            is_full_of_stuck = is_full and sum(self._stuck.values()) >= self._limit
+            if is_full_of_stuck and conversation.is_stuck:
                 conversation.give_up()
                 conversation.on_change = None
                 self.remove(session_id)

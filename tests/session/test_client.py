@@ -23,7 +23,7 @@ from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware, ctxpipe_sync_middleware
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import prices_of
-from ctxpipe.session.client import lent_model
+from ctxpipe.session.client import find_agent_model
 from ctxpipe.stages.compact import Breaker
 from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import (
@@ -266,15 +266,15 @@ async def test_the_very_client_is_lent_whatever_cloud_it_is_of():
     elsewhere = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="k")
     for client in (bedrock, elsewhere):
         for asked in (client, client.beta):
-            lent = lent_model(asked, {"model": "m"})
+            lent = find_agent_model(asked, {"model": "m"})
             assert lent is not None
             assert (lent.client, lent.anthropic_client, lent.name) == (client, client, "m")
     with anthropic.Anthropic(api_key="k") as synchronous:
-        lent = lent_model(synchronous, {})
+        lent = find_agent_model(synchronous, {})
         assert lent is not None
         assert (lent.client, lent.anthropic_client) == (synchronous, None)
     for other in (None, Odd(), object(), "client"):
-        assert lent_model(other, {}) is None
+        assert find_agent_model(other, {}) is None
 
 
 # Without a model ----------------------------------------------------------------------------------

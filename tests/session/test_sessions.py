@@ -87,7 +87,7 @@ async def test_one_with_a_turn_running_is_never_let_go(tmp_path):
             await asked.wait()
         for number in range(5):
             sessions.get(f"s{number}")
-        assert "busy" in sessions._held
+        assert "busy" in sessions._pool
         opened.set()
 
 
@@ -104,7 +104,7 @@ async def fill(sessions: Sessions, *names: str):
 
 async def until_written(sessions: Sessions):
     """What is being written in the background has been, or has failed."""
-    for held in list(sessions._held._needed.values()):
+    for held in list(sessions._pool._needed.values()):
         if held._flushing is not None:
             await asyncio.wait([held._flushing])
 
@@ -113,7 +113,7 @@ async def until_let_go(sessions: Sessions, *names: str):
     """A session is written by a thread, and goes with a later call that wants its memory."""
     with anyio.fail_after(60):
         for number in count():
-            if not any(name in sessions._held for name in names):
+            if not any(name in sessions._pool for name in names):
                 return
             await anyio.sleep(0.01)
             await fill(sessions, f"another {number}")
@@ -285,13 +285,13 @@ async def test_what_a_journal_cannot_take_stays_while_others_use_the_memory(tmp_
         group.start_soon(sessions.get("large").run, [*large, assistant("x"), user("go")])
         await asked.wait()
         await others("a")
-        assert "refused" in sessions._held
+        assert "refused" in sessions._pool
         disk.mend()  # and what had been refused is written with the next turn
         await sessions.get("refused").run([user("x" * 90_000), assistant("x"), user("go")])
         disk.denied = True
         await sessions.get("small").run([user("x" * 15_000)])
         await others("b")
-        assert "small" in sessions._held
+        assert "small" in sessions._pool
         disk.mend()
         opened.set()
 
