@@ -1,36 +1,50 @@
-"""Does this version of ctxpipe send the same contexts, byte for byte, as another one?
+"""Compare what this version of ctxpipe sends, or writes to disk, with another version.
 
     python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS...
                                        [--limit 20] [--turns 120] [--lives 300]
+    python scripts/compare_contexts.py --bytes --beside FOLDER TRANSCRIPTS...
 
-The files of the other one are in FOLDER. Each transcript (a file, or all of a folder's) is played
-turn by turn through one session: by a caller with his whole history, by one who goes on with the
-context, and from a journal, with a new session every 7th turn. Then come random lives: appends,
-cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages
-of the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file
-instead of the library's; ``coding``, ``lines`` and ``chat`` play those of the presets.
+FOLDER is a checkout of the other version. TRANSCRIPTS are recorded conversations: files, or folders
+of ``*.jsonl`` files. Both versions play the same conversations, turn by turn, through one session:
 
-A turn whose contexts differ is of one of these classes:
+    transcripts, history    the caller passes its complete history in each turn
+    transcripts, adopting   the caller continues with the context that the session returned
+    transcripts, journal    as "history", with a journal; every 7th turn begins in a new process
+    random lives            random conversations of a caller that appends, goes back, branches,
+                            copies messages, moves cache marks, adopts contexts, starts new
+                            processes
 
-    two gaps   the old context had two or more separate gaps when a part of the history was taken
-               back, or a cache mark moved. Old versions took them for one gap, and with it threw
-               away what stood between
-    thinking   only the thinking differs that is taken out or that the API is asked to ignore, and
-               the API, which binds it to the messages before it, accepts the new context
-    undone     a message was taken back that a summary describes. Old versions kept the summary, or
-               began again from the raw history; new ones return to the context before that summary.
-               If it was not answered yet, later summaries do not describe the end any more
-    adopted    a new process of an old version did not know that a context had been adopted as the
-               history, and took our texts in it for the caller's words when it wrote a summary
-    too long   the old version truncated once and left a context at its trigger or above, which the
-               same stage makes shorter when it runs again; now it is repeated at once
-    carried    the old compaction ended above its target, with answered words in it that take more
-               than half of the target; those are cut now, or in a file
-    after      the contexts of an earlier turn of the same conversation were different
-    other      anything else; it is printed, and the exit code is 1
+The stages are those of the library. If the stages of the two versions differ on purpose,
+``--stages own`` plays three simple stages that are defined in this script; ``coding``, ``lines``
+and ``chat`` play those of the presets.
 
-Beside them stands how many contexts of each version the API would refuse because of thinking, and
-how many do not end with the newest message of the history.
+Without ``--bytes`` the contexts are compared. Each turn gets one of these classes:
+
+    equal      both versions send the same bytes
+    two gaps   the history was cut, or a cache mark moved, while the old context had two or more
+               separate gaps. Old versions treated them as one gap and dropped the messages between
+    thinking   only thinking blocks differ that are removed, or that the API is asked to ignore, and
+               the API accepts the new context (it binds thinking to the messages before it)
+    undone     the caller took back a message that a summary describes. Old versions kept the
+               summary, or started again from the raw history; new versions return to the context
+               before that summary. If that turn got no reply, later summaries differ as well
+    adopted    an old version, in a new process, did not know that the caller had adopted a context,
+               and summarized ctxpipe's own texts in it as words of the caller
+    too long   the old version truncated once, and the context was still at the trigger or above.
+               The new version truncates again at once
+    carried    the old compaction ended above its target, because answered words of the user took
+               more than half of the target. The new version shortens them, or writes them to a file
+    after      the contexts of an earlier turn of the same conversation differed
+    other      anything else. Its first difference is printed, and the exit status is 1
+
+A table counts the classes. It also counts, for each version, the contexts that the API would refuse
+because of their thinking ("refused"), and those that do not end with the newest message of the
+history ("without newest").
+
+With ``--bytes`` the files are compared. Each conversation has a journal, an archive and offloaded
+results in one folder, with the same session id and the same clock in both versions; random numbers
+are replaced by constants. The first file that differs, or that one version does not write, is
+printed with the place of the difference, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -44,6 +58,7 @@ import logging
 import os
 import random
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -74,8 +89,10 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import bare, sign, verify
 
-HERE = Path(__file__).resolve()
+SCRIPT = Path(__file__).resolve()
+THIS_VERSION = SCRIPT.parents[1]
 MODES = ("history", "adopting", "journal")
+MODES_WITH_JOURNAL = ("adopting", "journal")  # "history" would write what "journal" writes
 CLASSES = ("two gaps", "thinking", "undone", "adopted", "too long", "carried", "after", "other")
 FAULTS = ("refused", "without newest")
 FIGURES = (
@@ -88,235 +105,357 @@ CUTS = ("cut", "branch", "adopt and cut")
 ADOPTIONS = ("adopt", "adopt and cut")
 THINKING = ("thinking", "redacted_thinking")
 PRESETS = ("coding", "lines", "chat")
-LIVES_AT_ONCE = 25
-NEW_PROCESS = 7
-SECONDS = 600  # for one transcript, or some lives, on one side
-SHOWN = 300  # characters of a message on each side of the first difference
-# of an archive, which names files itself
+LIVES_PER_PROCESS = 25
+TURNS_PER_PROCESS = 7
+TIMEOUT_SECONDS = 600  # for one transcript, or 25 random lives, in one version
+EXCERPT_CHARS = 300  # characters printed of each version at the first difference
+# The digest of an archived message. It depends on the name of the folder for the files.
 DIGEST = re.compile(r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)")
-TRIGGER, TRANSCRIPT_TRIGGER = (1_500, 3_000, 6_000), 12_000
+TRIGGERS = (1_500, 3_000, 6_000)  # of random lives, in tokens
+TRANSCRIPT_TRIGGER = 12_000
 
 Messages: TypeAlias = list[dict[str, Any]]
 
 
-# Comparing ----------------------------------------------------------------------------------------
+# The command --------------------------------------------------------------------------------------
 
 
 def main() -> int:
+    """Run the command. Returns the exit status: 1 if a difference has no explanation."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("transcripts", nargs="*", type=Path, metavar="TRANSCRIPTS")
     parser.add_argument(
-        "--beside", type=Path, metavar="FOLDER", help="the files of the other version"
+        "--beside", type=Path, metavar="FOLDER", help="checkout of the other version"
     )
     parser.add_argument(
-        "--limit", type=int, default=20, help="transcripts at most, spread over all"
+        "--bytes", action="store_true", help="compare the files of journals and archives instead"
     )
-    parser.add_argument("--turns", type=int, default=120, help="turns of a transcript at most")
-    parser.add_argument("--lives", type=int, default=300, help="random lives")
-    parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument(
+        "--limit", type=int, default=20, help="maximum number of transcripts, evenly spread"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=120, help="maximum number of turns of a transcript"
+    )
+    parser.add_argument("--lives", type=int, default=300, help="number of random lives")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first random life")
     parser.add_argument("--stages", choices=("library", "own", *PRESETS), default="library")
-    parser.add_argument("--play", help=argparse.SUPPRESS)  # what one side is asked to do, as JSON
-    asked = parser.parse_args()
-    if asked.play:
-        print(json.dumps(asyncio.run(play(**json.loads(asked.play)))))
+    # Internal: the request to one version, as JSON.
+    parser.add_argument("--play", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.play:
+        print(json.dumps(asyncio.run(play(**json.loads(options.play)))))
         return 0
-    if asked.beside is None:
-        parser.error("give the other version with --beside FOLDER")
-    found: dict[str, Counter[str]] = {}
-    done: Counter[str] = Counter()
-    for what, conversations in played(asked):
-        figures = found.setdefault(what, Counter())
-        for name, old, new in conversations:
-            classes = classify(name, old, new)
-            figures.update([*classes, *["turns"] * len(classes)])
-            figures.update(f"{fault}: old" for turn in old["turns"] for fault in turn["faults"])
-            figures.update(f"{fault}: new" for turn in new["turns"] for fault in turn["faults"])
-            done.update(report for turn in new["turns"] for report in turn["reports"])
-            done["contexts of two gaps or more"] += sum(turn["gaps"] > 1 for turn in new["turns"])
-    table(found)
-    print(
-        "\nin this version:",
-        ", ".join(f"{times:,} × {what}" for what, times in sorted(done.items())),
-    )
-    return 1 if any(figures["other"] for figures in found.values()) else 0
-
-
-def table(found: dict[str, Counter[str]]) -> None:
-    found["in all"] = sum(found.values(), Counter())
-    print("\n" + " " * 24 + "".join(f"{what.removeprefix('transcripts, '):>14}" for what in found))
-    for name in FIGURES:
-        print(f"{name:<24}" + "".join(f"{figures[name]:>14,}" for figures in found.values()))
-
-
-def played(asked: argparse.Namespace) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    """What was played, and what became of each conversation in both versions.
-
-    Each conversation stands with its name.
-    """
-    work: list[tuple[str, dict[str, Any]]] = []
-    for path in chosen(asked.transcripts, asked.limit):
-        work += [
-            (f"transcripts, {mode}", {"transcript": str(path), "mode": mode}) for mode in MODES
-        ]
-    for first in range(asked.seed, asked.seed + asked.lives, LIVES_AT_ONCE):
-        last = min(first + LIVES_AT_ONCE, asked.seed + asked.lives)
-        work.append(("random lives", {"seeds": list(range(first, last))}))
+    if options.beside is None:
+        parser.error("name the checkout of the other version: --beside FOLDER")
     with tempfile.TemporaryDirectory() as folder:
-        for what, request in work:
-            request |= {"turns": asked.turns, "stages": asked.stages}
-            old, new = (
-                on_one_side(version, request, Path(folder))
-                for version in (asked.beside, HERE.parents[1])
+        # Links resolved: journals and contexts contain the path.
+        work_folder = Path(folder).resolve()
+        if options.bytes:
+            return compare_files(options, work_folder)
+        return compare_contexts(options, work_folder)
+
+
+def compare_contexts(options: argparse.Namespace, work_folder: Path) -> int:
+    """Compare the contexts of each turn and print the table. Returns the exit status."""
+    figures_by_kind: dict[str, Counter[str]] = {}
+    events: Counter[str] = Counter()
+    for kind, request in requests(options, MODES):
+        figures = figures_by_kind.setdefault(kind, Counter())
+        old_records = play_version(options.beside, request, work_folder / "files")
+        new_records = play_version(THIS_VERSION, request, work_folder / "files")
+        print(f"{kind}: {', '.join(new_records)[:80]}", file=sys.stderr)
+        for name, new in new_records.items():
+            old = old_records[name]
+            classes = classify(name, old, new)
+            figures.update(classes)
+            figures["turns"] += len(classes)
+            for side, record in (("old", old), ("new", new)):
+                for turn in record["turns"]:
+                    figures.update(f"{fault}: {side}" for fault in turn["faults"])
+            for turn in new["turns"]:
+                events.update(turn["reports"])
+                events["contexts with two or more gaps"] += turn["gaps"] > 1
+    print_table(figures_by_kind)
+    counts = ", ".join(f"{count:,} × {event}" for event, count in sorted(events.items()))
+    print(f"\nin this version: {counts}")
+    return 1 if any(figures["other"] for figures in figures_by_kind.values()) else 0
+
+
+def print_table(figures_by_kind: dict[str, Counter[str]]) -> None:
+    """Print a column for each kind of conversation, and one for all of them."""
+    columns = {**figures_by_kind, "in all": sum(figures_by_kind.values(), Counter())}
+    print(
+        "\n" + " " * 24 + "".join(f"{kind.removeprefix('transcripts, '):>14}" for kind in columns)
+    )
+    for name in FIGURES:
+        print(f"{name:<24}" + "".join(f"{figures[name]:>14,}" for figures in columns.values()))
+
+
+def requests(
+    options: argparse.Namespace, modes: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the kind of the conversations to play, and the arguments of `play` for them."""
+    common_arguments = {
+        "turns": options.turns,
+        "stages": options.stages,
+        "with_journal": options.bytes,
+    }
+    for path in selected_transcripts(options.transcripts, options.limit):
+        for mode in modes:
+            yield (
+                f"transcripts, {mode}",
+                {"transcript": str(path), "mode": mode, **common_arguments},
             )
-            print(f"{what}: {', '.join(new)[:80]}", file=sys.stderr)
-            yield what, [(name, old[name], new[name]) for name in new]
+    end = options.seed + options.lives
+    for first in range(options.seed, end, LIVES_PER_PROCESS):
+        seeds = list(range(first, min(first + LIVES_PER_PROCESS, end)))
+        yield "random lives", {"seeds": seeds, **common_arguments}
 
 
-def chosen(places: Sequence[Path], limit: int) -> list[Path]:
-    """Up to *limit* of the files at *places*, evenly spread."""
-    files = [
-        path
-        for place in places
-        for path in (sorted(place.glob("*.jsonl")) if place.is_dir() else [place])
-    ]
-    step = max(1, -(-len(files) // limit)) if limit else len(files) + 1
-    return [path.resolve() for path in files[::step]] if limit else []
+def selected_transcripts(places: Sequence[Path], limit: int) -> list[Path]:
+    """Return up to *limit* of the files at *places*, evenly spread over all of them."""
+    if not limit:
+        return []
+    files: list[Path] = []
+    for place in places:
+        files += sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    step = max(1, -(-len(files) // limit))
+    return [path.resolve() for path in files[::step]]
 
 
-def on_one_side(version: Path, request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the *version* makes of the *request*; the files are at the same place for both."""
-    root = folder / "files"
+def play_version(
+    version: Path, request: dict[str, Any], root: Path, files: Path | None = None
+) -> dict[str, Any]:
+    """Play *request* with the checkout *version* in a process of its own, and return its records.
+
+    The process writes below *root*, which is the same path for both versions. Then the files are
+    moved to *files*, or removed if that is None.
+    """
     root.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(version.resolve())}
-    asked = json.dumps({**request, "version": str(version.resolve())})
-    command = [sys.executable, str(HERE), "--play", asked]
+    arguments = json.dumps({**request, "version": str(version.resolve())})
     answer = subprocess.run(
-        command, env=environment, cwd=root, stdout=subprocess.PIPE, timeout=SECONDS, check=True
+        [sys.executable, str(SCRIPT), "--play", arguments],
+        env=environment,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        timeout=TIMEOUT_SECONDS,
+        check=True,
     )
-    shutil.rmtree(root)
-    told: dict[str, Any] = json.loads(answer.stdout)
-    return told
+    if files is None:
+        shutil.rmtree(root)
+    else:
+        root.rename(files)
+    records: dict[str, Any] = json.loads(answer.stdout)
+    return records
+
+
+# Comparing files ----------------------------------------------------------------------------------
+
+
+def compare_files(options: argparse.Namespace, work_folder: Path) -> int:
+    """Compare the files of both versions, byte by byte. Returns 1 at the first difference."""
+    file_count = 0
+    byte_count = 0
+    root = work_folder / "files"
+    old_files = work_folder / "old"
+    new_files = work_folder / "new"
+    for kind, request in requests(options, MODES_WITH_JOURNAL):
+        play_version(options.beside, request, root, old_files)
+        records = play_version(THIS_VERSION, request, root, new_files)
+        names = ", ".join(records)
+        difference = first_difference(old_files, new_files)
+        if difference:
+            print(f"{kind}: {names}\n{difference}")
+            return 1
+        sizes = [path.stat().st_size for path in files_below(new_files).values()]
+        if not sizes:
+            print(f"{kind}: {names}\nneither version has written a file")
+            return 1
+        print(f"{kind}: {len(sizes):,} files are equal: {names[:80]}", file=sys.stderr)
+        file_count += len(sizes)
+        byte_count += sum(sizes)
+        shutil.rmtree(old_files)
+        shutil.rmtree(new_files)
+    if not file_count:
+        print("no conversation was played: name transcripts, or a number of random lives")
+        return 1
+    print(f"{file_count:,} files with {byte_count:,} bytes are equal")
+    return 0
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Return the files below *folder* by their relative path, sorted."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path for path in paths}
+
+
+def first_difference(old_folder: Path, new_folder: Path) -> str:
+    """Return a description of the first file that differs; "" if all files are equal."""
+    old_paths = files_below(old_folder)
+    new_paths = files_below(new_folder)
+    for name in sorted({*old_paths, *new_paths}):
+        if name not in new_paths:
+            return f"{name}: only the old version writes this file"
+        if name not in old_paths:
+            return f"{name}: only the new version writes this file"
+        old_bytes = old_paths[name].read_bytes()
+        new_bytes = new_paths[name].read_bytes()
+        if old_bytes != new_bytes:
+            offset = common_length(old_bytes, new_bytes)
+            line = old_bytes.count(b"\n", 0, offset) + 1
+            start = max(0, offset - EXCERPT_CHARS // 3)
+            return (
+                f"{name} differs in line {line}, at byte {offset:,}\n"
+                f"  old: {old_bytes[start : start + EXCERPT_CHARS]!r}\n"
+                f"  new: {new_bytes[start : start + EXCERPT_CHARS]!r}"
+            )
+    return ""
+
+
+# Comparing contexts -------------------------------------------------------------------------------
 
 
 def classify(name: str, old: Any, new: Any) -> list[str]:
-    """The class of each turn of a conversation; what is "other" is printed."""
+    """Return the class of each turn of the conversation *name*, and print those that are "other".
+
+    *old* and *new* are the records of the two versions.
+    """
     classes: list[str] = []
-    before: Any = {"sent": [], "gaps": 0}
+    previous_turn: Any = {"sent": [], "gaps": 0}
     moves: list[str] = []
     is_after = False
     is_undone = False
-    for number, (then, now) in enumerate(zip(old["turns"], new["turns"], strict=True)):
-        moves.append(now["move"])
-        if then["sent"] == now["sent"] and then["options"] == now["options"]:
+    for number, (old_turn, new_turn) in enumerate(zip(old["turns"], new["turns"], strict=True)):
+        moves.append(new_turn["move"])
+        is_shorter = new_turn["tokens"] < old_turn["tokens"]
+        if old_turn["sent"] == new_turn["sent"] and old_turn["options"] == new_turn["options"]:
             classes.append("equal")
         elif is_after:
             classes.append("after")
-        elif then["spoken"] == now["spoken"] and "refused" not in now["faults"]:
+        elif old_turn["spoken"] == new_turn["spoken"] and "refused" not in new_turn["faults"]:
             classes.append("thinking")
-        elif before["gaps"] > 1 and keeps_more(before, then, now):
+        elif previous_turn["gaps"] > 1 and retains_more(previous_turn, old_turn, new_turn):
             classes.append("two gaps")
-        elif is_undone or (now["undone"] and now["move"] in CUTS):
+        elif is_undone or (new_turn["undone"] and new_turn["move"] in CUTS):
             classes.append("undone")
-        elif was_adopted_elsewhere(moves) and "Compact changed" in then["reports"]:
+        elif was_adopted_in_another_process(moves) and "Compact changed" in old_turn["reports"]:
             classes.append("adopted")
-        elif then["is_too_long"] and now["tokens"] < then["tokens"]:
+        elif old_turn["is_too_long"] and is_shorter:
             classes.append("too long")
-        elif then["is_over_target"] and now["tokens"] < then["tokens"]:
+        elif old_turn["is_over_target"] and is_shorter:
             classes.append("carried")
         else:
             classes.append("other")
-            show(name, number, old, new)
-        is_after = is_after or then["sent"] != now["sent"]
-        is_undone = is_undone or now["undone"]
-        before = then
+            print_difference(name, number, old, new)
+        is_after = is_after or old_turn["sent"] != new_turn["sent"]
+        is_undone = is_undone or new_turn["undone"]
+        previous_turn = old_turn
     return classes
 
 
-def was_adopted_elsewhere(moves: Sequence[str]) -> bool:
-    """Whether a new process came after a context was adopted."""
-    first = next((number for number, move in enumerate(moves) if move in ADOPTIONS), len(moves))
-    return "new process" in moves[first:]
+def was_adopted_in_another_process(moves: Sequence[str]) -> bool:
+    """Return True if a new process started after the caller adopted a context."""
+    for number, move in enumerate(moves):
+        if move in ADOPTIONS:
+            return "new process" in moves[number:]
+    return False
 
 
-def keeps_more(before: Any, then: Any, now: Any) -> bool:
-    """Whether a cut leaves as much of *before* as *then* did, or only cache marks differ."""
-    if then["unmarked"] == now["unmarked"]:
+def retains_more(previous_turn: Any, old_turn: Any, new_turn: Any) -> bool:
+    """Return True if the new version retains at least as much of the previous context.
+
+    Also if the two contexts differ in their cache marks only.
+    """
+    if old_turn["unmarked"] == new_turn["unmarked"]:
         return True
-    return now["move"] in CUTS and common(before["sent"], now["sent"]) >= common(
-        before["sent"], then["sent"]
-    )
+    if new_turn["move"] not in CUTS:
+        return False
+    retained_by_new = common_length(previous_turn["sent"], new_turn["sent"])
+    return retained_by_new >= common_length(previous_turn["sent"], old_turn["sent"])
 
 
-def common(one: Sequence[object], other: Sequence[object]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the number of elements at the beginning of *one* that *other* begins with, too."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return index
+    return min(len(one), len(other))
 
 
-def show(name: str, number: int, old: Any, new: Any) -> None:
-    then, now = old["turns"][number], new["turns"][number]
-    index = common(then["sent"], now["sent"])
-    print(f"\n{name}, turn {number} ({then['move']}), message {index}")
-    versions = [
-        side["texts"][turn["sent"][index]]
-        if index < len(turn["sent"])
-        else side["texts"][turn["options"]]
-        for side, turn in ((old, then), (new, now))
-    ]
-    place = max(0, common(*versions) - SHOWN // 3)
-    for side, turn, text in zip(("old", "new"), (then, now), versions, strict=True):
+def print_difference(name: str, number: int, old: Any, new: Any) -> None:
+    """Print the first difference of the contexts of turn *number*."""
+    old_turn = old["turns"][number]
+    new_turn = new["turns"][number]
+    index = common_length(old_turn["sent"], new_turn["sent"])
+    print(f"\n{name}, turn {number} ({old_turn['move']}), message {index}")
+    messages = []
+    for record, turn in ((old, old_turn), (new, new_turn)):
+        digests = turn["sent"]
+        digest_at_index = digests[index] if index < len(digests) else turn["options"]
+        messages.append(record["texts"][digest_at_index])
+    start = max(0, common_length(*messages) - EXCERPT_CHARS // 3)
+    for side, turn, message in zip(("old", "new"), (old_turn, new_turn), messages, strict=True):
         print(
             f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} "
             "summaries so far"
         )
         print(f"         {'; '.join(turn['reports'])}")
-        print(f"         {text[place : place + SHOWN]}")
+        print(f"         {message[start : start + EXCERPT_CHARS]}")
 
 
-# Playing, on one side: here and below ctxpipe is whatever version PYTHONPATH leads to -------------
+# Playing, in a process for one version: from here on, ctxpipe is the version in PYTHONPATH --------
 
 
 async def play(
     version: str,
     stages: str,
     turns: int,
+    with_journal: bool = False,
     transcript: str = "",
     mode: str = "",
     seeds: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Turns and texts of each conversation asked for."""
+    """Play a transcript or random lives, and return the record of each conversation by its name.
+
+    A record has the turns, and the texts of the messages by their digest.
+    """
     if not Path(ctxpipe.__file__).is_relative_to(version):
-        raise SystemExit(f"{ctxpipe.__file__} is not of {version}")
-    logging.getLogger("ctxpipe").setLevel(logging.CRITICAL)  # the summarizer fails on purpose
+        raise SystemExit(f"{ctxpipe.__file__} is not in {version}")
+    # The summarizer fails on purpose; these errors are no news.
+    logging.getLogger("ctxpipe").setLevel(logging.CRITICAL)
+    # Journals contain random numbers, which would differ each time.
+    secrets.token_hex = lambda nbytes=None: "00" * (nbytes or 8)
     if not transcript:
-        return {f"life {seed}": await Life(seed, stages).told() for seed in seeds}
+        return {f"life {seed}": await Life(seed, stages, with_journal).run() for seed in seeds}
     caller = Caller(
-        Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER), journalled=mode == "journal"
+        Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER),
+        has_journal=with_journal or mode == "journal",
     )
-    await tell(caller, Path(transcript), mode, turns)
-    return {f"{Path(transcript).stem}, {mode}": caller.told()}
+    await play_transcript(caller, Path(transcript), mode, turns)
+    return {f"{Path(transcript).stem}, {mode}": caller.record()}
 
 
-async def tell(caller: Caller, transcript: Path, mode: str, turns: int) -> None:
-    """Every turn of a transcript, up to so many."""
+async def play_transcript(caller: Caller, transcript: Path, mode: str, turns: int) -> None:
+    """Play up to *turns* turns of *transcript*: a turn for each reply in it."""
     messages: Any = read_transcript(transcript).messages
     replies = [
         index for index, message in enumerate(messages) if message["role"] == "assistant" and index
     ]
     history: Messages = messages[: replies[0]]
     for number, (start, stop) in enumerate(pairwise([*replies[:turns], len(messages)])):
-        if mode == "journal" and number % NEW_PROCESS == NEW_PROCESS - 1:
-            caller.begin_anew()
-        sent = await caller.turn(history, "append")
-        history = [*(sent if mode == "adopting" else history), *signed(sent, messages[start:stop])]
+        if mode == "journal" and number % TURNS_PER_PROCESS == TURNS_PER_PROCESS - 1:
+            caller.start_process()
+        context = await caller.take_turn(history, "append")
+        previous_messages = context if mode == "adopting" else history
+        history = [*previous_messages, *signed(context, messages[start:stop])]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the pipelines of one conversation are built with."""
+    """Settings of the pipelines of one conversation. Sizes are in tokens, or as named."""
 
     stages: str
     trigger: int
@@ -329,65 +468,69 @@ class Setting:
 
     @property
     def target(self) -> int:
-        """What a compaction aims at, in tokens."""
+        """Target of a compaction, in tokens."""
         return int(self.trigger * self.target_share)
 
 
 @dataclass
 class Caller:
-    """Somebody with one session, and what was sent for him in each turn."""
+    """A caller with one session, and the record of the contexts that it was given."""
 
     setting: Setting
-    journalled: bool
+    has_journal: bool
     turns: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     summaries: int = 0
     is_doubled: bool = False
-    before: Messages = field(default_factory=list)
+    previous_new_messages: Messages = field(default_factory=list)
     name: str = "conversation"
 
     def __post_init__(self) -> None:
         self.root = Path.cwd() / self.name
-        self.begin_anew()
+        self.start_process()
 
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
+        """Return the turns so far, and the texts of their messages by digest."""
         return {"turns": self.turns, "texts": self.texts}
 
     def now(self) -> float:
+        """Return the time in seconds; a turn takes a minute."""
         return 1_000_000.0 + 60 * len(self.turns)
 
-    def begin_anew(self) -> None:
-        """Another process: another pipeline, and a session that knows what is in the journal."""
+    def start_process(self) -> None:
+        """Do what a new process does: build the pipeline, and open the session of the journal."""
         storage: Any = LocalStorage(self.root, clock=self.now)
         setting = self.setting
-        trigger, target = setting.trigger, setting.target
         self.pipeline = ContextPipeline(
             self.own_stages() if setting.stages == "own" else self.library_stages(storage),
-            budget=Budget(window=2 * trigger, trigger=trigger, target=target),
+            budget=Budget(
+                window=2 * setting.trigger, trigger=setting.trigger, target=setting.target
+            ),
             counter=self.token_count,
             thinking=setting.thinking,  # type: ignore[arg-type]
         )
-        journal = storage if self.journalled else None
+        journal = storage if self.has_journal else None
         self.session = self.pipeline.session(
             "s", journal=journal, verify=setting.verify, clock=self.now
         )
 
     def library_stages(self, storage: Any) -> list[Any]:
+        """Return the stages of the library, or of the preset that the setting names."""
         setting = self.setting
-        given: dict[str, Any] = {"summarize": self.summarize, "clock": self.now}
+        preset_arguments: dict[str, Any] = {"summarize": self.summarize, "clock": self.now}
         if setting.stages == "chat":
-            return presets.chat(storage, **given)
+            return presets.chat(storage, **preset_arguments)
         if setting.stages in PRESETS:
             if setting.stages == "lines":
-                given["old_exchanges"] = "lines"
-            return presets.coding_agent(storage, work_dir=None, **given)
+                preset_arguments["old_exchanges"] = "lines"
+            return presets.coding_agent(storage, work_dir=None, **preset_arguments)
         breaker: dict[str, Any] = {
             "retry": Retry(max_retries=0),
             "cooldown_seconds": 120,
             "clock": self.now,
         }
         direct: list[Any] = [DirectOffload(storage, min_chars=4 * setting.min_chars)]
-        if hasattr(ctxpipe, "TrimReadBacks"):  # older versions have all this in two stages
+        if hasattr(ctxpipe, "TrimReadBacks"):  # versions in which DirectOffload was two stages
             from ctxpipe.stages.compact import Breaker  # noqa: PLC0415
 
             breaker = {"breaker": Breaker(**breaker)}
@@ -400,6 +543,7 @@ class Caller:
         ]
 
     def own_stages(self) -> list[Any]:
+        """Return the simple stages of this script."""
         setting = self.setting
         return [
             Shorten(setting.min_chars),
@@ -409,191 +553,209 @@ class Caller:
 
     @property
     def summarizer_is_down(self) -> bool:
-        """The summarizer has bad days, so that the context is truncated as well."""
+        """True in some turns, so that contexts are truncated as well."""
         return self.setting.bad_days and len(self.turns) // 6 % 3 == 1
 
     async def summarize(self, messages: Sequence[Any], /) -> Any:
+        """Summarize without a model. Raises RuntimeError while the summarizer is down."""
         if self.summarizer_is_down:
-            raise RuntimeError("the model is not there")
+            raise RuntimeError("the summarizer is down")
         self.summaries += 1
         return await ExtractiveSummarizer(max_words=200)(messages)
 
-    async def turn(self, history: Messages, move: str) -> Messages:
-        """The context for *history*, noted down; *history* itself where the turn fails."""
-        sent, reports, options = history, ["failed"], {}
+    async def take_turn(self, history: Messages, move: str) -> Messages:
+        """Return the context for *history*, and record it. If the turn fails, return *history*."""
+        context = history
+        reports = ["failed"]
+        request_options: Mapping[str, Any] = {}
         tokens = 0
         notices: Sequence[str] = ()
         try:
             result: Any = await self.session.run(history)  # type: ignore[arg-type]
-            sent, options = result.messages, result.request_options
+            context = result.messages
+            request_options = result.request_options
             tokens = result.tokens_after
             notices = result.notices
             reports = [f"{report.stage} {report.outcome.value}" for report in result.reports]
-        except Exception as error:  # noqa: BLE001  that, too, is to be the same
-            options = {"error": type(error).__name__}
-        self.is_doubled = self.is_behind_summary(history, sent, reports)
-        texts = [self.text(message) for message in [*sent, {"request_options": dict(options)}]]
+        except Exception as error:  # noqa: BLE001  both versions must fail alike
+            request_options = {"error": type(error).__name__}
+        self.is_doubled = self.has_hidden_gap(history, context, reports)
+        texts = [self.text(message) for message in context]
+        texts.append(self.text({"request_options": dict(request_options)}))
         digests = [digest(text) for text in texts]
         self.texts |= dict(zip(digests, texts, strict=True))
+        spoken_blocks = [[message["role"], *spoken(message)] for message in context]
+        unmarked_messages = [bare(message) for message in context]
+        is_truncated = "SmartTruncate changed" in reports
+        is_compacted = "Compact changed" in reports
+        faults = []
+        if is_refused(context, request_options):
+            faults.append("refused")
+        if move in CUTS and ends_early(history, context):
+            faults.append("without newest")
         self.turns.append(
             {
                 "sent": digests[:-1],
                 "options": digests[-1],
-                "spoken": digest(
-                    self.text([[message["role"], *spoken(message)] for message in sent])
-                ),
-                "unmarked": digest(self.text([bare(message) for message in sent])),
-                "gaps": gaps(history, sent) + self.is_doubled,
+                "spoken": digest(self.text(spoken_blocks)),
+                "unmarked": digest(self.text(unmarked_messages)),
+                "gaps": gap_count(history, context) + self.is_doubled,
                 "move": move,
                 "undone": any("is undone" in notice for notice in notices),
                 "reports": reports,
                 "summaries": self.summaries,
                 "tokens": tokens,
-                "is_too_long": "SmartTruncate changed" in reports
-                and tokens >= self.setting.trigger,
-                "is_over_target": "Compact changed" in reports and tokens > self.setting.target,
-                "faults": [
-                    *["refused"] * is_refused(sent, options),
-                    *["without newest"] * (move in CUTS and ends_early(history, sent)),
-                ],
+                "is_too_long": is_truncated and tokens >= self.setting.trigger,
+                "is_over_target": is_compacted and tokens > self.setting.target,
+                "faults": faults,
             }
         )
-        return sent
+        return context
 
-    def is_behind_summary(self, history: Messages, sent: Messages, reports: Sequence[str]) -> bool:
-        """Whether messages right behind a summary went later than what it stands for.
+    def has_hidden_gap(self, history: Messages, context: Messages, reports: Sequence[str]) -> bool:
+        """Return True if messages right after a summary were truncated later.
 
-        They are two gaps that look like one.
+        What the summary replaced and what was truncated are two gaps that look like one.
         """
         if "Compact changed" in reports or "Summarize changed" in reports:
             return False
-        before, self.before = self.before, [message for message in sent if message not in history]
+        before = self.previous_new_messages
+        self.previous_new_messages = [message for message in context if message not in history]
         is_truncated = "SmartTruncate changed" in reports or "Truncate changed" in reports
         return self.is_doubled or (
-            is_truncated and any(message in before for message in self.before)
+            is_truncated and any(message in before for message in self.previous_new_messages)
         )
 
     def text(self, message: object) -> str:
-        """*message* as JSON, without what only the place and the bytes of files say."""
-        return DIGEST.sub(
-            "(digest)", json.dumps(message, default=as_sent).replace(str(self.root), "ROOT")
-        )
+        """Return *message* as JSON, without the folder, and digests that depend on it."""
+        encoded = json.dumps(message, default=as_sent)
+        return DIGEST.sub("(digest)", encoded.replace(str(self.root), "ROOT"))
 
     def token_count(self, text: str) -> int:
+        """Return a count of tokens that does not depend on the length of the folder's name."""
         return token_count(text.replace(str(self.root), "ROOT"))
 
 
 def digest(text: str) -> str:
+    """Return a short digest of *text*."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
-    """Whether the API would refuse thinking in it as bound to other messages."""
-    body, headers = options.get("extra_body", {}), options.get("extra_headers", {})
-    plain = json.loads(json.dumps(sent, default=as_sent))
-    return bool(
-        verify({"messages": plain, **body}, Model(), headers.get("anthropic-beta", "")).problems
-    )
+def is_refused(context: Messages, options: Mapping[str, Any]) -> bool:
+    """Return True if the API would refuse thinking in *context*, bound to other messages."""
+    body = options.get("extra_body", {})
+    headers = options.get("extra_headers", {})
+    messages = json.loads(json.dumps(context, default=as_sent))
+    beta = headers.get("anthropic-beta", "")
+    return bool(verify({"messages": messages, **body}, Model(), beta).problems)
 
 
-def signed(seen: Messages, messages: Messages) -> Messages:
-    """*messages* that follow, each reply's thinking signed.
+def signed(context: Messages, messages: Messages) -> Messages:
+    """Return *messages* with the thinking of each reply signed.
 
-    It is signed as by a model that has *seen* what was before it.
+    The signatures are those of a model that was sent *context* before.
     """
-    made: Messages = []
+    signed_messages: Messages = []
     for message in messages:
         blocks = blocks_of(message)
-        is_bound = any(block["type"] in THINKING for block in blocks)
-        made.append(
-            {**message, "content": sign({"messages": [*seen, *made]}, blocks)}
-            if is_bound
-            else message
-        )
-    return made
+        if any(block["type"] in THINKING for block in blocks):
+            request = {"messages": [*context, *signed_messages]}
+            signed_messages.append({**message, "content": sign(request, blocks)})
+        else:
+            signed_messages.append(message)
+    return signed_messages
 
 
 def as_sent(block: Any) -> Any:
+    """Return a block of the SDK as JSON values."""
     return block.model_dump()
 
 
 def token_count(text: str) -> int:
+    """Return a simple estimate of the tokens of *text*."""
     return len(text) // 4 + 1
 
 
-def gaps(history: Messages, context: Messages) -> int:
-    """How many separate parts of *history* have no message of their own in *context*."""
-    places: dict[object, list[int]] = {}
+def gap_count(history: Messages, context: Messages) -> int:
+    """Return the number of separate parts of *history* that are missing from *context*."""
+    indices: dict[object, list[int]] = {}
     for index, message in enumerate(history):
-        places.setdefault(meaning(message), []).append(index)
-    last, found = -1, 0
+        indices.setdefault(identity(message), []).append(index)
+    last = -1
+    count = 0
     for message in context:
-        place = next((place for place in places.get(meaning(message), ()) if place > last), None)
-        if place is not None:
-            found, last = found + (place > last + 1), place
-    return found + (last + 1 < len(history))
+        later = [index for index in indices.get(identity(message), ()) if index > last]
+        if later:
+            count += later[0] > last + 1
+            last = later[0]
+    return count + (last + 1 < len(history))
 
 
 def ends_early(history: Messages, context: Messages) -> bool:
-    """Whether *context* ends with another message of the *history* than the newest."""
-    last = meaning(context[-1])
-    return last != meaning(history[-1]) and last in map(meaning, history)
+    """Return True if *context* ends with a message of *history* that is not its newest."""
+    last = identity(context[-1])
+    identities = [identity(message) for message in history]
+    return last != identities[-1] and last in identities
 
 
-def meaning(message: dict[str, Any]) -> object:
-    """What stays of a message when its long texts are in files: ids, and the words of others."""
-    blocks = blocks_of(message)
-    return message["role"], *(
+def identity(message: dict[str, Any]) -> object:
+    """Return what stays the same when long texts of *message* go to files: ids and words."""
+    parts = [
         block.get("id") or block.get("tool_use_id") or block.get("text") or block["type"]
-        for block in blocks
-    )
+        for block in blocks_of(message)
+    ]
+    return (message["role"], *parts)
 
 
 def blocks_of(message: Any) -> Messages:
+    """Return the content of *message* as blocks."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def spoken(message: Any) -> Messages:
-    """The blocks of *message* that are no thinking."""
+    """Return the blocks of *message* without thinking."""
     return [block for block in blocks_of(message) if block["type"] not in THINKING]
 
 
-# Stages of our own: they do the same in every version ---------------------------------------------
+# Simple stages, which do the same in every version ------------------------------------------------
 
 
 def size(messages: Sequence[Any]) -> int:
+    """Return the estimated tokens of *messages*."""
     return sum(token_count(json.dumps(message)) for message in messages)
 
 
 def changed_or_skipped(messages: Sequence[Any] | None) -> Any:
+    """Return the answer of a stage: *messages* as the new context, or no change if None."""
     return Skip("nothing to do") if messages is None else Change(list(messages))
 
 
 @dataclass(frozen=True)
 class Shorten:
-    """Long results that are not the newest become a line, a few at a time."""
+    """Replace long results by a line, three or more at a time; the newest message stays."""
 
     min_chars: int
 
     async def __call__(self, turn: Any) -> Any:
         messages = list(turn.messages)
-        long = [
-            index
-            for index, message in enumerate(messages[:-1])
-            if any(map(self.is_long, message["content"]))
-        ]
-        for index in long:
-            blocks = [
-                {**block, "content": f"[{len(block['content'])} characters]"}
-                if self.is_long(block)
-                else block
-                for block in messages[index]["content"]
-            ]
-            messages[index] = {**messages[index], "content": blocks}
-        return changed_or_skipped(messages if len(long) > 2 else None)
+        count = 0
+        for index, message in enumerate(messages[:-1]):
+            if not any(self.is_long(block) for block in message["content"]):
+                continue
+            blocks = [self.shortened(block) for block in message["content"]]
+            messages[index] = {**message, "content": blocks}
+            count += 1
+        return changed_or_skipped(messages if count > 2 else None)
+
+    def shortened(self, block: Any) -> Any:
+        """Return *block* with its length in the place of a long content."""
+        if not self.is_long(block):
+            return block
+        return {**block, "content": f"[{len(block['content'])} characters]"}
 
     def is_long(self, block: Any) -> bool:
+        """Return True if *block* is a result with at least *min_chars* characters."""
         is_result = (
             isinstance(block, dict)
             and block["type"] == "tool_result"
@@ -604,38 +766,41 @@ class Shorten:
 
 @dataclass(frozen=True)
 class Summarize:
-    """Above the trigger the first three quarters become one message."""
+    """Replace the first three quarters by one message, above the trigger."""
 
     caller: Caller
     trigger: int
 
     async def __call__(self, turn: Any) -> Any:
-        places = replies(turn.messages, 0.75)
+        places = replies_after(turn.messages, 0.75)
         if size(turn.messages) < self.trigger or self.caller.summarizer_is_down or not places:
             return changed_or_skipped(None)
         self.caller.summaries += 1
-        old, kept = turn.messages[: places[0]], turn.messages[places[0] :]
-        said = digest(json.dumps([bare(message) for message in old], default=as_sent))
-        return changed_or_skipped(
-            [{"role": "user", "content": f"Summary {said} of {len(old)} messages."}, *kept]
+        replaced = turn.messages[: places[0]]
+        retained = turn.messages[places[0] :]
+        replaced_digest = digest(
+            json.dumps([bare(message) for message in replaced], default=as_sent)
         )
+        summary = f"Summary {replaced_digest} of {len(replaced)} messages."
+        return changed_or_skipped([{"role": "user", "content": summary}, *retained])
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """Above the trigger whole turns of the middle go."""
+    """Remove turns of the middle, above the trigger."""
 
     trigger: int
 
     async def __call__(self, turn: Any) -> Any:
-        first, last = replies(turn.messages, 0.3)[:1], replies(turn.messages, 0.6)[:1]
-        if size(turn.messages) < self.trigger or not first or not last or first == last:
+        starts = replies_after(turn.messages, 0.3)
+        ends = replies_after(turn.messages, 0.6)
+        if size(turn.messages) < self.trigger or not starts or not ends or starts[0] == ends[0]:
             return changed_or_skipped(None)
-        return changed_or_skipped([*turn.messages[: first[0]], *turn.messages[last[0] :]])
+        return changed_or_skipped([*turn.messages[: starts[0]], *turn.messages[ends[0] :]])
 
 
-def replies(messages: Sequence[Any], share: float) -> list[int]:
-    """The replies after so great a share of *messages*."""
+def replies_after(messages: Sequence[Any], share: float) -> list[int]:
+    """Return the indices of the replies after the first *share* of *messages*."""
     start = max(2, int(share * len(messages)))
     return [
         index for index in range(start, len(messages)) if messages[index]["role"] == "assistant"
@@ -646,18 +811,15 @@ def replies(messages: Sequence[Any], share: float) -> list[int]:
 
 
 class Life:
-    """A caller who does what callers do.
+    """A random conversation. It follows from the seed and from the contexts that are adopted."""
 
-    All of it follows from the seed and the contexts that he adopts.
-    """
-
-    def __init__(self, seed: int, stages: str) -> None:
+    def __init__(self, seed: int, stages: str, with_journal: bool) -> None:
         self.random = random.Random(seed)  # noqa: S311
-        self.said = 0
+        self.text_count = 0
         pick = self.random.choice
         setting = Setting(
             stages=stages,
-            trigger=pick(TRIGGER),
+            trigger=pick(TRIGGERS),
             target_share=pick((0.3, 0.5, 0.8)),
             thinking=pick(("keep", "keep", "strip", "protect")),
             min_chars=pick((60, 300, 1_000)),
@@ -665,59 +827,58 @@ class Life:
             verify=pick((False, False, True)),
             bad_days=pick((False, True)),
         )
-        self.caller = Caller(setting, journalled=pick((False, True)), name=f"life-{seed}")
+        has_journal = pick((False, True)) or with_journal
+        self.caller = Caller(setting, has_journal=has_journal, name=f"life-{seed}")
         self.history: Messages = [{"role": "user", "content": self.words()}]
-        self.sent = list(self.history)
+        self.context = list(self.history)
 
-    async def told(self) -> dict[str, Any]:
-        moves = (
-            ["append"] * 20
-            + ["branch", "cut", "rebuild", "mark"]
-            + self.random.choice(
-                (
-                    ["adopt", "adopt and cut"],
-                    ["new process"] * 2,
-                    ["adopt", "adopt and cut", "new process"],
-                )
+    async def run(self) -> dict[str, Any]:
+        """Play the conversation, and return its record."""
+        moves = ["append"] * 20 + ["branch", "cut", "rebuild", "mark"]
+        moves += self.random.choice(
+            (
+                ["adopt", "adopt and cut"],
+                ["new process"] * 2,
+                ["adopt", "adopt and cut", "new process"],
             )
         )
         for _ in range(self.random.randrange(20, 100)):
             move = self.random.choice(moves)
-            self.make(move)
-            self.sent = list(await self.caller.turn(self.history, move))
-        return self.caller.told()
+            self.make_move(move)
+            self.context = list(await self.caller.take_turn(self.history, move))
+        return self.caller.record()
 
-    def make(self, move: str) -> None:
-        if move in ("adopt", "adopt and cut"):
-            self.history = list(self.sent)
+    def make_move(self, move: str) -> None:
+        """Change the history, or start a new process, as *move* says."""
+        if move in ADOPTIONS:
+            self.history = list(self.context)
         if move == "rebuild":
             self.history = copy.deepcopy(self.history)
         if move == "mark":
-            self.mark()
-        if (
-            move == "new process" and self.caller.journalled
-        ):  # else nobody would know what thinking is bound to
-            self.caller.begin_anew()
-        if move in ("cut", "branch", "adopt and cut"):
+            self.move_cache_mark()
+        # Without a journal a new process could not know what thinking is bound to.
+        if move == "new process" and self.caller.has_journal:
+            self.caller.start_process()
+        if move in CUTS:
             self.cut()
         else:
-            known = len(self.history)
+            length = len(self.history)
             for _ in range(self.random.choice((1, 1, 1, 3))):
-                self.history += signed([*self.sent, *self.history[known:]], self.exchange())
+                messages_before = [*self.context, *self.history[length:]]
+                self.history += signed(messages_before, self.exchange())
         if move == "branch":
-            self.history[-1:] = [
-                {"role": "user", "content": [*blocks_of(self.history[-1]), text(self.words())]}
-            ]
+            blocks = [*blocks_of(self.history[-1]), text(self.words())]
+            self.history[-1:] = [{"role": "user", "content": blocks}]
 
     def cut(self) -> None:
-        """Back to anything that the user has said, a result included."""
-        places = [
+        """Go back to any message of the user, which may be one with results."""
+        ends = [
             index + 1 for index, message in enumerate(self.history) if message["role"] == "user"
         ]
-        self.history = self.history[: self.random.choice(places or [1])]
+        self.history = self.history[: self.random.choice(ends or [1])]
 
-    def mark(self) -> None:
-        """The cache mark is moved to the newest message, in equal objects or in place."""
+    def move_cache_mark(self) -> None:
+        """Move the cache mark to the newest message, in copies of the messages or in place."""
         if self.random.randrange(2):
             self.history = copy.deepcopy(self.history)
         blocks = [
@@ -732,40 +893,43 @@ class Life:
             block["cache_control"] = {"type": "ephemeral"}
 
     def exchange(self) -> Messages:
-        """A reply, and what follows it: results of its calls, or the user's words."""
+        """Return a reply, and the results of its calls or the next words of the user."""
         calls = [self.call() for _ in range(self.random.choice((0, 1, 1, 1, 2)))]
         thinking = [{"type": "thinking", "thinking": self.words(), "signature": ""}] * (
-            self.said % 4 == 0
+            self.text_count % 4 == 0
         )
-        said = [text(self.words())] if not calls or self.random.randrange(2) else []
+        texts = [text(self.words())] if not calls or self.random.randrange(2) else []
         if not calls:
-            return [reply([*thinking, *said]), {"role": "user", "content": self.words()}]
+            return [reply([*thinking, *texts]), {"role": "user", "content": self.words()}]
         results = [
             {"type": "tool_result", "tool_use_id": call["id"], "content": self.words(400)}
             for call in calls
         ]
-        return [reply([*thinking, *said, *calls]), {"role": "user", "content": results}]
+        return [reply([*thinking, *texts, *calls]), {"role": "user", "content": results}]
 
     def call(self) -> dict[str, Any]:
-        self.said += 1
+        """Return a new tool call."""
+        self.text_count += 1
         return {
             "type": "tool_use",
-            "id": f"toolu_{self.said}",
+            "id": f"toolu_{self.text_count}",
             "name": "bash",
             "input": {"command": self.words(8)},
         }
 
-    def words(self, most: int = 30) -> str:
-        """A new text."""
-        self.said += 1
-        return f"number {self.said}" + " and so on" * self.random.randrange(most)
+    def words(self, max_repeats: int = 30) -> str:
+        """Return a new text of random length."""
+        self.text_count += 1
+        return f"number {self.text_count}" + " and so on" * self.random.randrange(max_repeats)
 
 
 def text(words: str) -> dict[str, Any]:
+    """Return a text block."""
     return {"type": "text", "text": words}
 
 
 def reply(blocks: Messages) -> dict[str, Any]:
+    """Return a message of the model."""
     return {"role": "assistant", "content": blocks}
 
 
