@@ -6,7 +6,7 @@ import asyncio
 import copy
 import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, date, datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
+from anthropic import AsyncAnthropic
 from anthropic.types import TextBlock, ToolUseBlock
 from api_histories import few
 from histories import assistant, text, tool_result, tool_use, user
@@ -44,6 +45,7 @@ from ctxpipe.messages import (
     rebuilt,
     strings,
 )
+from ctxpipe.session import Session
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
@@ -192,6 +194,59 @@ async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
     words = r"message \d, block \d: it holds values nested more than 500 levels deep"
     with pytest.raises(InvalidHistory, match=words):
         await ContextPipeline([]).session("s").run(history)
+
+
+def new_session(storage: MemoryStorage) -> Session:
+    return ContextPipeline([]).session("s", journal=storage)
+
+
+async def run_pipeline(history: list[Message], _: MemoryStorage) -> None:
+    await ContextPipeline([]).run(history, session_id="s")
+
+
+async def run_session(history: list[Message], storage: MemoryStorage) -> None:
+    await new_session(storage).run(history)
+
+
+async def create(history: list[Message], storage: MemoryStorage) -> None:
+    # No server listens there: a request that is sent fails with another error.
+    client = AsyncAnthropic(api_key="k", base_url="http://127.0.0.1:1", max_retries=0)
+    await new_session(storage).create(client, messages=history, model="m", max_tokens=9)
+
+
+async def append(history: list[Message], storage: MemoryStorage) -> None:
+    async with new_session(storage) as session:
+        session.append(*history)
+
+
+async def save(history: list[Message], storage: MemoryStorage) -> None:
+    await storage.save("s", "compact", history)
+
+
+@pytest.mark.parametrize("kind_of_block", DEEP)
+@pytest.mark.parametrize("way_in", [run_pipeline, run_session, create, append, save])
+async def test_what_is_too_deep_is_refused_at_every_way_in_and_not_written_down(
+    way_in: Callable[[list[Message], MemoryStorage], Awaitable[None]], kind_of_block: str
+):
+    storage = MemoryStorage()
+
+    with pytest.raises(InvalidHistory, match="nested more than 500 levels deep"):
+        await way_in(DEEP[kind_of_block](900), storage)
+
+    assert await storage.entries("s") == []
+    assert await storage.records("s") == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {(1, 2): 3}])
+async def test_a_session_that_refuses_to_append_a_value_goes_on_without_it(value: Any):
+    storage = MemoryStorage()
+    async with new_session(storage) as session:
+        session.append(user("go"))
+
+        with pytest.raises(InvalidHistory, match="message 0, block 0: it holds"):
+            session.append(assistant(tool_use("a", "x", {"q": value})))
+
+    assert await new_session(storage).history() == [user("go")]
 
 
 def test_as_many_levels_as_allowed_can_be_sent_and_one_more_cannot():

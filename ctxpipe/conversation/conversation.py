@@ -24,7 +24,14 @@ from ..errors import (
     safe_text,
     storage_errors,
 )
-from ..messages import Message, ensure_messages, field, with_content
+from ..messages import (
+    Message,
+    check,
+    ensure_messages,
+    ensure_sendable_values,
+    field,
+    with_content,
+)
 from ..messages.identity import says_the_same
 from ..observers import Diagnostics, Observer, Shaped, observers_of
 from ..providers.prices import HOUR
@@ -527,6 +534,7 @@ class Conversation:
         """As `Session.append`."""
         self._gate.ensure_open()
         ensure_messages(list(messages))
+        ensure_sendable_values(check(messages))
         self._is_owner = True
         new = [message for message in messages if message["content"] is not self._reply]
         self._memory.appended.extend(map(_own, new))

@@ -8,8 +8,7 @@ from ..edits.diff import apply_edits
 from ..edits.offload import first_batch_placeholder
 from ..edits.repair import repair
 from ..edits.thinking import index_after_thinking, mark_stale
-from ..errors import InvalidHistory
-from ..messages import Message, Problem, check
+from ..messages import Message, Problem, check, ensure_sendable_values
 from ..messages import field as read
 from ..messages.rules import MarksBeside, is_for_hour
 from ..placeholders.notes import note_of
@@ -36,9 +35,7 @@ def repair_context(
         start = same - 1
     beside = marks_beside(request)
     problems = check(context, start, columns=state.columns, beside=beside)
-    for problem in problems:
-        if problem.rule == "value":
-            raise InvalidHistory(str(problem))  # it cannot be repaired
+    ensure_sendable_values(problems)
     # Lone surrogates stay for now: the stages store them as they are.
     repaired = context
     if problems:

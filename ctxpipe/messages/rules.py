@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
+from ..errors import InvalidHistory
 from .columns import Columns
 from .facts import (
     NO_FACTS,
@@ -211,6 +212,16 @@ def check(
             problems += _problems_of_place(walk, index, before, own, after)
         before = own
     return problems + mark_problems(messages, columns, beside)
+
+
+def ensure_sendable_values(problems: Iterable[Problem]) -> None:
+    """Raise InvalidHistory for a value that no client can send, such as one nested too deeply.
+
+    *problems* are those that `check` has found. Other problems can be repaired.
+    """
+    for problem in problems:
+        if problem.rule == "value":
+            raise InvalidHistory(str(problem))
 
 
 def _problems_of_place(
