@@ -61,9 +61,7 @@ async def ask_stages(
     reports: list[StageReport] = []
     tokens: int | None = None
     for place, stage in stages.items():
-        begun_with = reports[0].tokens_before if reports else 0
-        memory = state.memories.setdefault(place, {})
-        turn = turn_of(messages, memory=memory, begun_with=begun_with)
+        turn = turn_of(messages, memory=state.memories.setdefault(place, {}))
         if tracer is None:
             change, report = await _ask_stage(settings, stage, turn, tokens, count, is_plan)
         else:

@@ -82,16 +82,17 @@ async def _shape(
     messages, problems = await in_thread_if(is_bulk, repair_context, step, state, request)
     repaired = step.forget_changes()  # the model has seen it repaired, or not at all
     await _count_overhead(state, request.system, request.tools)
+    count = partial(_count_tokens, state, session_id)
     tracked = Tracked(
         start,
         is_bulk,
         state.columns,
-        state.overhead.can_search,
-        step.place_of,
-        step.agreement.end_changes,
+        can_search=state.overhead.can_search,
+        place_of=step.place_of,
+        end_changes=step.agreement.end_changes,
+        tokens_before=await count(messages) if request.force else 0,
     )
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)
-    count = partial(_count_tokens, state, session_id)
     if not stages:
         stages = dict(enumerate(state.settings.stages))
     reports_again: list[StageReport] = []

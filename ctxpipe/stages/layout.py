@@ -262,7 +262,7 @@ async def holds_context(turn: Turn, raw: int) -> bool:
     """
     if not turn.force:
         return window_holds(turn, raw)
-    before = max(1, turn.ledger.estimate(turn.begun_with) or await turn.tokens())
+    before = max(1, turn.ledger.estimate(await _tokens_before_stages(turn)))
     likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
     return not turn.budget.reached(likely)
 
@@ -278,9 +278,17 @@ async def _was_shortened(turn: Turn) -> bool:
 
     Then nothing that the model has not answered has to go.
     """
-    if not turn.force or not turn.begun_with:
+    if not turn.force:
         return False
-    return await holds_context(turn, await turn.raw_tokens())
+    raw = await turn.raw_tokens()
+    return raw < await _tokens_before_stages(turn) and await holds_context(turn, raw)
+
+
+async def _tokens_before_stages(turn: Turn) -> int:
+    """Return the raw tokens of the context as it was before the first stage of a forced turn."""
+    if turn.tracked is not None and turn.tracked.tokens_before:
+        return turn.tracked.tokens_before
+    return await turn.raw_tokens()
 
 
 def raw_limit(turn: Turn, tokens: int) -> int:

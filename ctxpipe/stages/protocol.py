@@ -18,13 +18,15 @@ T = TypeVar("T")
 
 
 class Tracked(NamedTuple):
-    """What the pipeline knows of a turn's messages, so that no stage has to find it out.
+    """Facts about a turn that the pipeline computes once for all stages.
 
-    Those before *start* are unchanged since the last turn. Looking at the others would hold up the
-    event loop if they are *bulky*. *columns* have sums over the facts of those that were read. With
-    *can_search* the model's tools include `search_history`. *place_of* tells where the messages
-    have one of the history, by its index, or the one that replaces it. With *end_changes* the
-    caller exchanges messages at the end of the history, so that a summary of them is soon wrong.
+    The messages before *start* are unchanged since the last turn. With *bulky* the others are so
+    long that reading them would block the event loop. *columns* are sums over the facts of the
+    messages that were read. With *can_search* the model's tools include `search_history`.
+    *place_of* returns the index in the context of a message of the history, or of the message that
+    replaces it. With *end_changes* the caller replaces messages at the end of the history, so that
+    a summary of them soon describes messages that are gone. *tokens_before* is the raw token count
+    of the context before the first stage, counted only if the turn is forced; else 0.
     """
 
     start: int
@@ -33,14 +35,14 @@ class Tracked(NamedTuple):
     can_search: bool = False
     place_of: Callable[[int], int] = int  # as it is
     end_changes: bool = False
+    tokens_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The context as it is before a stage. Read it; never write to it.
 
-    *begun_with* is the raw token count of the context before the first stage, 0 for that stage.
-    *overhead* is that of the system prompt and the tools. *memory* is a small record
+    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
     per session and stage, for things like a circuit breaker or running totals: it may decide
     whether an expensive attempt is made, never what its result is. The pipeline rewinds what has
     a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as
@@ -69,7 +71,6 @@ class Turn:
     cache_expired: bool = False
     agent_model: AgentModel | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
-    begun_with: int = 0
 
     @property
     def can_search(self) -> bool:

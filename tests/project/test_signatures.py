@@ -27,7 +27,6 @@ EXEMPT_CLASSES = {
     "prompt_cache.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
     "gateway.settings.GatewaySettings": OPTIONS,
-    "stages.protocol.Turn": "what a stage may know of a turn, read field by field",
     "stages.reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,
 }
