@@ -164,6 +164,35 @@ def attach(candidates: Iterable[Candidate], index: int) -> list[Candidate]:
     return attached
 
 
+def without_leading_blocks(
+    pinned_pieces: Iterable[Candidate], candidates: Iterable[Candidate]
+) -> list[Candidate]:
+    """Return *pinned_pieces* without the blocks among *candidates* that are before the summary.
+
+    Such a block would be in the context twice. A pinned message of nothing else is left out.
+    """
+    leading_counts: Counter[int] = Counter()
+    for candidate in candidates:
+        if candidate.kind == CarryKind.LEADING:
+            leading_counts[candidate.index] += 1
+    pieces: list[Candidate] = []
+    for piece in pinned_pieces:
+        count = leading_counts[piece.index]
+        if count == 0:
+            pieces.append(piece)
+            continue
+        message, *results = piece.messages
+        other_blocks = blocks(message)[count:]
+        if other_blocks:
+            messages = [_only(message, other_blocks), *results]
+            pieces.append(replace(piece, place=count, messages=messages))
+    return pieces
+
+
+def _block_ids(messages: Iterable[Message]) -> set[int]:
+    return {id(block) for message in messages for block in blocks(message)}
+
+
 def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
     """Yield the calls of message *index* that loaded tools, with their results, as one piece."""
     message = messages[index]
@@ -308,14 +337,15 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], room: int) ->
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
     cuts: list[str] = []
-    pinned: set[int] = set()
+    pinned_blocks: set[int] = set()
     used = 0
     for candidate in _by_importance(sizes):
         size = sizes[candidate]
         if not candidate.is_answered:
             chosen.append(candidate)
             continue
-        if candidate.kind in BLOCK_KINDS and candidate.index in pinned:
+        own_blocks = _block_ids(candidate.messages)
+        if candidate.kind in BLOCK_KINDS and own_blocks and own_blocks <= pinned_blocks:
             continue
         if used + size <= room:
             chosen.append(candidate)
@@ -331,7 +361,7 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], room: int) ->
             left_out.append(candidate)
             continue
         if candidate.kind == CarryKind.PIN:
-            pinned |= set(range(candidate.index, candidate.index + len(candidate.messages)))
+            pinned_blocks |= _block_ids(candidate.messages)
     chosen.sort(key=_key)
     left_out.sort(key=_key)
     return Selection(chosen, left_out, sizes, used, cuts)

@@ -62,6 +62,7 @@ from .carry import (
     is_reference,
     select,
     with_reply,
+    without_leading_blocks,
 )
 from .groups import after_compaction, server_spans
 from .offload import unanswered_start
@@ -541,13 +542,10 @@ def replacements(
         evidence=replace(facts, last_stands=not unanswered),
     )
     systems = _in_force(rest[:tail])
-    first = replace(
-        replacement,
-        candidates=[*systems, *pins(rest[:tail], pin), *blocks_to_carry(rest[:tail])],
-    )
+    first = replace(replacement, candidates=[*systems, *_pieces_to_carry(rest[:tail], pin)])
     if not unanswered:
         return [first]
-    shorter = replace(replacement, candidates=[*systems, *pins(rest, pin), *blocks_to_carry(rest)])
+    shorter = replace(replacement, candidates=[*systems, *_pieces_to_carry(rest, pin)])
     shorter = _with_words(shorter, rest, tail, source, archive)
     if not whole:
         return [shorter]
@@ -556,6 +554,12 @@ def replacements(
     if covered is None and (shorter.cuts or holds_blocks):
         return [first, shorter]
     return [first]
+
+
+def _pieces_to_carry(messages: Sequence[Message], pin: Pin | None) -> list[Candidate]:
+    """Return the pinned messages and the blocks of *messages* that may be carried on."""
+    block_candidates = blocks_to_carry(messages)
+    return [*without_leading_blocks(pins(messages, pin), block_candidates), *block_candidates]
 
 
 def _in_force(messages: Sequence[Message]) -> list[Candidate]:

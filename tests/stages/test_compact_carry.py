@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import Budget, ContextPipeline, MemoryStorage, Result, SmartTruncate, StorageError
 from ctxpipe.edits.carry import is_reference
+from ctxpipe.edits.compact import Pin
 from ctxpipe.messages import Message, as_blocks, blocks, check, inner_blocks, is_opaque, kind
 from ctxpipe.placeholders.summaries import IN_PROGRESS, SUMMARY
 from ctxpipe.stages.compact import Compact, Evidence
@@ -104,6 +105,22 @@ async def test_unknown_blocks_at_the_beginning_stay_before_the_summary_from_then
         assert blocks(messages[0])[:2] == [gadget(1), gadget(2)]
         assert said(messages)[0].startswith(SUMMARY)
         assert carried(messages) == [gadget(1), gadget(2)]
+
+
+@pytest.mark.parametrize("words_after", [[], [text("Go.")]])
+async def test_an_unknown_block_at_the_beginning_of_a_pinned_message_is_in_the_context_once(
+    words_after: list[Block],
+):
+    history = [user(gadget(1), *words_after), assistant("ok"), *work(20), assistant("Done.")]
+    evidence = Evidence(pin=is_pinned_by_its_blocks)
+
+    context, detail = await compacted([*history, user("On.")], evidence=evidence)
+
+    assert blocks(context[0])[0] == gadget(1)
+    assert carried(context) == [gadget(1)]
+    pinned = [list(as_blocks(message)) for message in context[2:-1] if message["role"] == "user"]
+    assert pinned == [words_after] * bool(words_after)
+    assert "gadget" not in detail.removed
 
 
 async def test_an_unknown_block_at_the_end_is_unanswered_and_the_rest_is_compacted():
@@ -377,6 +394,10 @@ def unknown_blocks(draw: st.DrawFn, name: str) -> Block:
     return {"type": "image", "source": {"type": "url", "url": f"https://example.com/{name}"}}
 
 
+def is_pinned_by_its_blocks(message: Message) -> bool:
+    return any(is_opaque(block) for block in blocks(message))
+
+
 @st.composite
 def turns_with_blocks(draw: st.DrawFn) -> list[list[Message]]:
     """Messages of a conversation, those of each turn together, with unknown blocks anywhere."""
@@ -409,14 +430,19 @@ def turns_with_blocks(draw: st.DrawFn) -> list[list[Message]]:
     return turns
 
 
-@given(turns_with_blocks(), st.sampled_from([300, 700, 2_000]))
+@given(
+    turns_with_blocks(),
+    st.sampled_from([300, 700, 2_000]),
+    st.sampled_from([None, ["Go."], ["request"], is_pinned_by_its_blocks]),
+)
 @settings(max_examples=max(200, settings().max_examples))
 async def test_unknown_blocks_are_sent_as_they_came_until_the_budget_is_used_and_then_named(
-    turns: list[list[Message]], target: int
+    turns: list[list[Message]], target: int, pin: Pin | None
 ):
     storage = MemoryStorage()
     budget = Budget(window=100 * target, trigger=target + 1, target=target)
-    pipeline = ContextPipeline([Compact(summarize, archive=storage)], budget=budget, counter=words)
+    stage = Compact(summarize, archive=storage, evidence=Evidence(pin=pin))
+    pipeline = ContextPipeline([stage], budget=budget, counter=words)
     session = pipeline.session("s")
     history: list[Message] = []
     files: list[str] = []
