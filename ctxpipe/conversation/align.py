@@ -11,9 +11,10 @@ from .._threads.threads import in_thread_if
 from ..edits.thinking import mark_stale
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
+from .earlier import EarlierContext, has_only_grown
 from .memory import Memory
 from .state import State
-from .timeline import Earlier, Step, has_only_grown, parse_from
+from .timeline import Step, parse_from
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
@@ -66,33 +67,36 @@ def _align_with_last(state: State, messages: list[Message]) -> Step:
         kept=same,
         same=same,
     )
-    if state.earlier is not None and agreed < state.earlier.described:
-        known = _number_known(state.context, context, agreed)
-        has_summary = bool(state.earlier.edits) and state.earlier.edits[-1].start < known
-        if has_summary and known < state.earlier.described:
-            _undo_summary(step, state.earlier, known)
+    earlier = state.earlier
+    if earlier is None or agreed >= earlier.described_count:
+        return step
+    known = _common_length(state.context, context, agreed)
+    has_summary = bool(earlier.edits) and earlier.edits[-1].start < known
+    if has_summary and known < earlier.described_count:
+        _undo_summary(step, earlier, known)
     return step
 
 
-def _number_known(before: Sequence[Message], now: Sequence[Message], agreed: int) -> int:
-    """How many messages *now* has in common with the context *before*, the first *agreed* in form.
+def _common_length(before: Sequence[Message], now: Sequence[Message], agreed: int) -> int:
+    """Return the number of leading messages that say the same in the contexts *before* and *now*.
 
-    One that only grows at its end has nothing taken back.
+    The first *agreed* messages are equal. A message that has only grown counts: nothing in it was
+    taken back.
     """
-    known = agreed
+    length = agreed
     shorter = min(len(before), len(now))
-    while known < shorter and says_the_same(before[known], now[known]):
-        known += 1
-    if known < shorter and has_only_grown(before[known], now[known]):
-        known += 1
-    return known
+    while length < shorter and says_the_same(before[length], now[length]):
+        length += 1
+    if length < shorter and has_only_grown(before[length], now[length]):
+        length += 1
+    return length
 
 
-def _undo_summary(step: Step, earlier: Earlier, known: int) -> None:
-    """Have *step* return to the *earlier* context, of which *known* messages are left."""
+def _undo_summary(step: Step, earlier: EarlierContext, known: int) -> None:
+    """Let *step* return to the *earlier* context; the first *known* messages are unchanged."""
     step.kept = 0
     step.same = 0
-    step.undone = 1
+    step.undone_count = 1
     step.stale = {}
     mark_stale(step.stale, step.context, (0, 0))
     step.add([edit for edit in earlier.edits if edit.stop <= known], step.context)

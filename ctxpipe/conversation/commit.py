@@ -5,9 +5,10 @@ from __future__ import annotations
 from .._threads.threads import in_thread_if
 from ..edits.diff import Edit, apply_edits, place_after
 from ..messages import Message, is_bulky
+from .earlier import EarlierContext, undoing_edits
 from .memory import Memory
 from .state import State
-from .timeline import Earlier, Step, undoing_edits
+from .timeline import Step
 
 
 async def commit(memory: Memory, step: Step) -> bool:
@@ -38,17 +39,18 @@ def keep(state: State, step: Step, sent: list[Message]) -> None:
     state.end_turn()
 
 
-def _earlier_context(state: State, step: Step) -> Earlier | None:
+def _earlier_context(state: State, step: Step) -> EarlierContext | None:
     """The context before the newest summary of the one that *step* has made."""
     if step.summaries:
         number = min(step.summaries)
         before = apply_edits(step.context, step.edits[:number])
-        return Earlier(len(state.context), 0, undoing_edits(state.context, before))
-    if state.earlier is None or step.undone:
+        return EarlierContext(len(state.context), 0, undoing_edits(state.context, before))
+    if state.earlier is None or step.undone_count:
         return None
-    described, replaced, edits = state.earlier
+    described_count, replaced_count, edits = state.earlier
     shifted: list[Edit] = []
     for start, stop, messages in edits:
         first = place_after(step.edits, start)
         shifted.append(Edit(first, max(first, place_after(step.edits, stop)), messages))
-    return Earlier(place_after(step.edits, described), replaced, shifted)
+    described_count = place_after(step.edits, described_count)
+    return EarlierContext(described_count, replaced_count, shifted)

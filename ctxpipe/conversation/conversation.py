@@ -161,7 +161,7 @@ class Conversation:
         )
         fork._decisions = self._decisions
         fork._memory.timeline.apply(self._memory.timeline.snapshot())
-        fork._memory.timeline.end_changes = self._memory.timeline.end_changes
+        fork._memory.timeline.has_changing_end = self._memory.timeline.has_changing_end
         fork._memory.timeline.placeholders.update(self._memory.timeline.placeholders)
         fork._state.ledger.load(self._state.ledger.samples)
         fork._state.windows |= self._state.windows

@@ -125,7 +125,7 @@ class Decisions:
             return {}
         context = apply_edits(step.context, step.edits) if step.edits else step.context
         start = step.kept
-        if step.undone:  # it goes on from an earlier context, which has been sent
+        if step.undone_count:  # it goes on from an earlier context, which has been sent
             start = max(0, len(context) - len(step.messages))
         found = await in_thread_if(
             is_bulky(context, start), self._find, context, start, is_first_sight

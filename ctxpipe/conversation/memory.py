@@ -485,9 +485,9 @@ class Memory:
     def apply(self, step: Step) -> None:
         """Take *step* into the timeline, once it is written."""
         if step.agreement.has_diverged:
-            first = step.known if step.undone else step.agreement.fresh
+            first = step.known if step.undone_count else step.agreement.fresh
             notice = f"{DIVERGED}; message {first} and those after it are new"
-            if step.undone:
+            if step.undone_count:
                 notice += f", and {UNDONE}"
             self.notices.append(notice)
         if step.adopted and not self.is_adopted:

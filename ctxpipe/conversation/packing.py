@@ -24,7 +24,8 @@ from ..storage import JournalStorage, TextReader
 from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
-from .timeline import Earlier, Step, Timeline
+from .earlier import EarlierContext
+from .timeline import Step, Timeline
 
 _DIGEST = 16  # bytes
 _AT_ONCE = 16  # files that are read side by side
@@ -63,7 +64,7 @@ class Replay:
         if step.adopted:
             self.is_adopted = True
             self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
-            # Texts of messages that the caller has no more may be in files: nothing to return to.
+            # The journal may lack texts of messages that only an earlier context has.
             self.timeline.earlier = []
         self._extend_raw(step, files)
         self.timeline.apply(step)
@@ -123,13 +124,14 @@ class Packing:
             turn["edits"] = self._pack_edits(step.edits)
         if step.stale:
             turn["stale"] = list(step.stale.items())
-        if step.undone:
-            turn["undone"] = step.undone
+        if step.undone_count:
+            turn["undone"] = step.undone_count
         if step.summaries:
             turn["summaries"] = list(step.summaries.items())
         if step.earlier:
             turn["earlier"] = [
-                [one.described, one.replaced, self._pack_edits(one.edits)] for one in step.earlier
+                [described_count, replaced_count, self._pack_edits(edits)]
+                for described_count, replaced_count, edits in step.earlier
             ]
         return turn
 
@@ -310,24 +312,24 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
         messages=_unpack(packed, digests, known),
         edits=_unpack_edits(turn.get("edits", ()), known, hidden),
         stale=dict(turn.get("stale", ())),
-        undone=turn.get("undone", 0),
+        undone_count=turn.get("undone", 0),
         summaries=dict(turn.get("summaries", ())),
     )
     if "earlier" in turn:
         step.earlier = [
-            Earlier(described, replaced, _unpack_edits(edits, known, hidden))
-            for described, replaced, edits in turn["earlier"]
+            EarlierContext(described_count, replaced_count, _unpack_edits(edits, known, hidden))
+            for described_count, replaced_count, edits in turn["earlier"]
         ]
-    elif not (step.undone or step.summaries):
+    elif not (step.undone_count or step.summaries):
         step.summaries = _summaries_without_mark(step)
     return step
 
 
 def _summaries_without_mark(step: Step) -> dict[int, int]:
-    """The summaries that a journal of an older version does not mark as such.
+    """Return the summaries in *step*, for journals of older versions, which do not list them.
 
-    Each describes all of the history as it was then. The first edit of it comes before those of
-    the messages which it replaces: the edits of one stage go from the end to the beginning.
+    Each describes the whole history of its turn. The edits of one stage go from the end to the
+    beginning, so the first edit of a summary comes before the one with the text of the summary.
     """
     summaries: dict[int, int] = {}
     first = 0
@@ -342,7 +344,7 @@ def _summaries_without_mark(step: Step) -> dict[int, int]:
 def _unpack_edits(
     packed: Sequence[Sequence[Any]], known: Mapping[str, Message], hidden: set[int]
 ) -> list[Edit]:
-    """The edits *packed*; messages that are not as they were sent are added to *hidden*."""
+    """Return the *packed* edits, and add the ids of redacted messages to *hidden*."""
     edits: list[Edit] = []
     for start, stop, messages, names in packed:
         edits.append(Edit(start, stop, _unpack(messages, names, known)))

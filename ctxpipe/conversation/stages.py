@@ -80,12 +80,12 @@ async def ask_stages(
             raise report.error
         if change is None:
             continue
-        is_summary = isinstance(change.detail, Compacted) or change.described is not None
+        is_summary = isinstance(change.detail, Compacted) or change.described_count is not None
         if is_summary:
-            described = change.described
-            if described is None:
-                described = len(step.agreement.history)
-            step.summaries[len(step.edits)] = described
+            described_count = change.described_count
+            if described_count is None:
+                described_count = len(step.agreement.history)
+            step.summaries[len(step.edits)] = described_count
         state.edit(step, messages, change.messages, paired=not is_summary)
         step.touched.is_stored = change.stored is not None
         if change.stored:

@@ -16,7 +16,8 @@ from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
 from ..summarizers.retry import FinishedSummary
 from ..tokens import Budget, Ledger, TokenCounter
-from .timeline import Earlier, Step
+from .earlier import EarlierContext
+from .timeline import Step
 
 if TYPE_CHECKING:
     from ..summarizers import AgentModel
@@ -81,7 +82,7 @@ class State:
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
-    earlier: Earlier | None = field(default=None, repr=False)
+    earlier: EarlierContext | None = field(default=None, repr=False)
     columns: Columns = field(default_factory=Columns, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""History and context as one alignment: what the caller handed in, what is sent, and which stands
-for which.
+"""The alignment of history and context: which message of the context represents which messages of
+the history.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 from operator import is_, itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from ..edits.diff import Edit, apply_edits, diff, first_changed_block
 from ..edits.offload import Placeholders, first_batch_placeholder, note_placeholders, offload_again
 from ..edits.thinking import Stale, mark_stale, shift_stale
 from ..messages import (
     Message,
-    as_blocks,
     cache_marks,
     common_prefix,
     ensure_messages,
@@ -29,36 +28,28 @@ from ..messages.identity import digest, parse, says_the_same, with_marks, withou
 from ..messages.vocabulary import begins_with
 from ..placeholders.summaries import summary_body
 from ..stages.protocol import Stored
+from .earlier import (
+    OUTDATED,
+    EarlierContext,
+    has_only_grown,
+    replaces_one_by_one,
+    undoing_edits,
+    were_unanswered,
+)
 
 RECENT = 64
-"""So many of the newest messages may have their cache marks moved in place."""
+"""Number of the newest messages whose cache marks may be moved in place."""
 WATCHED = 200
-"""So many of the newest messages are checked for edits in place every turn."""
+"""Number of the newest messages that are checked for edits in place in every turn."""
 SLICES = 16
-"""The older messages are checked in turns, all of them within so many."""
+"""Number of turns within which all older messages are checked."""
 LEAST_SLICE = 16
 """The fewest older messages that are checked in a turn."""
 
 Marked: TypeAlias = "tuple[Message, Message]"
 """A message of the context with other cache marks: in plain form, and as it is sent."""
 
-NEVER = sys.maxsize
-"""The length of a history that has all that a summary describes, where some of that has gone."""
-
 _content = itemgetter("content")
-
-
-class Earlier(NamedTuple):
-    """The context before a summary, to return to if the caller takes back what that describes.
-
-    The summary describes the first *described* messages of the history, of which those from
-    *replaced* on are still in the context behind it. The *edits* make the earlier context of the
-    history itself, the last first.
-    """
-
-    described: int
-    replaced: int
-    edits: list[Edit]
 
 
 @dataclass(slots=True)
@@ -69,11 +60,11 @@ class Agreement:
     messages from *fresh* on follow the context that is kept. *moved* lists messages of the history
     that differ in form only, *marked* those of the context whose cache marks changed. The next
     check for edits in place begins at *cursor*. *digests* are those of the history and the context
-    after the turn. *timeline* is what the history was compared with. With *end_changes* the caller
-    has exchanged the end of a history before, after a summary had described it.
+    after the turn. *timeline* is what the history was compared with. *has_changing_end* is that of
+    `Timeline`, after this turn.
 
     *is_cut* says that the history has become shorter, *has_diverged* that it also differs, and
-    *is_bulk* whether looking at what is new would hold up the event loop, None while nobody knows.
+    *is_bulk* whether reading the new messages would block the event loop, None if not determined.
     """
 
     history: list[Message] = field(default_factory=list)
@@ -86,7 +77,7 @@ class Agreement:
     is_cut: bool = False
     has_diverged: bool = False
     is_bulk: bool | None = None
-    end_changes: bool = False
+    has_changing_end: bool = False
     timeline: Timeline | None = field(default=None, repr=False)
 
 
@@ -105,19 +96,21 @@ class Touched:
 
 @dataclass(slots=True)
 class Step:
-    """What one turn makes of a timeline.
+    """One turn of a timeline.
 
-    Five fields say what happens, and repeat it on an equal timeline. The first *known* messages of
-    the history are unchanged; if *adopted*, of the context, which the caller continues as his
-    history. *messages* follow them. The stages then make the *edits*, the last first, after which
-    the thinking at *stale* has a stale signature.
+    A journal holds eight fields, which repeat the turn on an equal timeline. The first *known*
+    messages of the history are unchanged; if *adopted*, of the context, which the caller continues
+    as the history. *messages* follow them. The stages then make the *edits*, the last first, after
+    which the thinking at *stale* has a stale signature. The turn undoes the newest *undone_count*
+    summaries. *summaries* has an item for each new summary: the number of its first edit, and how
+    many messages of the history it describes. Only a snapshot has *earlier*, those of `Timeline`.
 
-    The others are derived when the turn begins: *context* is the context before any stage, in plain
+    Others are derived when the turn begins: *context* is the context before any stage, in plain
     form, and *given* the same with the caller's own objects. The first *kept* messages are those of
     the last turn, the first *same* unchanged. *agreement* says how the history led to them.
 
-    And these while it runs: *stored* are texts that stages have written to files, *touched* is what
-    the edits have touched.
+    The last two are filled while it runs: *stored* are texts that stages have written to files,
+    *touched* says what the edits have touched.
     """
 
     known: int
@@ -125,9 +118,9 @@ class Step:
     messages: list[Message]
     edits: list[Edit] = field(default_factory=list)
     stale: Stale = field(default_factory=dict)
-    undone: int = 0
+    undone_count: int = 0
     summaries: dict[int, int] = field(default_factory=dict)
-    earlier: list[Earlier] | None = None
+    earlier: list[EarlierContext] | None = None
     stored: list[Stored] = field(default_factory=list)
     given: list[Message] = field(default_factory=list)
     context: list[Message] = field(default_factory=list)
@@ -197,12 +190,12 @@ class Timeline:
     A tool result that was offloaded once has the same placeholder wherever a history that was
     rebuilt has it again; *placeholders* are shared by all timelines of a conversation.
 
-    *earlier* has the context before each summary. A summary represents exactly the messages that
-    it describes, which may be more than those it replaces: others are carried on behind it. Once
-    the history has lost one of them, the context is the newest earlier one all of whose summaries
-    are still right.
+    *earlier* has the context before each summary; the module `earlier` explains it. If the history
+    loses a message that a summary describes, the context becomes the newest earlier one whose
+    summaries describe only messages that still exist.
 
-    With *verify* every edit inside a known message is noticed, and every turn reads all messages.
+    With *verify* every edit inside a previous message is noticed, and every turn reads all
+    messages.
     """
 
     def __init__(self, *, verify: bool = False, placeholders: Placeholders | None = None) -> None:
@@ -216,10 +209,10 @@ class Timeline:
         self.ends: array[int] = array("I")
         """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
-        self.earlier: list[Earlier] = []
-        self.end_changes: bool = False
-        """Whether the caller exchanges messages that were not answered, as what is looked up for
-        one request only."""
+        self.earlier: list[EarlierContext] = []
+        self.has_changing_end: bool = False
+        """Whether the caller has replaced messages that the model had not answered and that a
+        summary described, such as search results that belong to one request only."""
         self._contents: list[object] = []  # of the history, as they were last seen
         self._sizes = array("I")  # blocks, or characters, of each
         self._cursor = 0
@@ -259,10 +252,11 @@ class Timeline:
         )
         step = Step(known, adopted, now[known:], agreement=agreement)
         ours = self.sent if adopted else self.history
-        earlier = self._earlier_contexts(step)
-        right = self._number_of_right(earlier, step, now)
-        step.undone = len(earlier) - right
-        agreement.end_changes = self.end_changes or _is_only_end(earlier[right:], known)
+        earlier = self._contexts_before(step)
+        valid_count = self._count_valid_summaries(earlier, step, now)
+        undone = earlier[valid_count:]
+        step.undone_count = len(undone)
+        agreement.has_changing_end = self.has_changing_end or were_unanswered(undone, known)
         self._prepare(step)
         whole = len(ours)
         agreement.is_cut = known < whole
@@ -273,8 +267,8 @@ class Timeline:
             step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
         if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
-        if step.undone:
-            self._return_to(step, earlier[right])
+        if undone:
+            self._return_to(step, undone[0])
         else:
             self._note_returned_marks(step)
         # A journal may have told of another history, whose texts are in the same files.
@@ -285,44 +279,47 @@ class Timeline:
 
     # Summaries ------------------------------------------------------------------------------------
 
-    def _earlier_contexts(self, step: Step) -> list[Earlier]:
-        """The earlier contexts, as edits of what *step* takes for the history.
+    def _contexts_before(self, step: Step) -> list[EarlierContext]:
+        """Return the earlier contexts as edits of the history of *step*.
 
-        Where the caller continues the context as the history, that is the newest one only: the
-        messages that it consists of are nowhere else, and are not to pile up.
+        A caller who adopts the context as the history has the messages of the newest earlier
+        context nowhere else, so only that one is kept, and the others are dropped.
         """
         if not step.adopted or not self.earlier:
             return self.earlier
-        described, replaced, edits = self.earlier[-1]
-        end = bisect_right(self.ends, described)
-        before = parse_from(self.history[:described])
-        carried: set[int] = set()
+        described_count, replaced_count, edits = self.earlier[-1]
+        end = bisect_right(self.ends, described_count)
+        before = parse_from(self.history[:described_count])
+        retained: set[int] = set()
         for index in range(len(before)):
             place = self._position(index)
             if place is not None:
                 before[index] = self.context[place]
-                carried.add(index)
-        others = [edit for edit in edits if edit.stop <= described]
-        changed = [edit for edit in others if not (_is_single(edit) and edit.start in carried)]
+                retained.add(index)
+        changed: list[Edit] = []
+        for edit in edits:
+            is_retained = replaces_one_by_one(edit) and edit.start in retained
+            if edit.stop <= described_count and not is_retained:
+                changed.append(edit)
         before = apply_edits(before, changed)
-        if described != NEVER:
-            described = end
+        if described_count != OUTDATED:
+            described_count = end
         undoing = undoing_edits(self.context[:end], before)
-        return [Earlier(described, bisect_right(self.ends, replaced), undoing)]
+        return [EarlierContext(described_count, bisect_right(self.ends, replaced_count), undoing)]
 
-    def _number_of_right(
-        self, earlier: Sequence[Earlier], step: Step, history: Sequence[Message]
+    def _count_valid_summaries(
+        self, earlier: Sequence[EarlierContext], step: Step, history: Sequence[Message]
     ) -> int:
-        """How many of the summaries after *earlier* describe only what is in *history*."""
-        if not earlier or earlier[-1].described <= step.known:
+        """Return how many of the summaries after *earlier* describe only messages of *history*."""
+        if not earlier or earlier[-1].described_count <= step.known:
             return len(earlier)
         known = step.known
-        if known < len(history) and self._has_only_grown(known, history[known], step.adopted):
+        if known < len(history) and self._message_has_grown(known, history[known], step.adopted):
             known += 1
-        return bisect_right(earlier, known, key=lambda context: context.described)
+        return bisect_right(earlier, known, key=lambda context: context.described_count)
 
-    def _has_only_grown(self, index: int, now: Message, in_context: bool) -> bool:
-        """Whether *now* says what message *index* has said, and then more."""
+    def _message_has_grown(self, index: int, now: Message, in_context: bool) -> bool:
+        """Return True if *now* begins with all that message *index* has said."""
         ours = self.sent if in_context else self.history
         if index >= len(ours):
             return False
@@ -332,12 +329,12 @@ class Timeline:
             if content is now["content"]:
                 return _size(content) > self._sizes[index]
             if _size(content) != self._sizes[index]:
-                return False  # nobody knows what it said
+                return False  # edited in place: its old content is lost
             before = with_content(before, content)
         return has_only_grown(before, now)
 
-    def _return_to(self, step: Step, earlier: Earlier) -> None:
-        """Add the edits to *step* that make the *earlier* context of the history that is left."""
+    def _return_to(self, step: Step, earlier: EarlierContext) -> None:
+        """Add the edits to *step* that turn what is left of the history into *earlier*."""
         edits = [edit for edit in earlier.edits if edit.stop <= step.known]
         step.add(edits, step.context)
         context = apply_edits(step.context, edits)
@@ -346,21 +343,26 @@ class Timeline:
         touched.first = min(place, touched.first or place)
         touched.tail = min(touched.tail, len(step.messages))
 
-    def _note_context(
-        self, context: Sequence[Message], sent: Sequence[Message], edit: Edit, described: int
+    def _remember_context(
+        self, context: Sequence[Message], sent: Sequence[Message], edit: Edit, described_count: int
     ) -> None:
-        """Note the *context*, as it is *sent*, before the first *edit* of a summary.
+        """Remember *context*, as it is *sent*, before the first *edit* of a summary.
 
-        The summary is of the first *described* messages of the history.
+        The summary describes the first *described_count* messages of the history.
         """
-        replaced = self.ends[edit.stop - 1] if edit.stop else 0
-        if not self.earlier or self.earlier[-1].described < described:
-            self.earlier.append(Earlier(described, replaced, self._rewrites(context, sent)))
+        if self.earlier and self.earlier[-1].described_count >= described_count:
+            return
+        replaced_count = self.ends[edit.stop - 1] if edit.stop else 0
+        edits = self._edits_of_history(context, sent)
+        self.earlier.append(EarlierContext(described_count, replaced_count, edits))
 
-    def _rewrites(self, context: Sequence[Message], sent: Sequence[Message]) -> list[Edit]:
-        """The edits that make *context*, as it is *sent*, of the history, the last first."""
+    def _edits_of_history(self, context: Sequence[Message], sent: Sequence[Message]) -> list[Edit]:
+        """Return the edits that turn the history into *context*, as it is *sent*, the last first.
+
+        Messages that are not changed have no edit: what is remembered does not grow with them.
+        """
         edits: list[Edit] = []
-        end = 0  # of what the messages so far replace
+        end = 0  # of the part of the history that the messages so far replace
         for place, message in enumerate(context):
             start = self.starts[place]
             stop = self.ends[place]
@@ -369,6 +371,7 @@ class Timeline:
             end = stop
             if stop - start == 1 and sent[place] is self.history[start]:
                 continue
+            # The other messages of an edit replace nothing and follow the first one.
             is_follower = start == stop and edits and edits[-1].stop == stop and edits[-1].messages
             if is_follower and context[place - 1] is edits[-1].messages[-1]:
                 edits[-1].messages.append(message)
@@ -378,26 +381,28 @@ class Timeline:
             edits.append(Edit(end, len(self.history), []))
         return edits[::-1]
 
-    def _drop_earlier(self, step: Step) -> None:
-        """Drop the earlier contexts of which *step* makes the summaries undone.
+    def _drop_undone(self, step: Step) -> None:
+        """Drop the earlier contexts of the summaries that *step* undoes.
 
-        Journals of older versions do not say what a summary describes. Where it has stayed though
-        the history had lost some of that, it is wrong whatever the history becomes.
+        Journals of older versions do not say what a summary describes. If such a summary is still
+        in the context though the history has lost a message that it describes, it stays outdated,
+        whatever the history becomes.
         """
         if step.earlier is not None:
             self.earlier = step.earlier
             return
-        self.earlier = list(self._earlier_contexts(step))
-        if step.undone:
-            undone = self.earlier[-step.undone :]
-            del self.earlier[-step.undone :]
-            self.end_changes = self.end_changes or _is_only_end(undone, step.known)
+        self.earlier = list(self._contexts_before(step))
+        if step.undone_count:
+            undone = self.earlier[-step.undone_count :]
+            del self.earlier[-step.undone_count :]
+            self.has_changing_end = self.has_changing_end or were_unanswered(undone, step.known)
             return
-        right = self._number_of_right(self.earlier, step, step.agreement.history)
-        wrong = self.earlier[right:]
-        del self.earlier[right:]
-        if wrong and any(summary_body(one) is not None for one in step.context[: step.kept]):
-            self.earlier.append(wrong[0]._replace(described=NEVER))
+        valid_count = self._count_valid_summaries(self.earlier, step, step.agreement.history)
+        outdated = self.earlier[valid_count:]
+        del self.earlier[valid_count:]
+        kept_context = step.context[: step.kept]
+        if outdated and any(summary_body(message) is not None for message in kept_context):
+            self.earlier.append(outdated[0]._replace(described_count=OUTDATED))
 
     def _offload_again(self, step: Step, history: Sequence[Message]) -> None:
         """Have what has left once, and is in what follows *history*, be placeholders again."""
@@ -414,7 +419,7 @@ class Timeline:
     def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
-        if step.undone:
+        if step.undone_count:
             return 0, 0
         if step.adopted:
             return known, known
@@ -478,7 +483,7 @@ class Timeline:
             self._prepare(step)
         if self.verify and agreement.digests is None:
             self.compute_digests(step)
-        self._drop_earlier(step)
+        self._drop_undone(step)
         known = 0 if step.adopted else min(len(self._contents), step.known)
         contents = list(map(_content, agreement.history[known:]))
         sizes = _sizes(contents)  # raises before anything changes
@@ -517,7 +522,7 @@ class Timeline:
             sent = list(step.given)
         for number, edit in enumerate(step.edits):
             if number in step.summaries:
-                self._note_context(context, sent, edit, step.summaries[number])
+                self._remember_context(context, sent, edit, step.summaries[number])
             start, stop, messages = self._align(edit)
             context[start:stop] = messages
             if sent is not context:
@@ -674,42 +679,6 @@ def _mark_count(message: Message) -> int:
         return len(list(cache_marks(message)))
     except (KeyError, TypeError):
         return 0
-
-
-def has_only_grown(before: Message, now: Message) -> bool:
-    """Return True if *now* says what *before* says, and then more."""
-    if before["role"] != now["role"]:
-        return False
-    start = list(as_blocks(now))[: len(as_blocks(before))]
-    return says_the_same(before, with_content(now, start))
-
-
-def undoing_edits(context: Sequence[Message], before: Sequence[Message]) -> list[Edit]:
-    """The edits that make the context *before* a summary of the *context* with it, the last first.
-
-    Where they replace several messages, all that was before takes the place of the first one: a
-    history that ends inside the summary, and what belongs to it, has no part of them then.
-    """
-    undoing: list[Edit] = []
-    for start, stop, messages in diff(context, before, paired=False):
-        first = min(start + 1, stop)
-        if first < stop:
-            undoing.append(Edit(first, stop, []))
-        undoing.append(Edit(start, first, messages))
-    return undoing
-
-
-def _is_only_end(undone: Sequence[Earlier], known: int) -> bool:
-    """Return True if *known* messages of the history are all that the *undone* summaries replaced.
-
-    What has gone was in the context behind the summary: the model had not answered it.
-    """
-    return bool(undone) and undone[0].replaced <= known
-
-
-def _is_single(edit: Edit) -> bool:
-    """Return True if *edit* replaces one message by one."""
-    return edit.stop - edit.start == 1 == len(edit.messages)
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:

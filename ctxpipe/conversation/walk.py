@@ -89,7 +89,7 @@ async def _shape(
         state.columns,
         can_search=state.overhead.can_search,
         place_of=step.place_of,
-        end_changes=step.agreement.end_changes,
+        has_changing_end=step.agreement.has_changing_end,
         tokens_before=await count(messages) if request.force else 0,
     )
     turn_of = await _turn_maker(messages, session_id, state, request, step.agreement.raw, tracked)

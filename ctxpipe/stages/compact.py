@@ -615,7 +615,9 @@ class Compact:
             dollars=summary.dollars,
         )
         answer = await self._judge(turn, replacement, layout, detail)
-        return replace(answer, described=described) if isinstance(answer, Change) else answer
+        if not isinstance(answer, Change):
+            return answer
+        return replace(answer, described_count=described)
 
     async def _summarize(
         self, turn: Turn, writer: Summarizer, rest: Sequence[Message]
@@ -644,7 +646,7 @@ class Compact:
                 known = await in_thread(digest_of, rest[:covered])
                 parts = FinishedParts(writer, writer, covered, known, summary)
                 turn.memory[FinishedParts] = parts
-        if turn.tracked is not None and turn.tracked.end_changes:
+        if turn.tracked is not None and turn.tracked.has_changing_end:
             _, place = answer_boundary(turn)
             if place and await can_keep(turn, rest[place:]):
                 return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
@@ -762,7 +764,7 @@ def _number_described(turn: Turn, covered: int | None) -> int | None:
     Where its end changes from request to request, what comes after the *covered* messages is in
     neither the summary nor the evidence: else a summary would be undone in each turn.
     """
-    if covered is None or turn.tracked is None or not turn.tracked.end_changes:
+    if covered is None or turn.tracked is None or not turn.tracked.has_changing_end:
         return None
     count, place = answer_boundary(turn)
     if place == covered:

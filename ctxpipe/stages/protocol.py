@@ -24,9 +24,9 @@ class Tracked(NamedTuple):
     long that reading them would block the event loop. *columns* are sums over the facts of the
     messages that were read. With *can_search* the model's tools include `search_history`.
     *place_of* returns the index in the context of a message of the history, or of the message that
-    replaces it. With *end_changes* the caller replaces messages at the end of the history, so that
+    replaces it. With *has_changing_end* the caller replaces messages at the end of the history, so
     a summary of them soon describes messages that are gone. *tokens_before* is the raw token count
-    of the context before the first stage, counted only if the turn is forced; else 0.
+    of the context before the first stage if the turn is forced, else 0.
     """
 
     start: int
@@ -34,7 +34,7 @@ class Tracked(NamedTuple):
     columns: Columns
     can_search: bool = False
     place_of: Callable[[int], int] = int  # as it is
-    end_changes: bool = False
+    has_changing_end: bool = False
     tokens_before: int = 0
 
 
@@ -131,16 +131,16 @@ class Change:
 
     It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
     *stored* names the texts that are in files now: a journal in the same storage refers to them.
-    Where it brings a summary, that describes the first *described* messages of the history: once
-    one of these is taken back, the context before the change is used again. For `Compact` None
-    means all; any other stage that writes summaries says the number.
+    If the change adds a summary, *described_count* is the number of messages of the history that
+    the summary describes. Once the caller takes one of these back, the context before the change
+    is used again. None means all of them for `Compact`, and no summary for other stages.
     """
 
     messages: list[Message] = field(repr=False)
     detail: Detail | None = None
     may_grow: bool = False
     stored: Stored | None = field(default=None, repr=False)
-    described: int | None = None
+    described_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -427,7 +427,7 @@ async def test_earlier_contexts_hold_no_message_that_the_history_has():
     assert len(earlier) == 5
     for context in earlier:
         messages = [message for edit in context.edits for message in edit.messages]
-        assert len(messages) < context.described / 2
+        assert len(messages) < context.described_count / 2
         assert not any(message in life.history for message in messages)
 
 
@@ -439,7 +439,7 @@ async def test_a_stage_of_the_caller_says_what_its_summary_describes(resumes: bo
             return None
         summary = user("it was about " + " ".join(sorted(marks_in(turn.messages))))
         messages = [summary, *turn.messages[5:7], *turn.messages[-2:]]
-        return Change(messages, may_grow=True, described=len(history))
+        return Change(messages, may_grow=True, described_count=len(history))
 
     storage, life = MemoryStorage(), new_life()
     life.work(6)
