@@ -50,10 +50,10 @@ from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
 from .align import align
 from .commit import commit
-from .decisions import Decisions
 from .gate import Exchanges, Gate, as_stages
 from .memory import DELETED, UNKNOWN, Memory
 from .open_calls import add_appended
+from .shared_decisions import SharedDecisions
 from .state import PipelineSettings, Request, learn_window, model_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Conversation:
         self._gate = Gate(session_id)  # for one turn
         self._exchanges = Exchanges(session_id)
         self._agent_model: AgentModel | None = None  # lent by the newest request that lends one
-        self._decisions: Decisions | None = None  # shared by the conversations of a name
+        self._decisions: SharedDecisions | None = None
         self._reply: object = object()  # the content of the newest that was added by itself
         self._reply_message: Message | None = None  # that reply, as it is kept
         self._bodies = 0  # of `async with` that have not ended
@@ -167,8 +167,8 @@ class Conversation:
         fork._state.windows |= self._state.windows
         return fork
 
-    def share(self, decisions: Decisions) -> None:
-        """Take part in what the conversations of one name have moved to files."""
+    def share(self, decisions: SharedDecisions) -> None:
+        """Share *decisions* to move texts to files with other conversations of the same name."""
         self._decisions = decisions
 
     # What is known --------------------------------------------------------------------------------

@@ -1,12 +1,20 @@
-"""Decisions to move a text to a file, as digests and numbers that may be kept: never as a text.
+"""Decisions to move a text to a file, stored as digests and numbers, never as text.
 
-A decision is about a tool result, or a text in the input of a call, by the id of the call and the
-digest of the text. It says in which form the placeholder was written, so that another conversation
-which sends the same text again can write the same one.
+A decision is about a tool result, or a text in the input of a tool call. It is identified by the id
+of the call and the digest of the text. It records the form of the placeholder, so another
+conversation that sends the same text again can write the same placeholder.
 
 A client may also repeat a result inside a text of its own: a framework that hands a conversation to
-another agent prints the earlier results into a message. There a text is recognized by its length,
-by a checksum of its beginning and by its digest, in each form in which programs print a text.
+another agent prints the earlier results into a message. An example with the result `a"b`, which is
+too short to be searched for but shows the forms, called renderings:
+
+    the text itself        [log] the tool returned a"b
+    inside JSON            {"output": "a\\"b"}
+    as Python prints it    {'output': 'a"b'}
+
+Each rendering is stored as its length, a checksum of its first bytes (the anchor), and its digest.
+A search computes the checksum at each place where a word begins or ends. Only where an anchor
+matches, it computes the digest of as many bytes as the rendering has.
 """
 
 from __future__ import annotations
@@ -37,21 +45,26 @@ from .diff import Edit
 from .offload import Moved, find_moved_texts, lookup_key, stored_text, text_of, unanswered_start
 
 MIN_REPEATED_CHARS = 1_000
-"""A shorter text is not looked for inside other texts: a person may have quoted it."""
+"""Fewest characters of a text that is searched for inside other texts: a person may have quoted a
+shorter one."""
 MAX_REPEATED_CHARS = 2_000_000
+"""Most characters of a text that is searched for inside other texts."""
 _MIN_CHARS = 100
-"""A shorter text is shorter than its placeholder."""
+"""Fewest characters of a text that a decision is looked up for: placeholders are longer."""
 _ANCHOR_BYTES = 32
 _MOST_RENDERINGS = 4
 _MOST_SCANNED_CHARS = 2_000_000
-"""So much of a turn's texts is searched, which takes half a second in a worker thread."""
+"""Most characters of a turn that are searched, which takes half a second in a worker thread."""
 _PLACES = re.compile(rb"(?<![A-Za-z0-9])|(?<=\\[nrt])|(?=[^A-Za-z0-9])")
-"""Where a text may begin: nowhere inside a word, but after the escape of a line break."""
+"""Places where a rendering may begin: not inside a word, but after the escape of a line break."""
 _NUMBERED_ID = re.compile(r"(.+)-[0-9]+")
 
 
 class Rendering(NamedTuple):
-    """One form in which programs print a text: its bytes, a checksum of the first, its digest."""
+    """A form in which programs print a text.
+
+    *length* is its number of bytes, *anchor* the checksum of its first bytes.
+    """
 
     length: int
     anchor: int
@@ -60,11 +73,10 @@ class Rendering(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One text that has gone to a file, and the form of its placeholder.
+    """A decision to move a text to a file, with the form of its placeholder.
 
-    *key* is the digest of the call's id and the text. *preview* is None where the placeholder shows
-    nothing of the text. *renderings* are those of a text that is long enough to be looked for
-    inside other texts.
+    *key* is that of `decision_key`. *preview* is None if the placeholder shows nothing of the text.
+    *renderings* is empty if the text is not to be searched for inside other texts.
     """
 
     key: str
@@ -79,107 +91,128 @@ class Decision:
         return placeholder(form + SEARCHABLE * self.is_searchable, path, text, self.preview)
 
     def encode(self) -> str:
-        """Return the decision as a note, which `decode_decision` reads."""
+        """Return the decision as a note, which `decode_decision` reads.
+
+        An example: the key, "ds" for a placeholder of `DirectOffload` that names the search tool,
+        a preview of 400 and 200 characters, and one rendering:
+        ``3q2-7wAAAAAAAAAAAAAAAA.ds.400-200.5120.8a3f01c2.z0Xk1w…``
+        """
         preview = self.preview
-        shown = "n" if preview is None else f"{preview.head}-{preview.tail}"
-        form = ("b" if self.is_batch else "d") + "s" * self.is_searchable
-        parts = [self.key, form, shown]
+        sizes = "n" if preview is None else f"{preview.head}-{preview.tail}"
+        form = "b" if self.is_batch else "d"
+        if self.is_searchable:
+            form += "s"
+        parts = [self.key, form, sizes]
         for rendering in self.renderings:
             parts += (str(rendering.length), f"{rendering.anchor:x}", rendering.digest)
         return ".".join(parts)
 
 
 def decode_decision(note: str) -> Decision | None:
-    """Return the decision in *note*, None where another version has written it."""
+    """Return the decision in *note*; None if another version of ctxpipe has written the note."""
     key, *rest = note.split(".")
     with suppress(ValueError, IndexError):
-        form, shown, *numbers = rest
+        form, sizes, *numbers = rest
         if form not in {"b", "bs", "d", "ds"} or len(numbers) % 3:
             return None
         preview = None
-        if shown != "n":
-            head, tail = shown.split("-")
+        if sizes != "n":
+            head, tail = sizes.split("-")
             preview = Preview(int(head), int(tail))
         renderings = [
             Rendering(int(numbers[place]), int(numbers[place + 1], 16), numbers[place + 2])
             for place in range(0, len(numbers), 3)
         ]
-        return Decision(key, form[0] == "b", form[-1] == "s", preview, tuple(renderings))
+        return Decision(
+            key,
+            is_batch=form[0] == "b",
+            is_searchable=form[-1] == "s",
+            preview=preview,
+            renderings=tuple(renderings),
+        )
     return None
 
 
 def decision_key(call_id: str, text: str) -> str:
     """Return the digest of a call's id and a text.
 
-    Where calls have no ids of their own they are numbered, from the first message on. So the number
-    does not count: it is another one once the first messages are gone.
+    A call without an id gets one from its number in the history, such as "read_log-7". The number
+    changes once the first messages are gone, so it is left out.
     """
-    numbered = _NUMBERED_ID.fullmatch(call_id)
-    name = numbered[1] if numbered else call_id
+    match = _NUMBERED_ID.fullmatch(call_id)
+    name = match[1] if match else call_id
     return _digest(name.encode("utf-8", "surrogatepass"), b"\0", _encode(text))
 
 
-# What a turn has decided --------------------------------------------------------------------------
+# Decisions of a turn ------------------------------------------------------------------------------
 
 
 def find_moved(before: Sequence[Message], edits: Iterable[Edit]) -> Iterator[Moved]:
-    """Yield the texts of the context *before* that *edits*, in their order, put into files."""
+    """Yield the texts of the context *before* that *edits* move to files.
+
+    The *edits* are applied in their order.
+    """
     context = list(before)
     for edit in edits:
         yield from find_moved_texts(context[edit.start : edit.stop], edit.messages)
         context[edit.start : edit.stop] = edit.messages
 
 
-def decision_of(moved: Moved, said: Sequence[str] = ()) -> Decision | None:
-    """Return the decision that *moved* shows, None where its placeholder has another form.
+def decision_of(moved: Moved, message_texts: Sequence[str] = ()) -> Decision | None:
+    """Return the decision to move *moved*; None if its placeholder has a form of its own.
 
-    A result that is also in one of the texts *said* in messages is not looked for inside others:
-    instructions stay where the client puts them, though the agent has read their file.
+    A result that is also inside one of *message_texts* gets no renderings. An agent that reads the
+    file of its instructions is an example: the instructions stay where the client puts them.
     """
     path = any_reference(moved.placeholder, MAX_SHOWN)
     if path is None:
         return None
-    key = decision_key(moved.call_id, moved.text)
     is_of_batch = is_batch(moved.placeholder)
-    stored = moved.text
+    file_text = moved.text
     renderings: tuple[Rendering, ...] = ()
     if moved.content is not None:
-        stored = stored_text(moved.content, indent=2 if is_of_batch else None)
+        file_text = stored_text(moved.content, indent=2 if is_of_batch else None)
         core = moved.text.strip()
-        if not any(core in text for text in said):
+        if not any(core in text for text in message_texts):
             renderings = renderings_of(moved.text)
     first_line = (BATCH if is_of_batch else DIRECT).format(path)
     rest = moved.placeholder.removeprefix(first_line)
-    is_searchable = rest.startswith(SEARCHABLE)
-    preview = preview_in(rest.removeprefix(SEARCHABLE), len(stored))
-    decision = Decision(key, is_of_batch, is_searchable, preview, renderings)
-    return decision if decision.placeholder(path, stored) == moved.placeholder else None
+    decision = Decision(
+        decision_key(moved.call_id, moved.text),
+        is_of_batch,
+        is_searchable=rest.startswith(SEARCHABLE),
+        preview=preview_in(rest.removeprefix(SEARCHABLE), len(file_text)),
+        renderings=renderings,
+    )
+    if decision.placeholder(path, file_text) != moved.placeholder:
+        return None
+    return decision
 
 
 # Texts inside other texts -------------------------------------------------------------------------
 
 
 def renderings_of(text: str) -> tuple[Rendering, ...]:
-    """Return the forms in which programs print *text*: as it is, in JSON, as Python shows it.
+    """Return the renderings of *text*: the text itself, in JSON, and as Python prints it.
 
-    Blanks around it do not count. None for a text that is too short to be looked for.
+    White space around the text is ignored. Empty if the text is too short or too long to be
+    searched for.
     """
     core = text.strip()
     if not MIN_REPEATED_CHARS <= len(core) <= MAX_REPEATED_CHARS:
         return ()
-    forms = dict.fromkeys([core, *_string_prints(core), *_value_prints(core)])
-    found = [_rendering(_encode(form)) for form in forms]
-    return tuple(found[:_MOST_RENDERINGS])
+    forms = list(dict.fromkeys([core, *_string_prints(core), *_value_prints(core)]))
+    return tuple(_rendering(_encode(form)) for form in forms[:_MOST_RENDERINGS])
 
 
 def _string_prints(text: str) -> list[str]:
-    """Return the inside of the literals that say *text*."""
+    """Return *text* as it is printed inside a string of JSON and of Python, without the quotes."""
     literals = (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text))
     return [literal[1:-1] for literal in literals]
 
 
 def _value_prints(text: str) -> list[str]:
-    """Return how the object or list is printed whose JSON *text* is."""
+    """Return the prints of the value that *text* has as JSON; empty if it is no object or list."""
     if text[0] not in "{[":
         return []
     with suppress(ValueError, RecursionError):
@@ -192,8 +225,11 @@ def _rendering(content: bytes) -> Rendering:
     return Rendering(len(content), zlib.crc32(content[:_ANCHOR_BYTES]), _digest(content))
 
 
-class Passage(NamedTuple):
-    """A part of a text that a decision is about: its place in the UTF-8 of the text."""
+class RepeatedPassage(NamedTuple):
+    """A part of a text that repeats a text which *decision* has moved to a file.
+
+    *start* and *stop* are byte offsets in the text as UTF-8.
+    """
 
     start: int
     stop: int
@@ -201,28 +237,26 @@ class Passage(NamedTuple):
 
 
 class RenderingIndex:
-    """Finds the renderings of decisions inside texts."""
+    """An index of the renderings of decisions, which finds them inside texts."""
 
     def __init__(self, decisions: Iterable[Decision] = ()) -> None:
         self._by_anchor: dict[int, dict[int, dict[str, Decision]]] = {}
         self.least_bytes: int = 0
-        """The bytes of the shortest rendering, 0 where there is none."""
+        """Length of the shortest rendering in bytes; 0 if there is none."""
         for decision in decisions:
             self.add(decision)
 
     def add(self, decision: Decision) -> None:
-        """Add the renderings of *decision*; of equal ones the first stays."""
+        """Add the renderings of *decision*. Of two equal renderings the first one stays."""
         for rendering in decision.renderings:
             lengths = self._by_anchor.setdefault(rendering.anchor, {})
             lengths.setdefault(rendering.length, {}).setdefault(rendering.digest, decision)
             self.least_bytes = min(self.least_bytes or rendering.length, rendering.length)
 
-    def passages(self, text: str) -> list[Passage]:
+    def passages(self, text: str) -> list[RepeatedPassage]:
         """Return the passages of *text* that equal a rendering, from left to right.
 
-        Each place is tried where a word begins or ends, by a checksum of the bytes that follow:
-        where a text begins is not known, only what a framework has printed around it. Of several
-        that begin at one place the longest counts.
+        If several renderings begin at one place, the longest counts. Passages do not overlap.
         """
         content = _encode(text)
         anchors = self._by_anchor
@@ -230,45 +264,50 @@ class RenderingIndex:
         if not anchors or stop <= 0:
             return []
         checksum = zlib.crc32
-        places = [
-            place
-            for place in [match.start() for match in _PLACES.finditer(content, 0, stop)]
-            if checksum(content[place : place + _ANCHOR_BYTES]) in anchors
-        ]
-        passages: list[Passage] = []
+        passages: list[RepeatedPassage] = []
         end = 0
-        for place in places:
-            if place < end:
-                continue
+        for match in _PLACES.finditer(content, 0, stop):
+            place = match.start()
             anchor = checksum(content[place : place + _ANCHOR_BYTES])
-            passage = _longest(content, place, anchors[anchor])
+            if anchor not in anchors or place < end:
+                continue
+            passage = _longest_passage(content, place, anchors[anchor])
             if passage is not None:
                 passages.append(passage)
                 end = passage.stop
         return passages
 
 
-def _longest(content: bytes, start: int, lengths: dict[int, dict[str, Decision]]) -> Passage | None:
-    """Return the longest passage of *content* at *start* with a digest in *lengths*."""
+def _longest_passage(
+    content: bytes, start: int, by_length: dict[int, dict[str, Decision]]
+) -> RepeatedPassage | None:
+    """Return the longest passage of *content* at *start* that equals a rendering.
+
+    *by_length* has the decisions by the length of a rendering, and then by its digest. The digest
+    of a longer rendering continues that of the shorter ones, so each byte is read once.
+    """
     longest = None
-    running = hashlib.sha256()
-    digested = start
-    for length in sorted(lengths):
+    hasher = hashlib.sha256()
+    position = start
+    for length in sorted(by_length):
         stop = start + length
         if stop > len(content):
             break
-        running.update(content[digested:stop])
-        digested = stop
-        decision = lengths[length].get(_text_of_digest(running.digest()))
+        hasher.update(content[position:stop])
+        position = stop
+        decision = by_length[length].get(_text_of_digest(hasher.digest()))
         if decision is not None:
-            longest = Passage(start, stop, decision)
+            longest = RepeatedPassage(start, stop, decision)
     return longest
 
 
 def replace_passages(
-    text: str, passages: Iterable[Passage], new_text: Callable[[str, Decision], str]
+    text: str, passages: Iterable[RepeatedPassage], new_text: Callable[[str, Decision], str]
 ) -> str:
-    """Return *text* with what *new_text* returns for each of *passages* in its place."""
+    """Return *text* with each of *passages* replaced by the text that *new_text* returns for it.
+
+    *new_text* is called with the text of the passage and its decision.
+    """
     content = _encode(text)
     parts: list[str] = []
     position = 0
@@ -298,70 +337,72 @@ def _text_of_digest(digest: bytes) -> str:
     return urlsafe_b64encode(digest[:16]).decode().rstrip("=")
 
 
-# What decisions say of a history ------------------------------------------------------------------
+# Decisions that apply to a history ----------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """What decisions say of the messages of a turn, by `lookup_key`.
+class DecisionMatches(NamedTuple):
+    """The texts in the messages of a turn that decisions are about, by their `lookup_key`.
 
-    *texts* are of results and inputs, *passages* are inside texts of messages.
+    *texts* has the decision for a whole result or input. *passages* has the parts of the other
+    texts of messages that repeat such a text.
     """
 
     texts: dict[int, Decision]
-    passages: dict[int, list[Passage]]
+    passages: dict[int, list[RepeatedPassage]]
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.passages)
 
 
-def find_decided(
+def find_matches(
     messages: Sequence[Message],
     start: int,
     by_key: Mapping[str, Decision],
     renderings: RenderingIndex,
     *,
     in_replies: bool,
-) -> Found:
-    """Return what decisions say of *messages* from message *start* on.
+) -> DecisionMatches:
+    """Return the texts in *messages* from message *start* on that a decision is about.
 
-    What the model has not answered yet stays, unless it was moved before the model had seen it. A
-    text of the user may hold a result anywhere; one of the model only with *in_replies*, where no
-    request has had it as it is.
+    Texts that the model has not answered yet are left out, except results that direct offloading
+    moved before the model saw them. The texts of the model are searched for passages only with
+    *in_replies*: if no request has sent them unchanged yet.
     """
-    unanswered = unanswered_start(messages)
+    first_unanswered = unanswered_start(messages)
     texts: dict[int, Decision] = {}
     for result in tool_results(messages, start):
         text = text_of(result.content)
         if len(text) < _MIN_CHARS:
             continue
         decision = by_key.get(decision_key(result.tool_use_id, text))
-        if decision is not None and not (decision.is_batch and result.message >= unanswered):
-            texts[lookup_key(result.tool_use_id, text)] = decision
-    for call in tool_calls(messages, start, max(start, unanswered - 1)):
+        if decision is None or (decision.is_batch and result.message >= first_unanswered):
+            continue
+        texts[lookup_key(result.tool_use_id, text)] = decision
+    for call in tool_calls(messages, start, max(start, first_unanswered - 1)):
         for text in strings(call.input):
             if len(text) < _MIN_CHARS:
                 continue
             decision = by_key.get(decision_key(call.id, text))
             if decision is not None:
                 texts[lookup_key(call.id, text)] = decision
-    passages: dict[int, list[Passage]] = {}
+    passages: dict[int, list[RepeatedPassage]] = {}
     chars = 0
-    for text in long_texts_said(messages, start, in_replies=in_replies):
+    for text in long_message_texts(messages, start, in_replies=in_replies):
         chars += len(text)
         if chars > _MOST_SCANNED_CHARS:
             break
-        own = renderings.passages(text)
-        if own:
-            passages[lookup_key("", text)] = own
-    return Found(texts, passages)
+        own_passages = renderings.passages(text)
+        if own_passages:
+            passages[lookup_key("", text)] = own_passages
+    return DecisionMatches(texts, passages)
 
 
-def long_texts_said(
+def long_message_texts(
     messages: Sequence[Message], start: int = 0, *, in_replies: bool = False
 ) -> Iterator[str]:
-    """Yield the long texts of the user's messages from message *start* on.
+    """Yield the text blocks of `MIN_REPEATED_CHARS` or more in messages from *start* on.
 
-    With *in_replies* those of the model's, too.
+    Messages of the model are included only with *in_replies*.
     """
     for message in messages[start:]:
         if message["role"] == "assistant" and not in_replies:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .._text import short_repr
 from .._threads.threads import in_thread_if
-from ..edits.decisions import Decision, Found, long_texts_said, replace_passages
+from ..edits.decisions import Decision, DecisionMatches, long_message_texts, replace_passages
 from ..edits.offload import (
     Placeholders,
     lookup_key,
@@ -37,14 +37,14 @@ def pointers_of(stages: Sequence[Stage]) -> dict[bool, Pointers]:
 
 
 def stages_again(
-    found: Found, start: int, pointers: Mapping[bool, Pointers]
+    matches: DecisionMatches, start: int, pointers: Mapping[bool, Pointers]
 ) -> dict[int, OffloadAgain]:
     """Return a stage for each storage of *pointers*, by places before those of the pipeline."""
     stages: dict[int, OffloadAgain] = {}
     storages = {id(each.storage): each.storage for each in pointers.values()}
     for place, storage in enumerate(storages.values(), -len(storages)):
         own = {form: each for form, each in pointers.items() if each.storage is storage}
-        stages[place] = OffloadAgain(found, start, own)
+        stages[place] = OffloadAgain(matches, start, own)
     return stages
 
 
@@ -63,13 +63,13 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OffloadAgain:
-    """Move the texts that decisions were *found* for into files of this conversation.
+    """Move the texts in *matches* into files of this conversation.
 
     The messages before *start* stay. *pointers* say where the files are, by whether the decision is
     one of batch offloading. What cannot be written stays inline.
     """
 
-    found: Found = field(repr=False)
+    matches: DecisionMatches = field(repr=False)
     start: int
     pointers: Mapping[bool, Pointers] = field(repr=False)
 
@@ -114,7 +114,7 @@ class OffloadAgain:
                 stored = stored_text(result.content, indent=pointers.indent)
                 texts[lookup] = self._text(turn, result.tool_use_id, stored, lookup, pointers)
         for call in tool_calls(turn.messages, start):
-            inputs = dict.fromkeys(strings(call.input)) if self.found.texts else {}
+            inputs = dict.fromkeys(strings(call.input)) if self.matches.texts else {}
             for number, text in enumerate(inputs, 1):
                 lookup = lookup_key(call.id, text)
                 pointers = self._pointers(lookup)
@@ -130,23 +130,23 @@ class OffloadAgain:
                     texts[lookup_key("", passage)] = _Text(key, passage, decision, pointers)
                 return ""
 
-            replace_passages(text, self.found.passages[lookup_key("", text)], note)
+            replace_passages(text, self.matches.passages[lookup_key("", text)], note)
         return texts
 
     def _pointers(self, lookup: int) -> Pointers | None:
-        decision = self.found.texts.get(lookup)
+        decision = self.matches.texts.get(lookup)
         return None if decision is None else self.pointers.get(decision.is_batch)
 
     def _text(self, turn: Turn, name: str, stored: str, lookup: int, pointers: Pointers) -> _Text:
         key = pointers.key(turn.session_id, name)
-        return _Text(key, stored, self.found.texts[lookup], pointers)
+        return _Text(key, stored, self.matches.texts[lookup], pointers)
 
     def _messages(self, turn: Turn, start: int) -> list[str]:
         """Return the texts of messages that repeat what has left."""
-        if not self.found.passages:
+        if not self.matches.passages:
             return []
-        said = long_texts_said(turn.messages, start, in_replies=True)
-        return [text for text in said if lookup_key("", text) in self.found.passages]
+        texts = long_message_texts(turn.messages, start, in_replies=True)
+        return [text for text in texts if lookup_key("", text) in self.matches.passages]
 
     def _messages_with(self, turn: Turn, start: int, placeholders: Placeholders) -> Placeholders:
         """Return the texts of messages with the *placeholders* of their passages."""
@@ -156,7 +156,7 @@ class OffloadAgain:
 
         return {
             lookup_key("", text): replace_passages(
-                text, self.found.passages[lookup_key("", text)], replacement
+                text, self.matches.passages[lookup_key("", text)], replacement
             )
             for text in self._messages(turn, start)
         }

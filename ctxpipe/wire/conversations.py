@@ -29,7 +29,7 @@ from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
 from ..conversation.conversation import Conversation
-from ..conversation.decisions import Decisions
+from ..conversation.shared_decisions import SharedDecisions
 from ..errors import CtxpipeError
 from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_content
 from ..messages import field as read
@@ -299,7 +299,7 @@ class Conversations:
         self.bytes: int = 0
         """Approximate memory that all conversations take, in bytes."""
         self._is_one_client = is_one_client
-        self._decisions: WeakValueDictionary[str, Decisions] = WeakValueDictionary()
+        self._decisions: WeakValueDictionary[str, SharedDecisions] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Dialog]:
         return iter(self._held)
@@ -429,7 +429,8 @@ class Conversations:
             return
         decisions = self._decisions.get(scope_id)
         if decisions is None:
-            decisions = self._decisions[scope_id] = Decisions(scope_id)
+            decisions = SharedDecisions(scope_id)
+            self._decisions[scope_id] = decisions
         session.share(decisions)
 
     def bodies(self) -> Iterator[Body]:

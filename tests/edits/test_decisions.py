@@ -16,7 +16,7 @@ from ctxpipe.edits.decisions import (
     decision_key,
     decision_of,
     decode_decision,
-    find_decided,
+    find_matches,
     find_moved,
     renderings_of,
     replace_passages,
@@ -54,7 +54,7 @@ def decided(name: str = "t1", text: str = TEXT, *, is_batch: bool = False) -> De
 
 def found(messages: list[Any], *decisions: Decision, in_replies: bool = False, start: int = 0):
     by_key = {decision.key: decision for decision in decisions}
-    return find_decided(messages, start, by_key, RenderingIndex(decisions), in_replies=in_replies)
+    return find_matches(messages, start, by_key, RenderingIndex(decisions), in_replies=in_replies)
 
 
 # What is kept -------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_edits_show_which_results_and_inputs_have_gone():
     assert [each.content for each in moved] == [TEXT, None]
 
 
-# What decisions say of a history ------------------------------------------------------------------
+# Decisions that apply to a history ----------------------------------------------------------------
 
 
 def test_an_answered_result_is_found_by_its_call_and_its_text():

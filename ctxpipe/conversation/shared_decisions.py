@@ -1,11 +1,12 @@
-"""What the conversations of one name have moved to files, so that it does not come back.
+"""Decisions to move texts to files, shared by the conversations of one name.
 
-A conversation is found again by how it begins. A client that drops its oldest turns, or writes the
-time into its first message, begins a new one with each request, and so does a framework that hands
-a history to another agent. What such a conversation sends for the first time, and another one of
-the same name has moved to a file, goes to a file of its own at once.
+A request continues the conversation whose messages it begins with. A client that drops its oldest
+turns, or writes the time into its first message, begins a new conversation with each request. So
+does a framework that hands a history to another agent. Without these decisions the new conversation
+would have every text inline again that an earlier one had moved to a file.
 
-Only what a conversation has not sent yet is looked at: what the provider has cached never changes.
+Only messages that the conversation sends for the first time are looked at: messages in the
+provider's prompt cache never change.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .._logs import logger
 from .._threads.threads import in_thread_if
 from ..edits.decisions import (
     Decision,
-    Found,
+    DecisionMatches,
     RenderingIndex,
     decision_of,
     decode_decision,
-    find_decided,
+    find_matches,
     find_moved,
-    long_texts_said,
+    long_message_texts,
 )
 from ..edits.diff import apply_edits
 from ..errors import SessionDeleted, StorageError, safe_text, storage_errors
@@ -39,22 +40,22 @@ if TYPE_CHECKING:
     from .timeline import Step
 
 RENEWED_SECONDS = 86_400.0
-"""What is used again is noted as used again after so long."""
-_MANY_NOTES = 300  # that are read in a worker thread
+"""Seconds after which a decision that is used again is written again, so that it stays stored."""
+_MANY_NOTES = 300  # more than this are decoded in a worker thread
 
 
-class Decisions:
-    """The decisions of the name *scope_id*, as far as they are known here.
+class SharedDecisions:
+    """The decisions of the conversations that share the name *scope_id*.
 
-    They are kept in the storage of the first stage that moves texts, if that keeps notes, else in
-    memory alone. At most `MAX_NOTES` are known, the newest.
+    They are stored as notes in the storage of the first stage that moves texts, if that is a
+    `NoteStorage`, else in memory only. The newest `MAX_NOTES` are kept.
     """
 
     def __init__(self, scope_id: str) -> None:
         self.scope_id = scope_id
         self._by_key: dict[str, Decision] = {}
-        self._owners: dict[str, str] = {}  # by key: the session that has decided it here
-        self._noted: dict[str, float] = {}  # by key: when it was noted as used
+        self._owners: dict[str, str] = {}  # by key: the session that made it in this process
+        self._note_times: dict[str, float] = {}  # by key: when it was last written
         self._renderings = RenderingIndex()
         self._version = ""
         self._is_failing = False
@@ -63,45 +64,50 @@ class Decisions:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    # What is known --------------------------------------------------------------------------------
+    # Loading and forgetting -----------------------------------------------------------------------
 
     def _replace_all(self, decisions: Sequence[Decision]) -> None:
         by_key: dict[str, Decision] = {}
         for decision in decisions:
-            by_key.setdefault(decision.key, decision)  # whoever was first has decided the form
+            by_key.setdefault(decision.key, decision)  # the first one determines the form
         self._by_key = by_key
         self._owners = {key: owner for key, owner in self._owners.items() if key in by_key}
-        self._noted = {key: noted for key, noted in self._noted.items() if key in by_key}
+        self._note_times = {
+            key: seconds for key, seconds in self._note_times.items() if key in by_key
+        }
         self._renderings = RenderingIndex(by_key.values())
 
     def forget(self, session_id: str) -> None:
-        """Forget what the session *session_id*, which was deleted, has decided here."""
-        gone = {key for key, owner in self._owners.items() if owner == session_id}
-        remaining = [each for key, each in self._by_key.items() if key not in gone]
+        """Forget the decisions of the session *session_id*, which was deleted."""
+        remaining = [
+            decision
+            for key, decision in self._by_key.items()
+            if self._owners.get(key) != session_id
+        ]
         self._replace_all(remaining)
         self._version = ""
 
     async def refresh(self, stages: Sequence[Stage]) -> None:
-        """Read what other processes have added, and drop what was deleted."""
+        """Read the decisions that other processes have added, and drop those that were deleted."""
         storage = note_storage(stages)
         if storage is None:
             return
-        loaded = None
+        answer = None
         with self._log_failure():
             try:
                 with self._generation.running():
-                    loaded = await storage.load_notes(self.scope_id, self._version)
-            except SessionDeleted:  # the name: what is decided from now on is of a new one
-                self._begin_anew()
-        if loaded is not None:
-            self._version, notes = loaded
+                    answer = await storage.load_notes(self.scope_id, self._version)
+            except SessionDeleted:  # the name was deleted: new decisions belong to a new one
+                self._start_new_generation()
+        if answer is not None:
+            self._version, notes = answer
             await in_thread_if(len(notes) > _MANY_NOTES, self._load, notes)
 
     def _load(self, notes: Sequence[str]) -> None:
         decisions = [decode_decision(note) for note in notes]
         self._replace_all([decision for decision in decisions if decision is not None])
 
-    def _begin_anew(self) -> None:
+    def _start_new_generation(self) -> None:
         self._generation = Generation(self.scope_id)
         self._version = ""
         self._replace_all([])
@@ -111,12 +117,12 @@ class Decisions:
     async def stages_for(
         self, step: Step, stages: Sequence[Stage], *, is_first_sight: bool
     ) -> dict[int, OffloadAgain]:
-        """Return the stages, by place, that move what *step* brings and has left before.
+        """Return the stages, by place, that move texts in *step* which were moved before.
 
-        With *is_first_sight* no request of the conversation has had what is new in *step*.
+        With *is_first_sight* no request of the conversation has sent the new messages in *step*.
         """
-        # A long message may repeat what another process has moved.
-        if is_first_sight or any(long_texts_said(step.context, step.kept)):
+        # A long message may repeat a text that another process has moved.
+        if is_first_sight or any(long_message_texts(step.context, step.kept)):
             await self.refresh(stages)
         if not self._by_key or len(step.context) == step.kept:
             return {}
@@ -125,29 +131,33 @@ class Decisions:
             return {}
         context = apply_edits(step.context, step.edits) if step.edits else step.context
         start = step.kept
-        if step.undone_count:  # it goes on from an earlier context, which has been sent
+        if step.undone_count:  # the earlier context that it returns to has been sent
             start = max(0, len(context) - len(step.messages))
-        found = await in_thread_if(
-            is_bulky(context, start), self._find, context, start, is_first_sight
+        matches = await in_thread_if(
+            is_bulky(context, start), self._find_matches, context, start, is_first_sight
         )
-        return stages_again(found, start, pointers) if found else {}
+        if not matches:
+            return {}
+        return stages_again(matches, start, pointers)
 
-    def _find(self, context: Sequence[Message], start: int, is_first_sight: bool) -> Found:
-        return find_decided(
+    def _find_matches(
+        self, context: Sequence[Message], start: int, is_first_sight: bool
+    ) -> DecisionMatches:
+        return find_matches(
             context, start, self._by_key, self._renderings, in_replies=is_first_sight
         )
 
     async def note(self, step: Step, session_id: str, stages: Sequence[Stage]) -> None:
-        """Remember what *step* of the session *session_id* has moved to files."""
+        """Remember the texts that *step* of the session *session_id* has moved to files."""
         if not step.edits:
             return
-        decided = await in_thread_if(
+        decisions = await in_thread_if(
             is_bulky(step.context, step.edits[-1].start), _decisions_in, step
         )
         now = time.monotonic()
-        due = [each for each in decided if self._is_due(each.key, now)]
+        due = [decision for decision in decisions if self._is_due(decision.key, now)]
         for decision in due:
-            self._noted[decision.key] = now
+            self._note_times[decision.key] = now
             if decision.key not in self._by_key:
                 self._by_key[decision.key] = decision
                 self._owners[decision.key] = session_id
@@ -157,18 +167,18 @@ class Decisions:
         storage = note_storage(stages)
         if storage is None or not due:
             return
-        # The form that was first is the one that is kept.
-        notes = [self._by_key.get(each.key, each).encode() for each in due]
+        # If two sessions decide on one text, the form of the first one stays.
+        notes = [self._by_key.get(decision.key, decision).encode() for decision in due]
         with self._log_failure():
             try:
                 with self._generation.running():
                     await storage.add_notes(self.scope_id, session_id, notes)
             except SessionDeleted:
-                self._begin_anew()
+                self._start_new_generation()
 
     @contextmanager
     def _log_failure(self) -> Iterator[None]:
-        """Log that the storage fails, once until it works again: nothing but tokens is lost."""
+        """Log a failure of the storage, once until it works again. Only tokens are lost."""
         try:
             with storage_errors():
                 yield
@@ -183,20 +193,24 @@ class Decisions:
             self._is_failing = False
 
     def _is_due(self, key: str, now: float) -> bool:
-        """Whether the decision is new here, or was noted as used long ago."""
-        noted = self._noted.get(key)
-        return noted is None or now - noted > RENEWED_SECONDS
+        """Return True if the decision is new here, or was last written long ago."""
+        note_time = self._note_times.get(key)
+        return note_time is None or now - note_time > RENEWED_SECONDS
 
 
 def _decisions_in(step: Step) -> list[Decision]:
-    """Return the decisions that the edits of *step* show."""
-    said = list(long_texts_said(step.context))
-    decisions = [decision_of(moved, said) for moved in find_moved(step.context, step.edits)]
-    return [decision for decision in decisions if decision is not None]
+    """Return the decisions for the texts that the edits of *step* move to files."""
+    texts = list(long_message_texts(step.context))
+    decisions: list[Decision] = []
+    for moved in find_moved(step.context, step.edits):
+        decision = decision_of(moved, texts)
+        if decision is not None:
+            decisions.append(decision)
+    return decisions
 
 
 def note_storage(stages: Sequence[Stage]) -> NoteStorage | None:
-    """Return the storage of the first stage that moves texts and whose storage keeps notes."""
+    """Return the storage of the first stage that moves texts to a `NoteStorage`."""
     for pointers in pointers_of(stages).values():
         if isinstance(pointers.storage, NoteStorage):
             return pointers.storage
