@@ -58,7 +58,7 @@ from ..summarizers import (
     Summarizer,
     summarize_with_retry,
 )
-from ..summarizers.agent import lend, missing_model
+from ..summarizers.agent import warning_without_model, with_agent_model
 from ..summarizers.protocol import Summary, summarizer_name
 from ..summarizers.retry import FinishedSummary, digest_of
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
@@ -535,7 +535,7 @@ class Compact:
 
     def _writer(self, turn: Turn) -> Summarizer:
         own = self.summarize or AgentSummarizer()
-        writer = lend(own, turn.agent_model, turn.budget.window)
+        writer = with_agent_model(own, turn.agent_model, turn.budget.window)
         if isinstance(writer, ExtractiveSummarizer):
             # What the evidence says better need not be in the summary too.
             return replace(writer, brief=True)
@@ -547,7 +547,7 @@ class Compact:
         if was_chosen or not isinstance(writer, ExtractiveSummarizer):
             return ""
         attempts = turn.recall(Attempts)
-        warning = missing_model(self.summarize, turn.agent_model)
+        warning = warning_without_model(self.summarize, turn.agent_model)
         if not attempts.warned:
             logger.warning("session %r: %s", turn.session_id[:40], warning)
         attempts.warned = True
@@ -633,7 +633,7 @@ class Compact:
         earlier = None if parts is None else parts.writer
         if isinstance(writer, AgentSummarizer) and isinstance(earlier, AgentSummarizer) and parts:
             # What an earlier request has lent may be closed by now, or its key be out of date.
-            parts.writer = replace(earlier, lent=writer.lent)
+            parts.writer = replace(earlier, agent_model=writer.agent_model)
         pending = turn.memory.get(PendingSummary)
         if self.background and pending and (covered := pending.place(turn)):
             summary = await pending.summary(turn)
@@ -653,7 +653,7 @@ class Compact:
         if parts is None:
             return await summarize_with_retry(writer, rest, self.breaker.retry), None
         finished = turn.memory.get(FinishedSummary)
-        if finished is not None and finished.asked == writer and finished.count <= len(rest):
+        if finished is not None and finished.summarizer == writer and finished.count <= len(rest):
             known = await in_thread(digest_of, rest[: finished.count])
             if known == finished.digest and finished.summary is not None:
                 if finished.count == len(rest):

@@ -1,4 +1,4 @@
-"""Who writes the summary, behind one protocol; and the retries around it."""
+"""Summarizers, which write the summary of a compaction, and the retries around them."""
 
 from __future__ import annotations
 

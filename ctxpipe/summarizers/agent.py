@@ -1,4 +1,4 @@
-"""The model that the agent itself uses writes the summary."""
+"""Summaries by the model that the agent itself uses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .prompt import answer_tokens, transcript_prompt
 from .protocol import Summarizer, Summary, SummaryRefused, with_price
 
 OTHER_API = (
-    "no model writes the summaries: AnthropicSummarizer has no client, the agent talks to another"
-    " API, and credentials from the environment are not used for a vendor that the agent does not"
-    " use; they are collected from the messages: give Compact(AnthropicSummarizer(client), …), or"
-    " leave the summarizer out, and the agent's own model writes"
+    "no model writes the summaries: AnthropicSummarizer has no client, and the agent uses another"
+    " API; credentials from the environment are never used for a provider that the agent does not"
+    " use; the summaries are extracted from the messages instead; give"
+    " Compact(AnthropicSummarizer(client), …), or give no summarizer to use the agent's own model"
 )
-"""The warning for an `AnthropicSummarizer` without a client in an agent of another API."""
+"""Warning for an `AnthropicSummarizer` without a client in an agent that uses another API."""
 
-# Why a model stopped, as the APIs and frameworks name it, in small letters. Another reason, or
-# none, is an answer that is complete.
+# Reasons why a model stopped, as the APIs and frameworks name them, in lower case. With any other
+# reason, or none, the answer is complete.
 _CUT_OFF = frozenset({"length", "max_output_tokens", "max_tokens"})
 _REFUSED = frozenset(
     {
@@ -56,10 +56,11 @@ _UNFINISHED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """What a model has answered.
+    """Answer of a model to the prompt of a summary.
 
-    *reason* is why it stopped, by the name that its API has for it. *usage* has the form of the
-    Messages API; None where it is not known. *model* is the one that answered, as it is reported.
+    *reason* is the reason why the model stopped, as its API names it, such as "end_turn"; None if
+    unknown. *usage* has the tokens under the names of the Messages API ("input_tokens", …); None if
+    unknown. *model* is the model that the reply names, "" if it names none.
     """
 
     text: str = field(repr=False)
@@ -70,14 +71,14 @@ class AgentAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentModel(ABC):
-    """The model that an agent itself uses, lent by an adapter to write a summary.
+    """The model that an agent itself uses, which an adapter provides for writing summaries.
 
-    *name* is the model that the agent asks. *summary_model* is the one that the adapter was told to
-    have the summaries written by; None where it was not told. *api* is whose API the agent talks
-    to, such as "anthropic"; "" where that is not known.
+    *name* is the name of the agent's model. *summary_model* is the name of the model for summaries
+    that the user gave to the adapter, None by default. *api* is the API that the agent uses, such
+    as "anthropic"; "" if unknown.
 
-    An adapter writes `ask` with the objects of its framework. So a question goes where the agent's
-    own requests go, with the same credentials.
+    A subclass implements `ask` with the objects of a framework. So the prompt is sent to the same
+    host as the agent's own requests, with the same credentials.
     """
 
     name: str | None = None
@@ -86,34 +87,37 @@ class AgentModel(ABC):
 
     @property
     def anthropic_client(self) -> object:
-        """The agent's asynchronous client of Anthropic's SDK; None where it has none."""
+        """The agent's async client of Anthropic's SDK; None if it has none."""
         return None
 
     @abstractmethod
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask *model*, by default the agent's own, for the answer to *prompt*.
+        """Send *prompt* to *model*, by default the agent's own, and return the answer.
 
-        *max_tokens* is the room that the answer needs; an API that requires no limit needs not be
-        given it. Raises what the framework raises.
+        *max_tokens* is the number of tokens that the answer needs. An implementation may leave it
+        out if the API requires no limit. Raises the errors of the framework.
         """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AgentSummarizer:
-    """Asks the model that the agent itself uses, through the agent's own client.
+    """Summarizer that asks the model that the agent itself uses, through the agent's own client.
 
-    An adapter or a session lends it; `Compact` does so by default. *model* names another model of
-    the same provider: by default the one that the adapter was given as ``summary_model=``, else
-    SUMMARY_MODEL where the environment sets it, else the agent's own. Where nothing is lent, as in
-    `ContextPipeline.run`, `ExtractiveSummarizer` writes instead, and a warning says so. No
-    credentials are ever taken from the environment.
+    `Compact` uses it by default. The adapter or the session of the agent provides *agent_model*; a
+    user does not set it. Without it, as in `ContextPipeline.run`, `ExtractiveSummarizer` writes the
+    summary, and a warning is logged. Credentials are never taken from the environment.
 
-    *window* is the context window of the model in tokens, by default the listed one, else
-    *default_window*. A history that does not fit is shortened as by `AnthropicSummarizer`. An
-    answer that is cut off is requested once more, with half the words and twice *max_tokens*.
-    *focus* is what the summary should attend to.
+    *model* is the name of another model of the same provider. By default it is the adapter's
+    ``summary_model=``, or else SUMMARY_MODEL if the environment sets it, or else the agent's model.
 
-    Raises SettingsError for settings that are invalid.
+    *max_words* limits the summary. *focus* is the subject that it should attend to. *window* is the
+    context window of the model in tokens; by default the listed one, or *default_window* if none is
+    listed. If the history does not fit, the middle of long blocks is left out, and a history that
+    is still too long is summarized in parts. *max_tokens* limits the answer. An answer that is cut
+    off is requested once more, with half the words and up to twice the *max_tokens*. *counter*
+    counts the tokens of the prompt.
+
+    Raises SettingsError for an invalid setting.
     """
 
     model: str | None = None
@@ -123,8 +127,8 @@ class AgentSummarizer:
     counter: Counting | None = None
     max_tokens: int | None = None
     default_window: int = 200_000
-    # Not compared: each request lends a new one, and finished parts of a summary stay valid.
-    lent: AgentModel | None = field(default=None, repr=False, compare=False)
+    # Not compared: each request provides a new one, and finished parts of a summary stay valid.
+    agent_model: AgentModel | None = field(default=None, repr=False, compare=False)
 
     __repr__ = short_repr
 
@@ -138,21 +142,22 @@ class AgentSummarizer:
             counter=COUNTING.optional,
             max_tokens=COUNT.optional,
             default_window=COUNT,
-            lent=instance_of(AgentModel, "an AgentModel").optional,
+            agent_model=instance_of(AgentModel, "an AgentModel").optional,
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        lent = self.lent
-        if lent is None:
+        agent_model = self.agent_model
+        if agent_model is None:
             logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
-        model = self.model or lent.summary_model or SUMMARY_MODEL.in_environment() or lent.name
+        environment_model = SUMMARY_MODEL.in_environment()
+        model = self.model or agent_model.summary_model or environment_model or agent_model.name
         window = self.window or self.default_window
         if self.window is None and model:
             window = await in_thread(_find_window, model, window)
         prompt = await transcript_prompt(messages, self.max_words, self.focus, window, self.counter)
         max_tokens = self.max_tokens or answer_tokens(self.max_words, window)
-        answer = await lent.ask(prompt, model=model, max_tokens=max_tokens)
+        answer = await agent_model.ask(prompt, model=model, max_tokens=max_tokens)
         text = self._complete_text(answer, max_tokens, window)
         summary = Summary(text, writer=type(self).__name__, model=model or answer.model)
         return await with_price(summary, answer.usage, answer.model)
@@ -160,55 +165,59 @@ class AgentSummarizer:
     def _complete_text(self, answer: AgentAnswer, max_tokens: int, window: int) -> str:
         """Return the text of *answer*.
 
-        Raises SummaryFailed for an answer that is cut off, refused, a call, or without text.
+        Raises SummaryFailed if the answer is cut off, refused, a tool call, or without text.
         """
         reason = (answer.reason or "").lower()
         if reason in _CUT_OFF:
-            doubled = min(2 * max_tokens, COMMON_OUTPUT_LIMIT, window // 2)
+            larger_limit = min(2 * max_tokens, COMMON_OUTPUT_LIMIT, window // 2)
             shorter = replace(
                 self,
                 max_words=max(1, self.max_words // 2),
-                max_tokens=max(max_tokens, doubled),
+                max_tokens=max(max_tokens, larger_limit),
             )
             raise SummaryRefused("the summary did not fit into its token limit", instead=shorter)
         if reason in _REFUSED:
             raise SummaryRefused("the model refused to write a summary")
         if reason in _UNFINISHED:
-            raise SummaryFailed(f"the model stopped with {reason!r} instead of a whole summary")
+            raise SummaryFailed(
+                f"the model stopped with {reason!r} before the summary was complete"
+            )
         text = answer.text.strip()
         if not text:
             raise SummaryFailed("the model answered without text")
         return text
 
 
-def _find_window(model: str, otherwise: int) -> int:
-    return context_window(model) or otherwise
+def _find_window(model: str, default: int) -> int:
+    return context_window(model) or default
 
 
-def lend(writer: Summarizer, agent_model: AgentModel | None, window: int) -> Summarizer:
-    """Return *writer*, which asks *agent_model* if it has neither a client nor a model of its own.
+def with_agent_model(writer: Summarizer, agent_model: AgentModel | None, window: int) -> Summarizer:
+    """Return *writer* with *agent_model*, if it has neither a client nor a model of its own.
 
-    *window* is what the agent's context may hold, in tokens. An `ExtractiveSummarizer` replaces a
-    *writer* that has nobody to ask. An `AnthropicSummarizer` without a client, which the caller has
-    chosen, may use the environment's credentials only where no adapter says that the agent talks to
-    somebody else.
+    *window* is the context window of the agent, in tokens. A *writer* that has no model to ask is
+    replaced by an `ExtractiveSummarizer`. An `AnthropicSummarizer` without a client may use the
+    credentials of the environment only if no adapter reports that the agent uses another API.
     """
     if isinstance(writer, AgentSummarizer):
-        agent_model = writer.lent or agent_model
+        agent_model = writer.agent_model or agent_model
         if agent_model is None:
             return ExtractiveSummarizer(writer.max_words)
-        return replace(writer, lent=agent_model, default_window=window)
+        return replace(writer, agent_model=agent_model, default_window=window)
     if not isinstance(writer, AnthropicSummarizer) or writer.client is not None:
         return writer
     if agent_model is None and writer.available:
         return writer
     if agent_model is None or agent_model.api != "anthropic":
         return ExtractiveSummarizer(writer.max_words)
-    return _lend_to_anthropic(writer, agent_model)
+    return _anthropic_with_agent_model(writer, agent_model)
 
 
-def _lend_to_anthropic(writer: AnthropicSummarizer, agent_model: AgentModel) -> Summarizer:
-    """Return *writer* with the client of *agent_model*, or who asks that in its own way."""
+def _anthropic_with_agent_model(writer: AnthropicSummarizer, agent_model: AgentModel) -> Summarizer:
+    """Return *writer* with the client of *agent_model*.
+
+    If that has no client of Anthropic's SDK, an `AgentSummarizer` of the same settings.
+    """
     model = writer.model or agent_model.summary_model or SUMMARY_MODEL.in_environment()
     client: Any = agent_model.anthropic_client
     if client is not None:
@@ -220,11 +229,12 @@ def _lend_to_anthropic(writer: AnthropicSummarizer, agent_model: AgentModel) -> 
         writer.window,
         writer.counter,
         writer.max_tokens,
-        lent=agent_model,
+        agent_model=agent_model,
     )
 
 
-def missing_model(writer: Summarizer | None, agent_model: AgentModel | None) -> str:
-    """Return the warning for a *writer* for which `lend` found nobody to ask."""
-    is_anthropic = isinstance(writer, AnthropicSummarizer)
-    return OTHER_API if is_anthropic and agent_model is not None else WITHOUT_MODEL
+def warning_without_model(writer: Summarizer | None, agent_model: AgentModel | None) -> str:
+    """Return the warning for a *writer* that `with_agent_model` replaced for lack of a model."""
+    if isinstance(writer, AnthropicSummarizer) and agent_model is not None:
+        return OTHER_API
+    return WITHOUT_MODEL

@@ -1,4 +1,4 @@
-"""A Claude model writes the summary."""
+"""Summaries by a Claude model."""
 
 from __future__ import annotations
 
@@ -41,40 +41,46 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 WITHOUT_MODEL = (
-    "no model writes the summaries: none was named, and ctxpipe does not know the one that the"
-    " agent uses; they are collected from the messages: give Compact(AnthropicSummarizer(client),"
-    " …) or Compact(PromptSummarizer(ask), …), or choose ExtractiveSummarizer()"
+    "no model writes the summaries: no model is configured, and ctxpipe does not know the model of"
+    " the agent; the summaries are extracted from the messages instead; give"
+    " Compact(AnthropicSummarizer(client), …) or Compact(PromptSummarizer(ask), …), or choose"
+    " ExtractiveSummarizer()"
 )
-"""The warning where a summary is due and no model is known that may write it."""
+"""Warning when a summary is due and there is no model to write it."""
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-COMMON_OUTPUT_LIMIT = 8192  # tokens that any model in use may answer with
+COMMON_OUTPUT_LIMIT = 8192  # output tokens that every current model supports
 _COMPLETE = frozenset({"end_turn", "stop_sequence"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AnthropicSummarizer:
-    """Asks a Claude model through Anthropic's SDK, with the *client* that it is given.
+    """Summarizer that asks a Claude model with the *client*, an ``AsyncAnthropic``.
 
-    With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a
-    text that is marked as data. Where that exceeds the model's *window* (tokens), the middle of
-    long blocks is left out, and what is longer still is summarized in parts.
-    With mode "inline" the request is appended to the conversation as the agent sends it, so that
-    the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
-    *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that
-    is too long is sent again as a transcript.
+    With mode "transcript" a separate, inexpensive *model* (by default SUMMARY_MODEL) reads the
+    history as a text that is marked as data. If the text exceeds the *window* of the model in
+    tokens, the middle of long blocks is left out, and a text that is still too long is summarized
+    in parts.
 
-    *max_tokens* limits the answer (default: what *max_words* need). An answer that does not fit is
-    requested once more, shorter and with twice the limit. *focus* is what the summary should attend
-    to. The SDK's own retries are off: the retry layer is the only one. No credentials are kept.
-    Without a client, in an agent on Anthropic's API, `Compact` has it use the agent's own client
-    and, unless *model* or SUMMARY_MODEL is set, the agent's own model. In an agent on another API
-    `ExtractiveSummarizer` writes instead, with a warning: credentials from the environment are
-    never used for a vendor that the agent does not talk to. Where nothing is known of the agent,
-    and outside of a pipeline, a client is made from ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN;
-    without these, too, `ExtractiveSummarizer` writes, and the summary names it as its writer.
+    With mode "inline" the request for the summary is appended to the agent's own conversation, so
+    that it reads the agent's prompt cache. Give the *model*, *system* and *tools* of the agent, and
+    in *request_options* the other arguments of its requests, such as ``thinking``. An inline
+    request that is too long is sent again as a transcript.
 
-    Raises SettingsError for mode "inline" without a model.
+    *max_words* limits the summary, *max_tokens* the answer; its default is sufficient for
+    *max_words*. An answer that is cut off is requested once more, with half the words and up to
+    twice the limit. *focus* is the subject that the summary should attend to. *counter* counts the
+    tokens of the prompt. The client's own retries are switched off, because `Retry` repeats
+    requests.
+
+    Without *client*, `Compact` uses the agent's own client if the agent uses Anthropic's API, with
+    the agent's own model unless *model* or SUMMARY_MODEL is set. If the agent uses another API, it
+    logs a warning and uses `ExtractiveSummarizer`: credentials from the environment are never used
+    for a provider that the agent does not use. If nothing is known about the agent, or outside of a
+    pipeline, a client is created from ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN. If neither is set,
+    `ExtractiveSummarizer` writes the summary, and ``Summary.writer`` names it.
+
+    Raises SettingsError for an invalid setting, or for mode "inline" without *model*.
     """
 
     client: anthropic.AsyncAnthropic | None = None
@@ -134,8 +140,8 @@ class AnthropicSummarizer:
         return await self._send({"messages": [{"role": "user", "content": prompt}]})
 
     async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
-        # All before the last message is what the agent sent: another system prompt, other tools or
-        # another tool_choice would miss its cache.
+        # Everything before the last message equals the agent's own request: another system prompt,
+        # other tools or another tool_choice would miss its cache.
         body = dict(self.request_options)
         if self.system:
             body["system"] = self.system
@@ -145,7 +151,7 @@ class AnthropicSummarizer:
         body["messages"] = [*messages, request]
         try:
             return await self._send(body)
-        except UnicodeEncodeError:  # a lone surrogate, which the transcript replaces
+        except UnicodeEncodeError:  # a lone surrogate, which a transcript replaces
             return await self._ask_transcript(messages)
         except Exception as error:
             if as_refusal(error) is None:
@@ -165,7 +171,7 @@ class AnthropicSummarizer:
         if self.client is not None:
             return await _reply(self.client, request)
         sdk = await to_thread.run_sync(import_module, "anthropic")  # the import takes seconds
-        # In a thread too: a client reads certificates, and the first one imports what sends.
+        # In a thread too: a client reads certificates, and the first one imports the HTTP library.
         async with await to_thread.run_sync(sdk.AsyncAnthropic) as client:
             return await _reply(client, request)
 
@@ -174,9 +180,9 @@ class AnthropicSummarizer:
         return self.max_tokens or answer_tokens(self.max_words, self.window)
 
     def _text(self, reply: Reply) -> str:
-        """The summary in *reply*.
+        """Return the summary in *reply*.
 
-        Raises SummaryFailed for an answer that is incomplete, refused, a call, or without text.
+        Raises SummaryFailed if the answer is incomplete, refused, a tool call, or without text.
         """
         match reply.stop_reason:
             case "model_context_window_exceeded":
@@ -190,16 +196,18 @@ class AnthropicSummarizer:
                     "the summary did not fit into its token limit", instead=self._shorter()
                 )
             case reason if reason not in _COMPLETE:
-                raise SummaryFailed(f"the model stopped with {reason!r} instead of a whole summary")
+                raise SummaryFailed(
+                    f"the model stopped with {reason!r} before the summary was complete"
+                )
         text = "".join([block.text for block in reply.content if block.type == "text"]).strip()
         if not text:
             raise SummaryFailed("the model answered without text")
         return text
 
     def _shorter(self) -> AnthropicSummarizer:
-        """Asks for half the words, with twice the tokens as far as any model may answer so many."""
-        doubled = min(2 * self._answer_tokens, COMMON_OUTPUT_LIMIT, self.window // 2)
-        max_tokens = max(self._answer_tokens, doubled)
+        """Return a summarizer that asks for half the words, with up to twice the token limit."""
+        larger_limit = min(2 * self._answer_tokens, COMMON_OUTPUT_LIMIT, self.window // 2)
+        max_tokens = max(self._answer_tokens, larger_limit)
         return replace(self, max_words=max(1, self.max_words // 2), max_tokens=max_tokens)
 
 
@@ -214,9 +222,11 @@ async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> R
 
 
 def without_retries(client: Any) -> Any:
-    """Return *client*, of Anthropic's SDK or alike, without retries of its own."""
+    """Return *client* without retries of its own, if it can be configured like an SDK client."""
     with_options = getattr(client, "with_options", None)
-    return client if with_options is None else with_options(max_retries=0)
+    if with_options is None:
+        return client
+    return with_options(max_retries=0)
 
 
 def reply_usage(reply: Any) -> dict[str, int]:

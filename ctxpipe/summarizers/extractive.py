@@ -1,4 +1,4 @@
-"""A summary without a model: always available, always the same."""
+"""Summaries without a model, extracted from the messages by fixed rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CALLS = "Tool Calls"
 STATUS = "Task Status"
 ERRORS = "Errors & Resolutions"
 
-# Shares of the whole summary, by section.
+# Share of the summary's characters, by section.
 _SHARES: Mapping[str, float] = {GOALS: 0.25, FILES: 0.1, CALLS: 0.2, STATUS: 0.3, ERRORS: 0.15}
 _CHARS_PER_WORD = 6
 _USER = "The user: "
@@ -53,19 +53,23 @@ _ERROR_LINE = re.compile(
 )
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
-Answered: TypeAlias = tuple[ToolCall, object]
-"""A call and its result; None where there is none."""
+CallWithResult: TypeAlias = tuple[ToolCall, object]
+"""A call and its result, None if it has none yet."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExtractiveSummarizer:
-    """Collects what an agent needs to go on from the messages: no model, no cost, no randomness.
+    """Summarizer that extracts the summary from the messages, without a model, cost or randomness.
 
-    Under its five headings are the user's requests in their own words, decisions, files read and
-    written, commands and their outcomes, errors and whether they were solved, the plan, the last
-    actions and their results. The items of an earlier summary are kept under the same
-    headings; where space is short, the newest items stay. With *brief* the requests and the list
-    of files are left to the evidence block that follows the summary.
+    The summary has five sections: the user's requests in their own words, and decisions; the files
+    read and written; commands and their outcomes; the plan and the last actions with their results;
+    errors, and whether they were solved. It has at most about *max_words* words. Items of an
+    earlier summary stay in the same section. If there are too many items, the newest are kept.
+
+    With *brief* the requests and the list of files are left out, because the evidence that
+    `Compact` adds after the summary contains them.
+
+    Raises SettingsError for an invalid setting.
     """
 
     max_words: int = setting(SUMMARY_MAX_WORDS)
@@ -81,18 +85,16 @@ class ExtractiveSummarizer:
         return Summary(text, writer=type(self).__name__, dollars=0.0)
 
     def summarize(self, messages: Sequence[Message]) -> str:
-        """The summary's text."""
+        """Return the text of the summary; `__call__` runs this in a thread."""
         results = results_by_id(messages)
         calls = [(call, results.get(call.id)) for call in tool_calls(messages)]
         goals = _decisions(messages)
         files = [_ELSEWHERE]
         if not self.brief:
-            requests = filter(None, map(own_words, messages))
-            goals = [*(_USER + _quote(words, 2 * _ITEM_CHARS) for words in requests), *goals]
-            touched = touched_paths(messages).items()
-            files = [
-                f"{'wrote' if written else 'read or named'} {path}" for path, written in touched
-            ]
+            goals = [*_requests(messages), *goals]
+            files = []
+            for path, is_written in touched_paths(messages).items():
+                files.append(f"{'wrote' if is_written else 'read or named'} {path}")
         new = {
             GOALS: goals,
             FILES: files,
@@ -111,17 +113,34 @@ class ExtractiveSummarizer:
 
 
 def _section(name: str, items: Iterable[str], max_chars: int) -> str:
-    distinct = list(dict.fromkeys(items))
-    requests = [item for item in distinct if item.startswith(_USER)]
-    others = [item for item in distinct if not item.startswith(_USER)]
-    kept = requests[:1]
-    kept += last_within(max_chars * 2 // 3 - sum(map(len, kept)), requests[1:], len)
-    kept += last_within(max_chars - sum(map(len, kept)), others, len)
-    lines = [f"- {item}" for item in kept or [_NONE]]
+    """Return the section *name* with the newest *items* that fit into *max_chars*.
+
+    The first request of the user stays in any case, and requests may take up two thirds.
+    """
+    distinct_items = list(dict.fromkeys(items))
+    requests = [item for item in distinct_items if item.startswith(_USER)]
+    others = [item for item in distinct_items if not item.startswith(_USER)]
+    selected = requests[:1]
+    selected += last_within(max_chars * 2 // 3 - _total_chars(selected), requests[1:], len)
+    selected += last_within(max_chars - _total_chars(selected), others, len)
+    lines = [f"- {item}" for item in selected or [_NONE]]
     return "\n".join([f"## {name}", *lines])
 
 
-# What is said -------------------------------------------------------------------------------------
+def _total_chars(items: Iterable[str]) -> int:
+    return sum(len(item) for item in items)
+
+
+# Requests and decisions ---------------------------------------------------------------------------
+
+
+def _requests(messages: Sequence[Message]) -> list[str]:
+    requests = []
+    for message in messages:
+        words = own_words(message)
+        if words:
+            requests.append(_USER + _quote(words, 2 * _ITEM_CHARS))
+    return requests
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
@@ -140,10 +159,10 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
             yield from texts(message)
 
 
-# What was done ------------------------------------------------------------------------------------
+# Calls and their outcomes -------------------------------------------------------------------------
 
 
-def _calls(calls: Sequence[Answered]) -> list[str]:
+def _calls(calls: Sequence[CallWithResult]) -> list[str]:
     # Files have their own section.
     lines = [_outcome(call, result) for call, result in calls if not is_about_file(call)]
     if calls:
@@ -160,7 +179,7 @@ def _outcome(call: ToolCall, result: object) -> str:
     return text
 
 
-def _errors(calls: Sequence[Answered]) -> list[str]:
+def _errors(calls: Sequence[CallWithResult]) -> list[str]:
     still_fails = {_action(call): is_failure(result) for call, result in calls}
     errors: list[str] = []
     for call, result in calls:
@@ -172,12 +191,14 @@ def _errors(calls: Sequence[Answered]) -> list[str]:
 
 
 def _error_line(result: object) -> str:
-    lines = list(filter(str.strip, result_text(result).splitlines()))
-    candidates = list(filter(_ERROR_LINE.search, lines)) or lines or ["no output"]
+    """Return the last line of *result* that reports an error, or else its last line."""
+    lines = [line for line in result_text(result).splitlines() if line.strip()]
+    error_lines = [line for line in lines if _ERROR_LINE.search(line)]
+    candidates = error_lines or lines or ["no output"]
     return _line(candidates[-1], 160)
 
 
-def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]:
+def _status(messages: Sequence[Message], calls: Sequence[CallWithResult]) -> list[str]:
     lines: list[str] = []
     plans = [call.input for call, _ in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
@@ -186,11 +207,12 @@ def _status(messages: Sequence[Message], calls: Sequence[Answered]) -> list[str]
     for call, result in calls[-6:]:
         outcome = "failed" if is_failure(result) else "done"
         lines.append(f"recently done: {_action(call)}: {outcome}")
-    replies = list(filter(str.strip, _assistant_texts(messages)))
+    replies = [text for text in _assistant_texts(messages) if text.strip()]
     if replies:
         lines.append(f"the agent said last: {_quote(replies[-1], 3 * _ITEM_CHARS)}")
-    received = list(map(result_text, tool_results(messages[-1:])))[-2:]
-    lines += [f"result just received: {_quote(text, 2 * _ITEM_CHARS)}" for text in received if text]
+    result_texts = [result_text(result) for result in tool_results(messages[-1:])]
+    quotes = [_quote(text, 2 * _ITEM_CHARS) for text in result_texts[-2:] if text]
+    lines += [f"result just received: {quote}" for quote in quotes]
     return lines
 
 
@@ -202,10 +224,13 @@ def _action(call: ToolCall) -> str:
 
 
 def _earlier_items(messages: Sequence[Message]) -> defaultdict[str, list[str]]:
-    """The items of the summary that *messages* begin with, ours or a model's, by heading."""
+    """Return the items of an earlier summary at the beginning of *messages*, by heading.
+
+    A model or this module wrote it.
+    """
     items: defaultdict[str, list[str]] = defaultdict(list)
     if acknowledged_count(messages):
-        # What is before the first heading counts as goals.
+        # Text before the first heading counts as goals.
         parts = [GOALS, *_HEADING.split(summary_body(messages[0]) or "")]
         for heading, text in zip(parts[::2], parts[1::2], strict=True):
             items[heading.strip()] += _items(text)
@@ -230,5 +255,5 @@ def _line(text: str, limit: int = _ITEM_CHARS) -> str:
 
 
 def _quote(text: str, limit: int) -> str:
-    """*text*, cut to *limit* characters, as the text of an item of several lines."""
+    """Return *text*, shortened to *limit* characters and indented as a list item."""
     return shorten(text, limit).strip().replace("\n", "\n  ")

@@ -1,4 +1,4 @@
-"""The request for a summary, and the history as a text that a model reads as data."""
+"""The prompt for a summary: instructions, and the history as a transcript marked as data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
 from .protocol import PromptTooLong, Summary
 
-# Required word for word.
+# These words are required exactly.
 MOST_RECENT = (
     "Pay special attention to the MOST RECENT messages — summarize the current task state, what"
     " was just done, and what the next logical step should be. This information is critical because"
@@ -88,14 +88,15 @@ _TAGS = re.compile(
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{400,}={0,2}")
 
 MAX_BLOCK_CHARS = 4000
-"""Of a block in a transcript that is too long: its middle is left out."""
-_TOKENS_PER_WORD = 3  # generous: what exceeds it is cut off, and counts as a failure
+"""Limit of each block if the transcript is too long; the middle of longer blocks is left out."""
+_TOKENS_PER_WORD = 3  # generous, because an answer that is cut off counts as a failure
 
 
 def instructions(max_words: int, focus: str = "", where: str = "so far") -> str:
-    """The request for a summary.
+    """Return the instructions for a summary of at most *max_words*.
 
-    *focus* is what a person wants the summary to attend to.
+    *focus* is the subject to which a person wants the summary to attend. *where* is the place of
+    the conversation, such as "in the transcript above".
     """
     attend = f"Attend above all to: {focus.strip()}. " if focus.strip() else ""
     return _INSTRUCTIONS.format(
@@ -104,7 +105,10 @@ def instructions(max_words: int, focus: str = "", where: str = "so far") -> str:
 
 
 def answer_tokens(max_words: int, window: int) -> int:
-    """How many tokens of the *window* are reserved for an answer of *max_words*."""
+    """Return the number of tokens to reserve for an answer of *max_words*.
+
+    It is at most half of the *window*, a number of tokens too.
+    """
     return min(512 + _TOKENS_PER_WORD * max_words, window // 2)
 
 
@@ -114,44 +118,47 @@ def answer_tokens(max_words: int, window: int) -> int:
 def render(
     messages: Sequence[Message], max_block_chars: int, longer: Sequence[str] = ()
 ) -> list[str]:
-    """Each of *messages* as text: its role, texts, calls with their input, results.
+    """Return each of *messages* as text: its role, texts, calls with their input, and results.
 
-    The middle of a block longer than *max_block_chars* is left out. Our own tags are escaped
-    wherever they occur in the conversation; thinking and media data are left out. *longer* is what
-    a higher limit gave: what is short enough in it is taken from there.
+    The middle of a block longer than *max_block_chars* is left out, and so are thinking and media
+    data. The tags of the transcript are escaped if they occur in the conversation. *longer* is the
+    result for a higher limit, of which texts that are short enough are reused.
     """
-    rendered = [
-        text if 0 < len(text) <= max_block_chars else _render(message, max_block_chars)
-        for message, text in zip(messages, longer or [""] * len(messages), strict=True)
-    ]
+    message_texts = []
+    for message, longer_text in zip(messages, longer or [""] * len(messages), strict=True):
+        if 0 < len(longer_text) <= max_block_chars:
+            message_texts.append(longer_text)
+        else:
+            message_texts.append(_render_message(message, max_block_chars))
     if acknowledged_count(messages):
-        text = _escape(summary_body(messages[0]) or "", 4 * max_block_chars)
-        rendered[0] = f"<earlier_summary>\n{text}\n</earlier_summary>"
-    return rendered
+        summary = _escape(summary_body(messages[0]) or "", 4 * max_block_chars)
+        message_texts[0] = f"<earlier_summary>\n{summary}\n</earlier_summary>"
+    return message_texts
 
 
-def _render(message: Message, limit: int) -> str:
+def _render_message(message: Message, limit: int) -> str:
     lines = [f'<message role="{message["role"]}">', *_render_blocks(message, limit), "</message>"]
     return "\n".join(lines)
 
 
 def _render_blocks(message: Message, limit: int) -> Iterator[str]:
     for block in as_blocks(message):
-        held = block_text(block)
+        own_text = block_text(block)
         match kind(block):
             case "text":
-                yield _escape(held or "", limit)
+                yield _escape(own_text or "", limit)
             case "tool_use":
                 arguments = _escape(compact_json(field(block, "input")), limit)
                 name = _escape(str(field(block, "name")), 200)
                 yield f'<tool_use name="{name}">{arguments}</tool_use>'
             case "tool_result":
                 mark = ' is_error="true"' if field(block, "is_error") else ""
-                yield f"<tool_result{mark}>{_escape(held or '', limit)}</tool_result>"
-            case media if media in MEDIA and held is None:
+                yield f"<tool_result{mark}>{_escape(own_text or '', limit)}</tool_result>"
+            case media if media in MEDIA and own_text is None:
                 yield f"[{media}]"
             case other if other not in THINKING:
-                text = _BASE64.sub("[data]", compact_json(block) if held is None else held)
+                text = compact_json(block) if own_text is None else own_text
+                text = _BASE64.sub("[data]", text)
                 yield f"[{other}] {_escape(text, limit)}"
 
 
@@ -162,13 +169,13 @@ def _escape(text: str, limit: int) -> str:
 async def transcript_prompt(
     messages: Sequence[Message], max_words: int, focus: str, window: int, counter: Counting | None
 ) -> str:
-    """The whole request as one text: the transcript, marked as data, then the instructions.
+    """Return the complete prompt: the transcript, marked as data, and then the instructions.
 
-    *window* is the summary model's, in tokens; the request and the answer must fit into it. The
-    messages are whole where they fit, otherwise long blocks are cut.
+    *window* is the context window of the summary model in tokens; the prompt and the answer must
+    fit into it. If the messages do not fit, the middle of long blocks is left out.
 
-    Raises PromptTooLong when they do not fit and can be given in parts. A single message that is
-    too long is cut further and further instead.
+    Raises PromptTooLong if they still do not fit and can be summarized in parts. A single message
+    that is too long is shortened further instead.
     """
     request = instructions(max_words, focus, "in the transcript above")
     max_tokens = window - answer_tokens(max_words, window)
@@ -177,25 +184,25 @@ async def transcript_prompt(
     can_be_split = len(messages) - earlier > 1
     if not can_be_split:
         limits += [MAX_BLOCK_CHARS // 4, MAX_BLOCK_CHARS // 16]
-    rendered: list[str] = []
+    message_texts: list[str] = []
     for limit in limits:
-        longer = rendered
-        rendered = await in_thread(render, messages, limit, longer)
-        if rendered == longer:
+        longer_texts = message_texts
+        message_texts = await in_thread(render, messages, limit, longer_texts)
+        if message_texts == longer_texts:
             continue
-        prompt = await in_thread(_mark_as_data, rendered, request)
+        prompt = await in_thread(_mark_as_data, message_texts, request)
         if await _fits(prompt, max_tokens, counter):
             return prompt
     if can_be_split:
         raise PromptTooLong(
             f"{len(messages):,} messages do not fit into the {window:,} tokens of the summary model"
         )
-    # A character is at most four bytes, a token at least one.
-    return _mark_as_data([shorten("\n".join(rendered), max_tokens // 8)], request)
+    # A character has at most four bytes, and a token at least one.
+    return _mark_as_data([shorten("\n".join(message_texts), max_tokens // 8)], request)
 
 
-def _mark_as_data(rendered: Iterable[str], request: str) -> str:
-    text = without_surrogates("\n".join(rendered))
+def _mark_as_data(message_texts: Iterable[str], request: str) -> str:
+    text = without_surrogates("\n".join(message_texts))
     return f"<transcript>\n{text}\n</transcript>\n\n{_DATA}\n\n{request}"
 
 
@@ -211,16 +218,24 @@ async def _fits(text: str, max_tokens: int, counter: Counting | None) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PromptSummarizer:
-    """Lets any model write the summary: *ask* is an async function from a prompt to an answer.
+    """Summarizer for any model: *ask* is an async function that gets a prompt and returns text.
 
-    ``PromptSummarizer(ask)`` is enough. An *ask* with a second parameter that is required or called
-    ``model`` gets *model*, too: a name, by default SUMMARY_MODEL where the environment sets it, or
-    None: then *ask* chooses. It raises when it fails; one that retries by itself is best given
-    ``Retry(max_retries=0)``. *window* is the model's context window in tokens: where the history
-    does not fit, the middle of long blocks is left out (they are in the archive), and what is
-    longer still is summarized in parts. *focus* is what the summary should attend to.
+        async def ask(prompt: str) -> str:
+            return (await my_client.generate(prompt)).text
 
-    Raises SettingsError for an *ask* that cannot be called this way.
+        Compact(PromptSummarizer(ask), archive=storage)
+
+    If *ask* has a second parameter that is required or named ``model``, it also gets *model*: a
+    name, by default SUMMARY_MODEL if the environment sets it, otherwise None, so that *ask*
+    chooses. *ask* raises an exception if it fails; it is then called again, as `Retry` of `Compact`
+    defines. If it retries by itself, set ``Retry(max_retries=0)``.
+
+    *max_words* limits the summary. *focus* is the subject that it should attend to. *window* is the
+    context window of the model in tokens. If the history does not fit, the middle of long blocks is
+    left out (the archive has them), and a history that is still too long is summarized in parts.
+    *counter* counts the tokens of the prompt.
+
+    Raises SettingsError for an invalid setting, or an *ask* that cannot be called this way.
     """
 
     ask: Callable[..., Awaitable[str]]
@@ -251,10 +266,10 @@ class PromptSummarizer:
         if _wants_model(self.ask):
             arguments.append(self.model)
         answer: Any = self.ask(*arguments)
-        is_async = isawaitable(answer)
-        if is_async:
+        has_awaited = isawaitable(answer)
+        if has_awaited:
             answer = await answer
-        if not is_async or not isinstance(answer, str):
+        if not has_awaited or not isinstance(answer, str):
             raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
         return Summary(answer.strip(), writer=type(self).__name__, model=self.model or "")
 
@@ -266,21 +281,25 @@ _ASK = "give an async function that answers with text: async def ask(prompt: str
 def _wants_model(ask: Callable[..., object]) -> bool:
     """Return True if *ask* takes the model's name after the prompt.
 
-    Raises SettingsError when it cannot be called, or certainly returns a text at once.
+    Raises SettingsError if it cannot be called, or is declared to return a text without await.
     """
     if not callable(ask):
         raise SettingsError(f"ask is {reprlib.repr(ask)}; {_ASK}")
-    returned = getattr(ask, "__annotations__", {}).get("return")
-    if returned in (str, "str") and not is_async(ask):
+    return_type = getattr(ask, "__annotations__", {}).get("return")
+    if return_type in (str, "str") and not is_async(ask):
         raise SettingsError(f"ask is not async: {_ASK}")
     try:
         parameters = signature(ask)
     except (TypeError, ValueError):  # a builtin has no signature
         return False
-    given = [each for each in parameters.parameters.values() if each.kind in _BY_POSITION]
-    wants = len(given) > 1 and (given[1].name == "model" or given[1].default is Parameter.empty)
+    positional = [each for each in parameters.parameters.values() if each.kind in _BY_POSITION]
+    takes_model = False
+    if len(positional) > 1:
+        second = positional[1]
+        takes_model = second.name == "model" or second.default is Parameter.empty
+    arguments = ["prompt", "model"] if takes_model else ["prompt"]
     try:
-        parameters.bind(*["prompt", "model"][: 1 + wants])
+        parameters.bind(*arguments)
     except TypeError:
         raise SettingsError(f"ask takes {parameters}; {_ASK}") from None
-    return wants
+    return takes_model

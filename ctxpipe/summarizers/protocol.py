@@ -1,4 +1,4 @@
-"""Who writes the summary."""
+"""The protocol of summarizers, their result, and the errors by which they steer the retries."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from ..providers.prices import find_prices, usage_dollars
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of a history, its writer, and its cost as the API reported it.
+    """Summary of a history, with its writer and its cost.
 
-    *input_tokens* include the cached ones. *model* is the one that wrote it, "" for none. *dollars*
-    is the price of all requests for it; None where the usage or the price is not known.
+    *input_tokens* (which include *cached_tokens*) and *output_tokens* are those that the API
+    reported, 0 if it reported none. *attempts* is the number of requests. *writer* is the name of
+    the summarizer. *model* is the name of the model that wrote the text, "" without a model.
+    *dollars* is the price of all requests, None if the usage or the price is unknown.
     """
 
     text: str = field(repr=False)
@@ -31,23 +33,31 @@ class Summary:
 
 
 class Summarizer(Protocol):
-    """Writes the summary of a history: any async callable of this form."""
+    """Writer of summaries: any async callable of this form.
+
+    async def summarize(messages):
+        return Summary(await my_model("Summarize: " + str(messages)))
+    """
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        """Summarize *messages* for whoever goes on; an earlier summary among them is included.
+        """Summarize *messages* for an agent that continues the work from the summary alone.
 
-        Raises PromptTooLong when they are too many for one request, SummaryRefused when asking
-        again cannot help, and any other exception for another failure: the retry layer handles
-        all three.
+        *messages* may begin with an earlier summary; its contents belong into the new one. They are
+        copies, which may be modified.
+
+        Three kinds of errors are handled by the caller, `summarize_with_retry`. PromptTooLong: the
+        messages are too long for one request, and are summarized in parts. SummaryRefused: another
+        attempt cannot help. Any other exception: the summary is requested again.
         """
         ...
 
 
 class PromptTooLong(SummaryFailed):
-    """The messages do not fit into one request: they are to be summarized in parts.
+    """Error of a summarizer: the messages do not fit into one request.
 
-    *refused*: a request to the model was spent on finding out. *instead* is who should summarize
-    them from now on.
+    `summarize_with_retry` then summarizes them in parts. *refused* is True if the model refused a
+    request, and False if the summarizer found out without one. *instead* is a summarizer to use
+    from now on; with it the messages are not split.
     """
 
     def __init__(
@@ -59,9 +69,10 @@ class PromptTooLong(SummaryFailed):
 
 
 class SummaryRefused(SummaryFailed):
-    """The model refused, or its answer was too long: the same request would fail again.
+    """Error of a summarizer: the model refused, or its answer was cut off.
 
-    *instead* is who may be asked instead, once; None: nobody.
+    The same request would fail again, so it is not repeated. *instead* is another summarizer to
+    try once, such as one that asks for a shorter summary; None if there is no other.
     """
 
     def __init__(self, text: str, *, instead: Summarizer | None = None) -> None:
@@ -70,24 +81,24 @@ class SummaryRefused(SummaryFailed):
 
 
 def summarizer_name(summarize: Summarizer) -> str:
-    """What a report calls *summarize*."""
+    """Return the name of *summarize* for reports."""
     return getattr(summarize, "__name__", type(summarize).__name__)
 
 
 async def with_price(
-    summary: Summary, usage: Mapping[str, int] | None, answered: str = ""
+    summary: Summary, usage: Mapping[str, int] | None, reply_model: str = ""
 ) -> Summary:
-    """Return *summary* with the tokens and the price of *usage*, in the Messages API's form.
+    """Return *summary* with the tokens and the price of *usage*, a usage of the Messages API.
 
-    The price is that of the model which has *answered*, else that of the summary's model; a name
-    may begin with its provider, as in "openai/gpt-5.2".
+    The price is that of the model named in the reply, or else that of the summary's model. A name
+    may begin with the provider, as in "openai/gpt-5.2".
     """
     if not usage:
         return summary
     cached = usage.get("cache_read_input_tokens") or 0
     written = usage.get("cache_creation_input_tokens") or 0
     dollars = None
-    for name in (answered, summary.model, summary.model.rpartition("/")[2]):
+    for name in (reply_model, summary.model, summary.model.rpartition("/")[2]):
         prices = await in_thread(find_prices, name) if name else None
         if prices is not None:
             dollars = usage_dollars(prices, usage)

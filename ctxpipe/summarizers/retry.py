@@ -1,7 +1,8 @@
-"""Retries: tenacity around the summarizer, and nowhere else.
+"""Retries of the summarizer, with tenacity. Nothing else in ctxpipe is retried.
 
-Every error is worth another attempt, a blank answer too; but not a request that can never succeed,
-a refusal, or a programming error, and not cancellation of the task, which passes at once.
+Any error leads to another attempt, and so does a blank answer. Exceptions are a request that can
+never succeed, a refusal, a programming error, and the cancellation of the task, which is raised at
+once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
 
-_FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
+# HTTP statuses of requests that fail again when they are repeated.
+_FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})
 _PROGRAM_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -56,20 +58,23 @@ _PROGRAM_ERRORS = (
     UnicodeError,
 )
 """Errors that the same call raises again."""
-_LEAST_WAIT, _MAX_WAIT = 0.5, 20.0  # seconds; the least however little the server asks for
-_MAX_REFUSALS = 4  # of a history that the API found too long, each time cut in half
+_MIN_WAIT_SECONDS = 0.5  # even if the server asks for less
+_MAX_WAIT_SECONDS = 20.0
+_MAX_REFUSALS = 4  # requests refused as too long; each time the history is cut in half
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often, and for how many seconds, a summary is tried.
+    """Number and duration of the attempts to get a summary; a setting of `Breaker`.
 
-    An attempt that takes longer than *attempt_seconds* is cancelled, and all attempts together take
-    at most *total_seconds*, waits included. A large model needs half a minute for a long history.
-    Waits grow exponentially from one second, with jitter. For a summarizer that retries by itself
-    give ``max_retries=0``, or its retries multiply with these.
+    After a failure the summary is requested again, up to *max_retries* times. An attempt that takes
+    longer than *attempt_seconds* is cancelled, and all attempts together take at most
+    *total_seconds*, including the waits between them. A large model needs half a minute for a long
+    history. The waits grow exponentially from one second, with jitter; a time that the server asks
+    for is respected. If the summarizer retries by itself, set ``max_retries=0``, because otherwise
+    its retries multiply with these. *sleep* and *clock* replace those of the process in tests.
 
-    Raises SettingsError for a negative number of retries, or no time at all.
+    Raises SettingsError for a negative number of retries, or a time that is not positive.
     """
 
     max_retries: int = setting(COMPACT_MAX_RETRIES)
@@ -90,37 +95,44 @@ class Retry:
 
 
 class AttemptTimeout(SummaryFailed, TimeoutError):
-    """An attempt took longer than the settings allow; the text names the setting."""
+    """Error of an attempt that took longer than the settings allow; the text names the setting."""
 
 
 @dataclass(slots=True)
 class FinishedParts:
-    """The part of a history too long for one request that is summarized already.
+    """Summary of the first part of a history that is too long for one request.
 
-    It is not paid for again. One summary is kept, with a digest of the leading messages that it
-    replaces and with the summarizer that was asked for it.
+    `summarize_with_retry` stores here what it has when it fails or is cancelled, so that the next
+    attempt does not pay for it again. *summary* describes the first *count* messages, whose digest
+    is *digest*. *summarizer* is the one that was configured, *writer* the one to continue with: a
+    summarizer may name another one for the rest (see `PromptTooLong`).
     """
 
-    asked: Summarizer | None = None
+    summarizer: Summarizer | None = None
     writer: Summarizer | None = None
     count: int = 0
     digest: bytes = b""
     summary: Summary | None = None
 
-    def find(self, asked: Summarizer, messages: Sequence[Message]) -> Summary | None:
-        """The summary, if it is of the first `count` *messages*, not of all, and for *asked*."""
-        if self.asked != asked or self.count >= len(messages):
+    def find(self, summarizer: Summarizer, messages: Sequence[Message]) -> Summary | None:
+        """Return the summary if it describes the beginning of *messages*, but not all of them.
+
+        Returns None if it belongs to another history or to another *summarizer*.
+        """
+        if self.summarizer != summarizer or self.count >= len(messages):
             return None
-        return self.summary if digest_of(messages[: self.count]) == self.digest else None
+        if digest_of(messages[: self.count]) != self.digest:
+            return None
+        return self.summary
 
 
 class FinishedSummary(FinishedParts):
-    """The whole summary of a turn, until that turn has ended: it may be cancelled after it came."""
+    """Complete summary of a turn, stored until its end because the turn may be cancelled."""
 
 
 def digest_of(messages: Sequence[Message]) -> bytes:
-    """The digest of *messages*, whatever cache marks they have."""
-    return sha256(b"".join(map(digest, messages))).digest()
+    """Return a digest of *messages* that does not depend on cache marks."""
+    return sha256(b"".join([digest(message) for message in messages])).digest()
 
 
 async def summarize_with_retry(
@@ -129,22 +141,25 @@ async def summarize_with_retry(
     retry: Retry,
     finished: FinishedParts | None = None,
 ) -> Summary:
-    """The summary of *messages*, in parts where they are too long for one request.
+    """Summarize *messages*, and repeat failed requests as *retry* defines.
 
-    Each part is summarized together with the summary before it. What the parts *finished* earlier
-    hold is not asked for again, and what is finished now is kept there.
+    If the messages are too long for one request, they are cut into parts; each part is summarized
+    together with the summary of the parts before it. A part that *finished* contains is not
+    requested again. If this call fails or is cancelled, the parts it summarized are stored there.
 
-    Raises SummaryFailed, with the last failure as its cause. Cancellation passes through at once.
+    The result has the tokens, attempts and price of all requests. Raises SummaryFailed with the
+    last error as its cause. Cancellation is raised at once.
     """
     deadline = retry.clock() + retry.total_seconds
-    asked = summarize
+    configured = summarize
     done = 0
     finished = finished or FinishedParts()
-    known = await in_thread(finished.find, asked, messages)
-    if known is not None:
-        summarize = finished.writer or asked
+    earlier_summary = await in_thread(finished.find, configured, messages)
+    if earlier_summary is not None:
+        summarize = finished.writer or configured
         done = finished.count
-    total = before = known or Summary("", attempts=0)
+    before = earlier_summary or Summary("", attempts=0)
+    total = before
     refused_summaries = 0
     refused_prompts = 0
     parts = [list(messages[done:])]
@@ -162,7 +177,7 @@ async def summarize_with_retry(
                 continue
             except PromptTooLong as error:
                 refused_prompts += error.refused
-                parts[:1] = await _smaller(part, error, refused_prompts)
+                parts[:1] = await _parts_to_retry(part, error, refused_prompts)
                 summarize = error.instead or summarize
                 continue
             total = _add_cost(summary, total)
@@ -172,14 +187,16 @@ async def summarize_with_retry(
         if total is not before:
             with anyio.CancelScope(shield=True):
                 finished.digest = await in_thread(digest_of, messages[:done])
-            finished.count, finished.summary = done, total
-            finished.asked, finished.writer = asked, summarize
+            finished.count = done
+            finished.summary = total
+            finished.summarizer = configured
+            finished.writer = summarize
         raise
     return replace(total, attempts=total.attempts + refused_summaries)
 
 
 def _add_cost(summary: Summary, earlier: Summary) -> Summary:
-    """*summary*, with what the *earlier* one cost."""
+    """Return *summary* with the cost of the *earlier* one added."""
     return replace(
         summary,
         input_tokens=earlier.input_tokens + summary.input_tokens,
@@ -191,7 +208,7 @@ def _add_cost(summary: Summary, earlier: Summary) -> Summary:
 
 
 def _add_dollars(earlier: Summary, summary: Summary) -> float | None:
-    """The price of both; None where one of them is not known, and was paid for."""
+    """Return the price of both; None if the price of a summary that was requested is unknown."""
     if not earlier.text:
         return summary.dollars
     if earlier.dollars is None or summary.dollars is None:
@@ -199,8 +216,14 @@ def _add_dollars(earlier: Summary, summary: Summary) -> float | None:
     return earlier.dollars + summary.dollars
 
 
-async def _smaller(part: list[Message], error: PromptTooLong, refusals: int) -> list[list[Message]]:
-    """*part* in halves; as it is where the *error* names another summarizer."""
+async def _parts_to_retry(
+    part: list[Message], error: PromptTooLong, refusals: int
+) -> list[list[Message]]:
+    """Return the parts to request after *error*: the halves of *part*.
+
+    It is not cut if the *error* names another summarizer. Raises SummaryFailed if it cannot be cut,
+    or was refused too often.
+    """
     parts = [part] if error.instead else await in_thread(_halves, part)
     if not parts or refusals > _MAX_REFUSALS:
         raise SummaryFailed(
@@ -210,11 +233,12 @@ async def _smaller(part: list[Message], error: PromptTooLong, refusals: int) -> 
 
 
 def _halves(part: list[Message]) -> list[list[Message]]:
-    """*part* in two halves of about the same size; none when it cannot be cut.
+    """Return two halves of *part* of about the same size; an empty list if it cannot be cut.
 
-    A call and its results stay together where that is possible.
+    A call and its results stay together if possible.
     """
-    sizes = list(accumulate(map(len, render(part, MAX_BLOCK_CHARS))))
+    text_lengths = [len(text) for text in render(part, MAX_BLOCK_CHARS)]
+    sizes = list(accumulate(text_lengths))  # characters up to the end of each message
     all_cuts = range(1, len(part))
     cuts = [index for index in all_cuts if not has_results(part[index])] or all_cuts
     if not cuts:
@@ -227,7 +251,7 @@ def _halves(part: list[Message]) -> list[list[Message]]:
 async def _attempt(
     summarize: Summarizer, messages: Sequence[Message], retry: Retry, deadline: float
 ) -> Summary:
-    """The summary, after as many attempts as *retry* allows before the *deadline*."""
+    """Request a summary, with as many attempts as *retry* allows before the *deadline*."""
     import tenacity
 
     async def attempt() -> Summary:
@@ -236,7 +260,7 @@ async def _attempt(
             with anyio.fail_after(min(retry.attempt_seconds, left)) as scope:
                 return await _ask(summarize, messages)
         except TimeoutError as error:
-            if not scope.cancelled_caught:  # the summarizer's own
+            if not scope.cancelled_caught:  # a timeout of the summarizer
                 raise
             limit = f"attempt_seconds={retry.attempt_seconds:g}"
             if left < retry.attempt_seconds:
@@ -251,7 +275,7 @@ async def _attempt(
             return True
         return state.attempt_number > retry.max_retries or _is_final(_failure(state))
 
-    backoff = tenacity.wait_exponential_jitter(max=_MAX_WAIT)
+    backoff = tenacity.wait_exponential_jitter(max=_MAX_WAIT_SECONDS)
     retrying = tenacity.AsyncRetrying(
         sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn, reraise=True
     )
@@ -269,7 +293,7 @@ async def _attempt(
 
 
 async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
-    # Copies: the messages are the caller's, and a summarizer may shorten what it is given.
+    # A summarizer may modify its messages, and these belong to the caller.
     copies = await in_thread(deep_copy, list(messages))
     try:
         summary = await _answer_of(summarize, copies)
@@ -278,32 +302,30 @@ async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
     except BaseException as error:
         if _passes_through(error):
             raise
-        # Such as a panic in an extension: it ends this attempt, and not the agent.
+        # For example a panic in an extension module, which must end only this attempt.
         raise SummaryFailed(f"the summarizer raised {type(error).__name__}") from error
     if not isinstance(summary, Summary):
-        raise SettingsError(
-            f"the summarizer answered with {type(summary).__name__}; return a Summary"
-        )
+        raise SettingsError(f"the summarizer returned {type(summary).__name__}; return a Summary")
     if is_blank(summary.text):
         raise SummaryFailed("the summary is blank")
-    # With half an emoji, as programs that count UTF-16 cut texts, it would be paid and refused.
+    # Programs that count UTF-16 may cut an emoji in half; the API would refuse such a text.
     return replace(summary, text=without_surrogates(summary.text))
 
 
 def is_own_cancellation() -> bool:
     """Return True if a CancelledError cancels the current task.
 
-    Otherwise something that the task has waited for was cancelled, such as a request that it shares
-    with others: a failure like any other.
+    Return False if it comes from something that the task waits for, such as a request shared with
+    other tasks. That is an ordinary failure.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def _passes_through(error: BaseException) -> bool:
-    """Return True if *error*, which is no Exception, is meant for the whole task.
+    """Return True if *error*, which is not an Exception, must end the whole task.
 
-    What others have cancelled, and the summarizer has waited for, is not.
+    A cancellation of something else, for which the summarizer waited, must not.
     """
     kinds: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, GeneratorExit)
     if is_own_cancellation():
@@ -314,10 +336,10 @@ def _passes_through(error: BaseException) -> bool:
 
 
 async def _answer_of(summarize: Summarizer, messages: Sequence[Message]) -> object:
-    answer: object = summarize(messages)  # whatever its type says
+    answer: object = summarize(messages)  # object: the annotation may be wrong
     if not isawaitable(answer):
         raise SettingsError(
-            f"the summarizer's answer, {type(answer).__name__}, cannot be awaited; "
+            f"the summarizer returned {type(answer).__name__}, which cannot be awaited; "
             "write it as `async def`"
         )
     return await answer
@@ -337,7 +359,7 @@ def _failure(state: RetryCallState) -> BaseException | None:
 
 
 def _is_final(error: BaseException | None) -> bool:
-    """Return True if asking the same again cannot help."""
+    """Return True if repeating the request cannot help."""
     if isinstance(error, PromptTooLong | SummaryRefused):
         return True
     is_program_error = isinstance(error, (CtxpipeError, *_PROGRAM_ERRORS))
@@ -347,21 +369,21 @@ def _is_final(error: BaseException | None) -> bool:
 
 
 def _retry_after(error: BaseException | None) -> float | None:
-    """The seconds that the server asks to wait; None when it names no time in the future.
+    """Return the seconds to wait that the server asks for; None if it names no future time.
 
-    It may give milliseconds, seconds or a date: the first of them in the future counts.
+    The headers may name milliseconds, seconds or a date. The first that is in the future counts.
     """
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     milliseconds = _number(headers.get("retry-after-ms"))
     header = headers.get("retry-after")
     for seconds in (milliseconds / 1000, _number(header), _seconds_until(header)):
         if seconds > 0:
-            return max(_LEAST_WAIT, seconds)
+            return max(_MIN_WAIT_SECONDS, seconds)
     return None
 
 
 def _number(text: object) -> float:
-    """The number in *text*; 0 when there is none."""
+    """Return the number in *text*, or 0 if it is not a finite number."""
     try:
         number = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -370,7 +392,7 @@ def _number(text: object) -> float:
 
 
 def _seconds_until(date: object) -> float:
-    """The seconds until *date*; 0 when it is no date, or one that does not exist."""
+    """Return the seconds until *date*, or 0 if it is not a valid date."""
     from email.utils import parsedate_to_datetime
 
     try:

@@ -125,10 +125,10 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause():
     [
         (
             lambda: "so far",
-            "the summarizer's answer, str, cannot be awaited; write it as `async def`",
+            "the summarizer returned str, which cannot be awaited; write it as `async def`",
         ),
-        (lambda: asyncio.sleep(0, "so far"), "the summarizer answered with str; return a Summary"),
-        (lambda: asyncio.sleep(0), "the summarizer answered with NoneType; return a Summary"),
+        (lambda: asyncio.sleep(0, "so far"), "the summarizer returned str; return a Summary"),
+        (lambda: asyncio.sleep(0), "the summarizer returned NoneType; return a Summary"),
     ],
 )
 async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words):

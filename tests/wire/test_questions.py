@@ -41,7 +41,7 @@ async def no_sleep(_seconds: float):
 
 async def summarize(server: Server, known: Format, values: Any = None, **settings: Any) -> Any:
     lent = http_model(known, {"model": "m"} if values is None else values, server.send)
-    writer = AgentSummarizer(lent=lent, **settings)
+    writer = AgentSummarizer(agent_model=lent, **settings)
     return await summarize_with_retry(writer, HISTORY, Retry(sleep=no_sleep))
 
 
