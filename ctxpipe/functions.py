@@ -1,6 +1,7 @@
-"""The functions of the requirements, literal to them, each with the type of its result.
+"""Functions that do one step on messages each, and the types of their results.
 
-They stand alone, without a pipeline or a session; what a stage does beyond them is said there.
+They need no pipeline and no session. A docstring names what the stage of the same step does
+differently.
 """
 
 from __future__ import annotations
@@ -50,14 +51,25 @@ def fold_files(
     count: Callable[[str], int] | None = None,
     rng: random.Random | None = None,
 ) -> Folded:
-    """Fold *files*, pairs of path and text, to the names they define.
+    """Reduce source files to the names that they define, with line numbers.
 
-    Each is in a ``<system-reminder>`` block of its own. A file in an unknown language, and one that
-    defines nothing, is skipped. The blocks together may have *max_tokens* tokens by *count*, by
-    default tiktoken's (None: no limit). Above that, one pass drops as many sections as the excess
-    is worth, chosen by *rng*, by default one seeded with the content: the same files fold to the
-    same text. What is left is not counted again. It parses where it is called; on an event loop use
-    `Folder`.
+    *files* are pairs of path and text. The language follows from the file name. Each file becomes
+    one ``<system-reminder>`` block, with a line for each class and for each run of functions::
+
+        12 | class Parser
+        13 | parse, reset
+
+    With *merge_functions* consecutive functions share a line, as long as they begin within
+    *max_line_span* lines. A file in an unknown language, or without definitions, is skipped.
+
+    *count* returns the number of tokens of a text, by default tiktoken's. If all blocks together
+    have more than *max_tokens* tokens, lines are dropped once: the share of lines that equals the
+    share of the excess. *rng* chooses them at random; the default is seeded with the content, so
+    the same files give the same result. The remaining text is not counted again, and may still
+    exceed the limit slightly. With None there is no limit.
+
+    The files are parsed in the calling thread, which may take seconds. In async code use
+    `ctxpipe.folding.folder.Folder`.
     """
     return fold.fold_files(
         files,

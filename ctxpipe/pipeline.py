@@ -195,7 +195,9 @@ class ContextPipeline:
         summary from the messages, and warns once per session. Give it one that asks a model:
         ``Compact(AnthropicSummarizer(client), …)``.
 
-        Raises InvalidHistory if *messages* is not a valid message list, before anything is written.
+        Raises InvalidHistory if *messages* is not a valid message list, before anything is written,
+        and SettingsError for an invalid *session_id*. Errors of stages are reported in
+        ``result.reports``; with ``on_error="raise"`` they are raised.
         """
         with self._claim(session_id) as state:
             turn_request = Request(system, tools, request or {}, force)
@@ -218,7 +220,8 @@ class ContextPipeline:
 
         The reports describe what each stage would change. A stage whose outcome only acting can
         show (a summary) reports that it would act, and the stages after it see the context without
-        its change. ``result.messages`` is the context with all changes that can be planned.
+        its change. ``result.messages`` is the context with all changes that can be planned. The
+        arguments and errors are those of `run`.
         """
         SESSION_ID.check("session_id", session_id)
         return await walk.plan(
@@ -233,10 +236,12 @@ class ContextPipeline:
         session_id: str,
         model: str | None = None,
     ) -> None:
-        """Calibrate the session's estimates with the *usage* reported for *messages*.
+        """Calibrate the session's token estimates with the *usage* that a reply reports.
 
-        *usage* is an SDK object or a mapping, or a whole reply. Raises SettingsError if it contains
-        no usage.
+        Call it after each reply, so that the stages act when the API's own count reaches a limit.
+        *usage* is an SDK object, a mapping, or the whole reply. *messages* are those of the
+        request. *model* is the model that replied, by default the one that *usage* names. Raises
+        SettingsError if *usage* contains no usage.
         """
         check_usage(usage)
         if model is None:
@@ -302,9 +307,10 @@ class ContextPipeline:
             return Session(conversation)
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
-        """Create a session with the settings of `session` that the pipeline does not remember.
+        """Create a session that the pipeline does not remember; the caller stores it.
 
-        Raises SettingsError for an invalid setting.
+        A second call with the same *session_id* returns an independent session. *settings* are
+        those of `session`. Raises SettingsError for an invalid setting.
         """
         return Session(Conversation(self._settings, session_id, **settings))
 

@@ -54,10 +54,12 @@ DASK_TIMEOUT_SECONDS = 10
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileReplay:
-    """The result for one file: a replay for each policy, by its name, or the *error* to report.
+    """Result for the file *path*: a replay for each policy by its name, or the text of an *error*.
 
-    *calibration* compares the replay of the policy ``none`` with the usage in the file; None
-    if that policy was not replayed or the file has no usage.
+    *format*, *model* and *calls* (the number of replies) are those of the transcript. *repaired* is
+    the number of problems that were repaired, *dropped* the number of omitted records by kind.
+    *report* is the report for the page. *calibration* compares the replay of the policy ``none``
+    with the usage in the file; None if that policy was not replayed or the file has no usage.
     """
 
     path: str
@@ -179,9 +181,10 @@ class Workers:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Workers]:
-    """Start this number of worker processes; they end with the context.
+    """Start as many worker processes as *processes* says, for `replay_files`.
 
-    They are terminated at once if the context ends with an exception, such as an interruption.
+    They end with the ``with`` block, and at once if it ends with an exception, such as an
+    interruption. With one process or fewer the files are replayed in this process.
     """
     if processes <= 1:
         yield Workers()

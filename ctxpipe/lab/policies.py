@@ -30,7 +30,11 @@ BUDGET = Budget(window=WINDOW, trigger=167_000)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A maker of the pipeline of a replay: with the stages of *name*, or those of *config*.
+    """Maker of the pipeline that a replay runs.
+
+    The stages are those of *config* if it is set, otherwise those of the policy *name*, one of
+    `POLICIES`. *prices* are the prices by which the stages decide when a rewrite pays. A call with
+    a `Workbench` returns the pipeline.
 
     Raises SettingsError if there is neither a *config* nor a policy of this name.
     """

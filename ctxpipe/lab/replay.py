@@ -1,6 +1,12 @@
 """The replay of a recorded conversation through a pipeline, as an agent would run it.
 
-For each recorded reply: append the new messages, run the pipeline, call the model.
+For each recorded reply: append the new messages, run the pipeline, call the model. No model is
+really called; the recorded reply takes its place.
+
+    transcript = read_transcript("session.jsonl")
+    result = await replay(transcript, Policy("coding"))
+    cost = bill(result.requests, Prices.relative()).total  # in input tokens
+    share = result.use.recall  # of what the replies used, what the contexts showed
 """
 
 from __future__ import annotations
@@ -108,7 +114,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReplayResult:
-    """The result of replaying a conversation through a pipeline."""
+    """Result of a replay: the *steps*, one for each recorded reply of the *transcript*.
+
+    *transcript* is its name. *tokens_per_raw* is that of the `ReplaySettings`.
+    """
 
     transcript: str
     steps: tuple[ReplayStep, ...]
@@ -133,7 +142,10 @@ async def replay(
     settings: ReplaySettings | None = None,
     watch: Watch | None = None,
 ) -> ReplayResult:
-    """Replay *transcript* through the pipeline that *make* returns, as `replay_all` does."""
+    """Replay *transcript* through the pipeline that *make* returns.
+
+    *watch* is called with each run of the pipeline, after the model's reply. See `replay_all`.
+    """
     watches = {} if watch is None else {"": watch}
     return (await replay_all(transcript, {"": make}, settings, watches))[""]
 
@@ -144,11 +156,12 @@ async def replay_all(
     settings: ReplaySettings | None = None,
     watches: Mapping[str, Watch] | None = None,
 ) -> dict[str, ReplayResult]:
-    """Replay *transcript* through the pipelines of *makers*, all of them call by call.
+    """Replay *transcript* through several pipelines at the same time, call by call.
 
-    Returns the replays by the names of *makers*. The same input always gives the same replay. The
-    files that the pipelines write stay in memory. A function in *watches* gets each run of the
-    pipeline that has the same name. Raises the errors of the pipelines.
+    *makers* has a function for each name that makes a pipeline; the results have the same names.
+    The same input always gives the same results. Files that the pipelines write stay in memory, and
+    no API is called. The function in *watches* of the same name is called with each run of the
+    pipeline, after the model's reply. Raises the errors of the pipelines.
     """
     settings = settings or ReplaySettings()
     # The recorded messages, the agent's files and the time are the same for all pipelines. They

@@ -13,10 +13,23 @@ from ..tokens.billed import context_tokens, usage_of
 
 
 class Cause(StrEnum):
-    """Reason why tokens that were sent before were not read from the cache.
+    """Reason why tokens that were sent before were not read from the prompt cache.
 
-    "rewrite" is a change by a stage of the pipeline or by the server. "unexplained" is a miss that
-    the published rules do not predict.
+    The request differs from the one before:
+
+    - TOOLS, SYSTEM, TOOL_CHOICE, THINKING, SPEED, MODEL, BETAS: this part or setting was changed.
+    - MESSAGE: the caller changed an earlier message.
+    - IMAGES: the first image was added, or the last one removed.
+    - REWRITE: a stage of the pipeline, or the server, rewrote the context.
+
+    Or the cached prefix cannot be found:
+
+    - LIFETIME: it has expired.
+    - LOOKBACK: too many blocks were appended after it; a breakpoint looks back 20 blocks.
+    - NO_MARK: there is no breakpoint that could have written it, or that could read it.
+    - TOO_SHORT: the prompt is shorter than the model caches.
+    - CONCURRENT: the request was sent before the request that writes it was answered.
+    - UNEXPLAINED: the published rules do not predict the miss.
     """
 
     TOOLS = "tools"
@@ -38,7 +51,7 @@ class Cause(StrEnum):
 
     @property
     def is_avoidable(self) -> bool:
-        """True if the caller can do anything about it."""
+        """True if a change in the caller's code can prevent such misses."""
         return self not in _UNAVOIDABLE
 
 
@@ -109,7 +122,10 @@ class CacheMiss:
     is_lasting: bool = False
 
     def cost(self, prices: Prices) -> float:
-        """Return the cost above that of reading the tokens from the cache, in units of *prices*."""
+        """Return what the miss cost more than reading the tokens from the cache would have.
+
+        The unit is that of *prices*, usually dollars.
+        """
         written = self.written - self.written_for_hour
         uncached = self.tokens - self.written
         actual_cost = (
@@ -137,7 +153,10 @@ class CacheMiss:
 
 @dataclass(slots=True)
 class Tally:
-    """Totals of one cause: the number of *misses*, their *tokens*, and their cost, if known."""
+    """Totals of one cause: the number of *misses*, their *tokens*, and their cost in dollars.
+
+    *cost* is None if no price is known. *detail* describes the first miss.
+    """
 
     cause: Cause
     misses: int = 0

@@ -61,7 +61,9 @@ class Session:
         return f"<Session {excerpt(self.session_id)}: {messages} known>"
 
     def __enter__(self) -> NoReturn:
-        raise SettingsError("use `async with`; for code that is not async, ctxpipe.sync.Session")
+        raise SettingsError(
+            "a Session needs `async with`; in code that is not async use ctxpipe.sync.Session"
+        )
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: ``with`` needs this method before it calls `__enter__`, which raises."""

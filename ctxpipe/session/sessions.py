@@ -117,8 +117,12 @@ class Sessions:
         """
         SESSION_ID.check("session_id", session_id)
         storages: list[Any] = self._new_conversation(session_id).storages
-        if not all(callable(getattr(storage, "delete", None)) for storage in storages):
-            raise SettingsError("a storage of these sessions has no delete(session_id)")
+        for storage in storages:
+            if not callable(getattr(storage, "delete", None)):
+                raise SettingsError(
+                    f"{type(storage).__name__} has no delete(session_id), "
+                    "so these sessions cannot be deleted"
+                )
         self.forget(session_id)
         # The journal comes first: a session that still had it would write its texts again.
         for storage in storages:

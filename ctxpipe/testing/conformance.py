@@ -35,6 +35,9 @@ def storage_conformance(
 ) -> list[StorageCheck]:
     """Return the contract of a storage: one check per sentence, each an async function.
 
+        for check in storage_conformance(make_storage):
+            await check()  # raises ContractBroken, with the sentence that is not satisfied
+
     ``factory(place)`` returns a storage, or an awaitable of one, on the place of that name (a
     word). Storages on one place share everything, like those of two processes; a new place is
     empty. Each storage is closed with its ``aclose``, if it has one. *protocols* are the protocols

@@ -30,8 +30,8 @@ class Verdict(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Walk:
-    """State of a pass over a conversation.
+class _Signer:
+    """Writer and checker of signatures, which reads a conversation block by block.
 
     *digest* covers all blocks so far that are not thinking. *previous* is the digest of the last
     thinking block's signature, "" if there was none.
@@ -72,14 +72,14 @@ class _Walk:
 
 def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
     """Return the *blocks* of an answer to *body*, each thinking block with its signature."""
-    walk = _Walk()
+    signer = _Signer()
     for _, role, block in _blocks(body):
-        walk.read(role, block)
+        signer.read(role, block)
     signed_blocks = [dict(block) for block in blocks]
     for block in signed_blocks:
         if block["type"] in THINKING:
-            block["signature" if block["type"] == "thinking" else "data"] = walk.seal(block)
-        walk.read("assistant", block)
+            block["signature" if block["type"] == "thinking" else "data"] = signer.seal(block)
+        signer.read("assistant", block)
     return signed_blocks
 
 
@@ -96,12 +96,12 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
         return Verdict([f"thinking.block_binding: requires the beta header {header}"], [])
     error_texts: list[str] = []
     dropped_paths: list[str] = []
-    walk = _Walk()
+    signer = _Signer()
     replies = [place for place, one in enumerate(body["messages"]) if one["role"] == "assistant"]
     latest = f"messages.{replies[-1]}." if replies else ""
     for path, role, block in _blocks(body):
-        fault = walk.fault(block, model) if block.get("type") in THINKING else None
-        walk.read(role, block)
+        fault = signer.fault(block, model) if block.get("type") in THINKING else None
+        signer.read(role, block)
         if fault == "prefix" and binding.get("prefix_mismatch_behavior") == "drop_block":
             dropped_paths.append(path)
         elif fault == "prefix":

@@ -1,4 +1,8 @@
-"""The token counter, which remembers counts and never blocks the event loop for long."""
+"""The token counter, which remembers counts and never blocks the event loop for long.
+
+Raw tokens are those that tiktoken counts, by default with the encoding cl100k_base. A provider
+counts more of them, by a factor and a fixed part that the `Ledger` measures.
+"""
 
 from __future__ import annotations
 
@@ -299,12 +303,21 @@ def count_tokens(
     *,
     counter: Counting | None = None,
 ) -> int:
-    """Return the raw tokens of *messages*, and of *system* and *tools* if there are any."""
+    """Return the raw tokens of *messages*, and of *system* and *tools* if there are any.
+
+    *system* is a text or a list of text blocks, *tools* are the tool definitions. *counter* counts
+    the texts, by default tiktoken's encoding cl100k_base. Long texts block the calling thread while
+    they are encoded; in async code use ``await TokenCounter().count(messages)``.
+    """
     return as_counter(counter).total(messages, system=system, tools=tools)
 
 
 def conservative(tokens: int) -> int:
-    """Return ceil(1.5 x *tokens*), a safe estimate of the tokens that the API counts."""
+    """Return ceil(1.5 x *tokens*), a safe estimate of the tokens that the API counts.
+
+    *tokens* are raw tokens. Use it to compare with a limit as long as the API has not reported the
+    usage of a request; later, `Ledger.estimate` is closer.
+    """
     return -(-3 * tokens // 2)
 
 
@@ -317,10 +330,14 @@ def should_compact(
     system: object = None,
     tools: Iterable[object] | None = None,
 ) -> bool:
-    """Return True if the raw tokens reach limit x ratio, compared exactly.
+    """Return True if *messages*, *system* and *tools* have limit x ratio raw tokens or more.
 
-    Returns False for an empty list. The default limit is CONTEXT_TOKEN_LIMIT (200,000) and the
-    default ratio is COMPACT_THRESHOLD_RATIO (0.92). Raises SettingsError if either is not a number.
+    The limit is *context_token_limit*, by default CONTEXT_TOKEN_LIMIT (200,000). The ratio is
+    *compact_threshold_ratio*, by default COMPACT_THRESHOLD_RATIO (0.92). The product is compared
+    exactly. Without messages the result is False. The stage `Compact` compares an estimate of the
+    API's count instead of raw tokens.
+
+    Raises SettingsError if the limit or the ratio is not a valid number.
     """
     if not messages:
         return False
