@@ -1,7 +1,30 @@
-"""What becomes of old exchanges: a file for each step, and a note for each run of them.
+"""Replace old exchanges by notes: one line for each step, with the lines worth keeping.
 
-A *step* is one tool call with its result, one long answer, or one long text of a harness. A *run*
-is the exchanges between two messages that stay.
+A *step* is one tool call with its result, one long answer, or one long text of a harness (such as
+the report of a background job). A *run* is the steps between two messages that stay; it becomes one
+note. An example, where the user's words and the last exchange stay:
+
+    user       "Fix the port"                          stays
+    assistant  call a, call b                    step 1, step 2
+    user       result of a, result of b
+    assistant  a long answer without calls       step 3
+    user       "Now the tests"                         stays
+    assistant  call c                            step 4
+    user       result of c
+    assistant  call d                                  stays (recent)
+    user       result of d
+
+    becomes
+
+    user       "Fix the port"
+    user       note with the lines of steps 1 to 3
+    user       "Now the tests"
+    user       note with the line of step 4
+    assistant  call d
+    user       result of d
+
+`plan_collapse` finds the steps and runs. The stage writes the text of each step (`step_texts`) to a
+file, and `collapse` returns the context with the notes.
 """
 
 from __future__ import annotations
@@ -10,7 +33,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, cast
 
 from ..messages import (
@@ -30,7 +52,7 @@ from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target
 from .atoms import Atom, atoms, content_text, message_texts
 from .citations import without_dangling_citations
-from .excerpts import Passage, PassageKind, choose_lines
+from .excerpts import LeavingText, TextKind, choose_lines
 from .exchanges import (
     ANSWER_CHARS,
     answer_of,
@@ -44,11 +66,14 @@ from .views import viewed_path
 if TYPE_CHECKING:
     from ..tokens import TokenCounter
 
-MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
-LINE_CHARS = 100  # of what a call was about: longer lines made a note no more useful
-MAX_SHARE = 0.5  # of what leaves: the lines that are quoted
+MAX_READ_CHARS = 2_000
+"""Characters that are read of a text whose beginning is shown."""
+LINE_CHARS = 100
+"""Characters that are shown of a call's subject; with more, notes were no more useful."""
+MAX_SHARE = 0.5
+"""Largest share of the leaving tokens that quoted lines may take."""
 
-_SAID = re.compile(r"^(\d{1,9}) (answered|reported): ", re.MULTILINE)
+_SPOKEN_STEP = re.compile(r"^(\d{1,9}) (answered|reported): ", re.MULTILINE)
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
@@ -56,11 +81,12 @@ _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step, by its *number*: a *call* and its *result*, or a text that somebody *said*.
+class CollapseStep:
+    """A numbered step of a note: a *call* and its *result*, or a text.
 
-    Its *verb* is "answered" for a reply without calls, and "reported" for a harness's text. With
-    the first call of a message stands what the assistant said before it.
+    *message* is the index of its message. *verb* is "answered" for a reply without calls,
+    "reported" for a text of a harness, and "" for a call. *said* is that text; for the first call
+    of a message it is what the assistant said before the call.
     """
 
     number: int
@@ -72,33 +98,50 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What *messages* from *start* up to *stop* become: messages that stay, and runs for a note.
+class CollapsePlan:
+    """The parts that ``messages[start:stop]`` become.
 
-    *leaving* are the indexes of those that do not stay as they are.
+    Each of *parts* is a message that stays, or a run of steps that becomes a note.
+    *leaving_indices* are the indices of the messages that do not stay unchanged.
     """
 
     messages: Sequence[Message] = field(repr=False)
     start: int
     stop: int
-    parts: list[Message | list[Step]] = field(repr=False)
-    leaving: list[int]
+    parts: list[Message | list[CollapseStep]] = field(repr=False)
+    leaving_indices: list[int]
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[CollapseStep]:
         """All steps, in order."""
-        runs = (part for part in self.parts if isinstance(part, list))
-        return list(chain.from_iterable(runs))
+        steps: list[CollapseStep] = []
+        for part in self.parts:
+            if isinstance(part, list):
+                steps += part
+        return steps
+
+    @property
+    def note_count(self) -> int:
+        """Number of notes, one for each run."""
+        return sum(isinstance(part, list) for part in self.parts)
+
+    @property
+    def leaving_messages(self) -> list[Message]:
+        """The messages that do not stay unchanged."""
+        return [self.messages[index] for index in self.leaving_indices]
 
 
-def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: int) -> Layout:
-    """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
+def plan_collapse(
+    messages: Sequence[Message], start: int, stop: int, first_number: int
+) -> CollapsePlan:
+    """Return the steps of the exchanges in ``messages[start:stop]``, in runs.
 
-    What a person wrote, media and earlier notes stay as they are.
+    The steps are numbered from *first_number* on. What a person wrote, media and earlier notes stay
+    unchanged.
     """
-    parts: list[Message | list[Step]] = []
-    leaving: list[int] = []
-    run: list[Step] = []
+    parts: list[Message | list[CollapseStep]] = []
+    leaving_indices: list[int] = []
+    run: list[CollapseStep] = []
     number = first_number
     index = start
     while index < stop:
@@ -108,236 +151,258 @@ def lay_out(messages: Sequence[Message], start: int, stop: int, first_number: in
             run = []
             index += 1
             continue
-        leaving += range(index, index + length)
+        leaving_indices += range(index, index + length)
         if not run:
             parts.append(run)
         steps = list(_steps_at(messages, index, number))
         number += len(steps)
         run += steps
         last = messages[index + length - 1]
-        kept = blocks_to_keep(last) if last["role"] == "user" else []
-        if kept:
-            parts.append(cast("Message", {"role": "user", "content": kept}))
+        remaining_blocks = blocks_to_keep(last) if last["role"] == "user" else []
+        if remaining_blocks:
+            parts.append(cast("Message", {"role": "user", "content": remaining_blocks}))
             run = []
         index += length
-    return Layout(messages, start, stop, parts, leaving)
+    return CollapsePlan(messages, start, stop, parts, leaving_indices)
 
 
-def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[Step]:
-    """The steps of the exchange at *index*, numbered from *number* on."""
+def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[CollapseStep]:
+    """Yield the steps of the exchange at *index*, numbered from *number* on."""
     message = messages[index]
     if has_calls(message):
         after = index + 1
         results = results_by_id(messages[after : after + 1])
         said = answer_of(message)
         for call in tool_calls(messages, index, after):
-            yield Step(number, index, call, results.get(call.id), said=said)
+            yield CollapseStep(number, index, call, results.get(call.id), said=said)
             number += 1
             said = ""
         if after == len(messages):
             return
-        index, message = after, messages[after]
+        index = after
+        message = messages[after]
     elif message["role"] == "assistant":
-        yield Step(number, index, verb="answered", said=answer_of(message))
+        yield CollapseStep(number, index, verb="answered", said=answer_of(message))
         return
-    for own_number, report in enumerate(reports_in(message), number):
-        yield Step(own_number, index, verb="reported", said=report)
+    for report in reports_in(message):
+        yield CollapseStep(number, index, verb="reported", said=report)
+        number += 1
 
 
-# What was offloaded before ------------------------------------------------------------------------
+# The files of the steps ---------------------------------------------------------------------------
 
 
-def find_offloaded_files(layout: Layout) -> dict[str, str]:
-    """By placeholder: the name of the file that it points to, where it can be one of the step's."""
+def find_offloaded_files(plan: CollapsePlan) -> dict[str, str]:
+    """Return the file name of each placeholder in the steps of *plan*, by placeholder."""
     texts: list[tuple[str, str]] = []
-    for step in layout.steps:
-        if step.call is not None and step.result is not None:
-            said = text_of(step.result.content), *strings(step.call.input)
-            texts += zip(repeat(step.call.id), said)
+    for step in plan.steps:
+        if step.call is None or step.result is None:
+            continue
+        texts.append((step.call.id, text_of(step.result.content)))
+        texts += [(step.call.id, text) for text in strings(step.call.input)]
     return placeholder_files(texts)
 
 
-def leaving_messages(layout: Layout) -> list[Message]:
-    """The messages that do not stay as they are."""
-    return [layout.messages[index] for index in layout.leaving]
+def step_texts(plan: CollapsePlan, offloaded_texts: Mapping[str, str]) -> list[str]:
+    """Return the text of each step's file.
 
-
-def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
-    """What the file of each step says: the assistant's words, tool, input, and the whole result.
-
-    *whole* are the texts behind placeholders.
+    It has the assistant's words, the tool's name and input, and the whole result.
+    *offloaded_texts* has the whole text of each placeholder.
     """
-    return [_step_text(step, whole) for step in layout.steps]
+    return [_step_text(step, offloaded_texts) for step in plan.steps]
 
 
-def _step_text(step: Step, whole: Mapping[str, str]) -> str:
+def _step_text(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
     if step.call is None:
         return step.said
-    given = "\n".join([whole.get(text, text) for text in strings(step.call.input)])
-    text = f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
+    arguments = [offloaded_texts.get(text, text) for text in strings(step.call.input)]
+    lines = [step.call.name, "\n".join(arguments), "---", _result_text(step, offloaded_texts)]
+    text = "\n".join(lines)
     return f"{step.said}\n\n{text}" if step.said else text
 
 
-def _result_text(step: Step, whole: Mapping[str, str]) -> str:
+def _result_text(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
+    """Return the whole result of *step*; for a step without a call, its text."""
+    if step.call is None:
+        return step.said
     if step.result is None:
-        return "" if step.call else step.said
+        return ""
     text = text_of(step.result.content)
-    return whole.get(text, text)
+    return offloaded_texts.get(text, text)
 
 
 def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str, str]:
-    """By path: what the files of *notes* say, which replace the messages *raw*.
+    """Return the texts of the files that *notes* point to, by path.
 
-    Which answers are steps is told by the notes. Empty where the numbers do not fit.
+    The texts are rebuilt from *raw*, the messages that the notes replaced. Returns an empty dict if
+    the steps of the two do not correspond.
     """
     waiting = deque(_steps_of_notes(notes))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for step in _raw_steps(raw):
         if not waiting:
             return {}
         path, verb = waiting[0]
         if verb == step.verb:
-            found[path] = _step_text(step, {})
+            texts[path] = _step_text(step, {})
             waiting.popleft()
         elif step.verb != "answered":
-            return {}  # only answers may be missing in the notes: short ones stayed
-    return {} if waiting else found
+            return {}  # only short answers, which stayed in the context, are missing in notes
+    return {} if waiting else texts
 
 
 def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, str]]:
-    """The path of the file of each step of *notes*, and its verb."""
+    """Yield the path of the file and the verb of each step in *notes*."""
     for message in notes:
         note = note_of(message)
         if note is None:
             continue
-        verbs = {int(number): verb for number, verb in _SAID.findall(str(message["content"]))}
+        verbs = {
+            int(number): verb for number, verb in _SPOKEN_STEP.findall(str(message["content"]))
+        }
         for number in range(note.first, note.last + 1):
             yield note.path(number), verbs.get(number, "")
 
 
-def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
-    """Every step of *raw*, short answers among them; no number counts."""
+def _raw_steps(raw: Sequence[Message]) -> Iterator[CollapseStep]:
+    """Yield every step of *raw*, also short answers. All steps have the number 0."""
     for index, message in enumerate(raw):
-        if not has_results(message):  # those are of the exchange before
-            yield from _steps_at(raw, index, 0)
+        if not has_results(message):  # results belong to the exchange before
+            yield from _steps_at(raw, index, number=0)
 
 
 # The notes ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """The context after a collapse: its *messages*, how many of them are new *notes*.
+class CollapsedContext:
+    """The *messages* of the context after a collapse.
 
-    *lines* of the steps are quoted in them. *freed_tokens* are net of the notes.
+    *note_count* of them are new notes, which quote *line_count* lines. *freed_tokens* is the number
+    of tokens saved, less those of the notes.
     """
 
     messages: list[Message] = field(repr=False)
-    notes: int
-    lines: int
+    note_count: int
+    line_count: int
     freed_tokens: int
 
 
 def collapse(
-    layout: Layout,
-    whole: Mapping[str, str],
+    plan: CollapsePlan,
+    offloaded_texts: Mapping[str, str],
     folder: str,
     suffix: str,
     min_value: float,
     counter: TokenCounter,
-) -> Rewritten:
-    """The context with a note for each run, and under each step the lines worth keeping.
+) -> CollapsedContext:
+    """Return the context with a note for each run, and under each step the lines worth keeping.
 
-    The file of step n is ``{folder}s{n}{suffix}.md``. A line is worth keeping with *min_value*
-    expected uses per 1,000 tokens.
+    The file of step n is ``{folder}s{n}{suffix}.md``. A line is worth keeping if it has *min_value*
+    expected uses per 1,000 tokens or more.
     """
-    before = layout.messages[: layout.start]
-    after = layout.messages[layout.stop :]
-    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix), *after]
-    leaving_tokens = sum(map(counter.message, leaving_messages(layout)))
-    chosen = choose_lines(
-        list(_passages(layout, whole)),
-        set[Atom]().union(*map(atoms, chain.from_iterable(map(message_texts, bare)))),
+    before = plan.messages[: plan.start]
+    after = plan.messages[plan.stop :]
+    leaving_tokens = sum(counter.message(message) for message in plan.leaving_messages)
+    # What the context shows anyway, in its messages and in notes without quoted lines.
+    notes_alone = _with_notes(plan, {}, offloaded_texts, folder, suffix)
+    visible: set[Atom] = set()
+    for message in [*before, *notes_alone, *after]:
+        for text in message_texts(message):
+            visible |= atoms(text)
+    quoted_lines = choose_lines(
+        list(_leaving_texts(plan, offloaded_texts)),
+        visible,
         counter.text,
         min_value=min_value,
         max_tokens=MAX_SHARE * leaving_tokens,
     )
-    parts = _with_notes(layout, chosen, whole, folder, suffix)
-    context = without_dangling_citations(layout.messages, [*before, *parts, *after])
-    # Counted here, in a worker thread: what is asked of it later is a look-up.
-    tokens_before = sum(map(counter.message, layout.messages[layout.start : layout.stop]))
-    return Rewritten(
+    replacement = _with_notes(plan, quoted_lines, offloaded_texts, folder, suffix)
+    context = without_dangling_citations(plan.messages, [*before, *replacement, *after])
+    # Counted here, in a worker thread: later the counter only looks these messages up.
+    replaced_messages = plan.messages[plan.start : plan.stop]
+    tokens_before = sum(counter.message(message) for message in replaced_messages)
+    tokens_after = sum(counter.message(message) for message in replacement)
+    return CollapsedContext(
         messages=context,
-        notes=sum(isinstance(part, list) for part in layout.parts),
-        lines=sum(map(len, chosen.values())),
-        freed_tokens=tokens_before - sum(map(counter.message, parts)),
+        note_count=plan.note_count,
+        line_count=sum(len(lines) for lines in quoted_lines.values()),
+        freed_tokens=tokens_before - tokens_after,
     )
 
 
 def _with_notes(
-    layout: Layout,
-    chosen: Mapping[int, Sequence[str]],
-    whole: Mapping[str, str],
+    plan: CollapsePlan,
+    quoted_lines: Mapping[int, Sequence[str]],
+    offloaded_texts: Mapping[str, str],
     folder: str,
     suffix: str,
 ) -> list[Message]:
+    """Return the parts of *plan* with a note in place of each run.
+
+    *quoted_lines* are the lines under each step, by its number.
+    """
     messages: list[Message] = []
-    for part in layout.parts:
+    for part in plan.parts:
         if not isinstance(part, list):
             messages.append(part)
             continue
         lines: list[str] = []
         for step in part:
-            lines.append(_line_of_step(step, whole))
-            lines += [f" {quoted}" for quoted in chosen.get(step.number, ())]
-        # What a tool has said stands in a message of the user's now: a tag of ours in it must not
-        # pass for the user's command or the harness's reminder.
+            lines.append(_line_of_step(step, offloaded_texts))
+            lines += [f" {quoted}" for quoted in quoted_lines.get(step.number, ())]
+        # The words of a tool are in a user's message now. A tag of ctxpipe in them must not pass
+        # for the user's command or the harness's reminder.
         body = safe_summary("\n".join(lines))
         note = Note(folder, first=part[0].number, last=part[-1].number, suffix=suffix)
         messages.append({"role": "user", "content": f"{note.heading}\n{body}"})
     return messages
 
 
-def _line_of_step(step: Step, whole: Mapping[str, str]) -> str:
-    chars = len(_result_text(step, whole))
+def _line_of_step(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
+    """Return the line of *step* in a note."""
+    chars = len(_result_text(step, offloaded_texts))
     if step.call is None:
         beginning = one_line(step.said[:ANSWER_CHARS])
         return step_line(step.number, f"{step.verb}: {beginning}…", chars)
-    name = one_line(step.call.name[:MOST_READ_CHARS])
-    subject = one_line(_subject(step.call)[: LINE_CHARS + MOST_READ_CHARS])
+    name = one_line(step.call.name[:MAX_READ_CHARS])
+    subject = one_line(_subject(step.call)[: LINE_CHARS + MAX_READ_CHARS])
     if len(subject) > LINE_CHARS:
         subject = f"{subject[:LINE_CHARS]}…"
     return step_line(step.number, f"{name} {subject}", chars, failed=is_failure(step.result))
 
 
 def _subject(call: ToolCall) -> str:
-    """What *call* is about: its command or path, and what it looks for there."""
+    """Return what *call* is about: its command or path, and what it searches for there."""
     place = target(call)
     for name in _SEARCH_ARGUMENTS:
-        wanted = call.input.get(name)
-        if isinstance(wanted, str) and wanted not in place:
-            return f"{one_line(wanted[:MOST_READ_CHARS])} in {place}"
+        search_text = call.input.get(name)
+        if isinstance(search_text, str) and search_text not in place:
+            return f"{one_line(search_text[:MAX_READ_CHARS])} in {place}"
     return place
 
 
-def _passages(layout: Layout, whole: Mapping[str, str]) -> Iterator[Passage]:
-    """What leaves, in the order in which it was said."""
+def _leaving_texts(plan: CollapsePlan, offloaded_texts: Mapping[str, str]) -> Iterator[LeavingText]:
+    """Yield the texts that leave, in the order of the conversation.
+
+    The results of a message's calls come after all its calls.
+    """
     message = -1
-    late: list[Passage] = []  # the results of a message, which follow all its calls
-    for step in layout.steps:
+    results: list[LeavingText] = []
+    for step in plan.steps:
         if step.message != message:
-            yield from late
-            late = []
+            yield from results
+            results = []
             message = step.message
-            if layout.messages[message]["role"] == "assistant":
-                yield Passage(answer_of(layout.messages[message]), "text", step.number)
+            if plan.messages[message]["role"] == "assistant":
+                yield LeavingText(answer_of(plan.messages[message]), "text", step.number)
         if step.verb == "reported":
-            yield Passage(step.said, "result", step.number)
+            yield LeavingText(step.said, "result", step.number)
         if step.call is None:
             continue
-        call = blocks(layout.messages[message])[step.call.block]
-        yield Passage(content_text(call), "call", step.number)
+        call = blocks(plan.messages[message])[step.call.block]
+        yield LeavingText(content_text(call), "call", step.number)
         path = viewed_path(step.call, COMMON_READING_TOOLS, True)
-        kind: PassageKind = "view" if path else "result"
-        late.append(Passage(_result_text(step, whole), kind, step.number))
-    yield from late
+        kind: TextKind = "view" if path else "result"
+        results.append(LeavingText(_result_text(step, offloaded_texts), kind, step.number))
+    yield from results

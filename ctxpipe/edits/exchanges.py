@@ -1,7 +1,8 @@
-"""Which exchanges of a conversation are old, and what would leave with each.
+"""Find the old exchanges of a conversation, and the tokens that would leave with each.
 
-An *exchange* is an assistant message with calls and the user message with their results; a long
-answer is one by itself, and so is a user message with a long text that a harness wrote.
+An *exchange* is an assistant message with calls together with the user message that has their
+results. A long answer without calls is an exchange by itself, and so is a user message with a long
+text that a harness wrote.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..messages import (
@@ -35,49 +35,56 @@ if TYPE_CHECKING:
     from ..messages import Columns, Message
     from ..tokens import TokenCounter
 
-# What stays of an exchange, in characters. More words, or the assistant's before its calls, made a
-# note no more useful on recorded sessions.
-ANSWER_CHARS = 600  # of a long reply without calls, or of a harness's text
-LONG_ANSWER = 900  # what is no longer is not worth a step of its own
+ANSWER_CHARS = 600
+"""Characters that stay of a long reply without calls, or of a harness's text.
 
-# As far as the gate is concerned:
+On recorded sessions notes were no more useful with more of them, or with the assistant's words
+before its calls.
+"""
+MIN_ANSWER_CHARS = 900
+"""A reply or text becomes a step if it has more characters than this."""
+
+# Estimates for the gate, before the lines of the notes are chosen.
 CHARS_PER_TOKEN = 4  # of the words that stay
 STEP_TOKENS = 25  # in the line of a step
 
 
 def exchange_length(messages: Sequence[Message], index: int) -> int:
-    """How many messages from *index* on are an exchange that may become part of a note, or 0.
+    """Return the number of messages from *index* on that are an exchange and may leave.
 
-    Whatever the API wants back as it was stays: calls of server tools and of their programs, blocks
-    of unknown kinds, and results that hold anything but text and media. So does what
-    follows a system message in the middle: a note there would put a system message between two of
-    the user's, which the API refuses.
+    Returns 0 if they have to stay. The API wants some content back unchanged: calls of server tools
+    and of their programs, blocks of unknown kinds, and results with anything but text and media.
+    What follows a system message in the middle stays too: a note there would put a system message
+    between two user messages, which the API refuses.
     """
     message = messages[index]
     if index and messages[index - 1]["role"] == "system":
         return 0
     if message["role"] == "user":
         return int(bool(reports_in(message)) and not has_results(message))
-    if message["role"] != "assistant" or not all(map(_is_plain, blocks(message))):
+    if message["role"] != "assistant" or not all(_is_plain(block) for block in blocks(message)):
         return 0
     if has_calls(message):
         return 2 if _is_answered(messages, index) else 0
-    return int(len(answer_of(message)) > LONG_ANSWER)
+    return int(len(answer_of(message)) > MIN_ANSWER_CHARS)
 
 
 def _is_answered(messages: Sequence[Message], index: int) -> bool:
-    """Whether the next message holds a plain result of each call of message *index*, once."""
+    """Return True if the next message has exactly one plain result for each call at *index*."""
     results = list(tool_results(messages[index + 1 : index + 2]))
-    answered = sorted(result.tool_use_id for result in results)
-    called = sorted(call.id for call in tool_calls(messages, index, index + 1))
-    if called != answered or len(set(called)) < len(called):
+    result_ids = sorted(result.tool_use_id for result in results)
+    call_ids = sorted(call.id for call in tool_calls(messages, index, index + 1))
+    if call_ids != result_ids or len(set(call_ids)) < len(call_ids):
         return False
-    parts = chain.from_iterable(map(inner_blocks, results))
-    return all(kind(part) in MEDIA or is_text_part(part) for part in parts)
+    for result in results:
+        for part in inner_blocks(result):
+            if kind(part) not in MEDIA and not is_text_part(part):
+                return False
+    return True
 
 
 def _is_plain(block: Block) -> bool:
-    """Whether *block* is a text, thinking, or a call that is no program's."""
+    """Return True if *block* is a text, thinking, or a call that no program made."""
     name = kind(block)
     if name == "tool_use":
         return program(block) is None
@@ -85,91 +92,96 @@ def _is_plain(block: Block) -> bool:
 
 
 def answer_of(message: Message) -> str:
-    """What *message* says, its texts on lines of their own."""
+    """Return the texts of *message*, each on lines of its own."""
     return "\n".join(texts(message))
 
 
 def reports_in(message: Message) -> list[str]:
-    """The long texts of a user's *message* that a harness wrote."""
-    return list(filter(_is_report, texts(message)))
+    """Return the long texts in a user's *message* that a harness wrote."""
+    return [text for text in texts(message) if _is_report(text)]
 
 
 def _is_report(text: str) -> bool:
-    return len(text) > LONG_ANSWER and HARNESS_TEXT.fullmatch(text) is not None
+    return len(text) > MIN_ANSWER_CHARS and HARNESS_TEXT.fullmatch(text) is not None
 
 
 def blocks_to_keep(message: Message) -> list[Block]:
-    """What stays of a user's message: the user's own blocks, and the media in results."""
-    kept: list[Block] = []
+    """Return the blocks that stay of a user's message: the user's own, and media in results."""
+    remaining_blocks: list[Block] = []
     for block in blocks(message):
         if kind(block) == "text" and _is_report(read(block, "text") or ""):
             continue
         if kind(block) != "tool_result":
-            kept.append(block)
+            remaining_blocks.append(block)
             continue
-        kept += [part for part in inner_blocks(block) if not is_text_part(part)]
-    return kept
+        remaining_blocks += [part for part in inner_blocks(block) if not is_text_part(part)]
+    return remaining_blocks
 
 
 class ExchangeIndex:
-    """The exchanges of one conversation that are old, and what would leave with each.
+    """The old exchanges of one conversation, and the tokens that would leave with each.
 
-    Each is looked at once, when it gets old.
+    It lives from turn to turn: each exchange is read once, when it becomes old.
     """
 
-    __slots__ = ("_freed", "known", "places")
+    __slots__ = ("_freed_tokens", "message_count", "places")
 
     def __init__(self) -> None:
-        self.known: int = 0
-        """How many messages were looked at."""
+        self.message_count: int = 0
+        """Number of messages that were read."""
         self.places: array[int] = array("q")
-        """The first message of each exchange."""
-        self._freed = array("q")  # tokens
+        """Index of the first message of each exchange."""
+        self._freed_tokens = array("q")
 
-    def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages."""
-        # The call before the first message that changed may have another result now.
-        self.known = min(self.known, max(0, known - 1))
-        count = bisect_left(self.places, self.known)
+    def rewind(self, length: int) -> None:
+        """Forget all but the first *length* messages."""
+        # The last message before a change may be a call, and its result may have changed.
+        self.message_count = min(self.message_count, max(0, length - 1))
+        count = bisect_left(self.places, self.message_count)
         del self.places[count:]
-        del self._freed[count:]
+        del self._freed_tokens[count:]
 
     def extend(
         self, messages: Sequence[Message], end: int, sums: Sequence[int], counter: TokenCounter
     ) -> None:
-        """Know the exchanges up to *end*; the first 0, 1, 2 … messages have *sums* tokens."""
-        self.rewind(end + 1)  # a conversation that was cut makes some recent again
-        index = self.known
+        """Add the exchanges up to message *end*.
+
+        ``sums[n]`` is the number of tokens of the first n messages.
+        """
+        self.rewind(end + 1)  # in a conversation that became shorter, some are recent again
+        index = self.message_count
         while index < end:
             length = exchange_length(messages, index)
             if length:
                 stop = index + length
-                freed = sums[stop] - sums[index] - _tokens_that_stay(messages, index, counter)
-                if freed > 0:
+                all_tokens = sums[stop] - sums[index]
+                freed_tokens = all_tokens - _remaining_tokens(messages, index, counter)
+                if freed_tokens > 0:
                     self.places.append(index)
-                    self._freed.append(freed)
+                    self._freed_tokens.append(freed_tokens)
             index += max(1, length)
-        self.known = end
+        self.message_count = end
 
     def table(self, columns: Columns, sums: Sequence[int], keep_recent: int) -> CandidateTable:
-        """The exchanges for `best_eviction`, in a context of these *columns* and *sums*.
+        """Return the exchanges as candidates for `best_eviction`.
 
-        The first *keep_recent* calls after each are free.
+        *columns* and *sums* are those of the context. The *keep_recent* calls after each exchange
+        count as free.
         """
         reads = columns.reads([place + 1 for place in self.places], keep_recent)
         starts = [sums[place] for place in self.places]
-        return CandidateTable(self._freed, reads, starts, sums[columns.messages_sent])
+        return CandidateTable(self._freed_tokens, reads, starts, sums[columns.messages_sent])
 
 
-def _tokens_that_stay(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
-    """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
+def _remaining_tokens(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
+    """Estimate the tokens that stay of the exchange at *index*, without quoted lines."""
     message = messages[index]
-    said = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
+    text_tokens = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
     tokens = 0
     if has_calls(message):
         tokens = STEP_TOKENS * len(list(tool_calls([message])))
         message = messages[index + 1]
     elif message["role"] == "assistant":
-        return said
-    tokens += said * len(reports_in(message))
-    return tokens + sum(map(counter.block, blocks_to_keep(message)))
+        return text_tokens
+    tokens += text_tokens * len(reports_in(message))
+    return tokens + sum(counter.block(block) for block in blocks_to_keep(message))

@@ -1,18 +1,30 @@
 """Repair a history that the Messages API would refuse.
 
-`ctxpipe.messages.RULES` says what is done for each rule. First comes each message by itself, then
-the server tools of each turn, then the exchanges: a run of assistant messages, and whatever follows
-until the next one. A valid exchange keeps its very objects; a broken one is rebuilt.
+`ctxpipe.messages.RULES` says what is done for each rule. The repair has four
+steps:
+
+1. each message by itself: blocks that no history may have are corrected or removed; 2. each turn of
+the assistant: calls of server tools need their results in the same turn; 3. each *exchange*: a run
+of assistant messages with everything up to the next one; 4. the whole history: its first message
+and its cache marks.
+
+An example of step 3. Call ``b`` has no result, and there is a result for a call ``x`` that does not
+exist:
+
+    assistant  call a                  assistant  call a, call b
+    assistant  call b            →     user       result of a, "interrupted" (error) for b,
+    user       result of a                        "Go on"
+    user       result of x, "Go on"
+
+A valid exchange keeps its very objects; only a broken one is built again.
 """
 
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Any, cast
 
 from .._values import encoding_fault
@@ -71,10 +83,11 @@ UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3
 
-# What an exchange breaks where it is looked at alone, or what is repaired elsewhere.
-_RULES_OF_THE_WHOLE = frozenset({"first-message", "server-tool", "compaction", "cache-marks"})
+# A single exchange cannot be judged by these rules, or they are repaired in another step.
+_RULES_FOR_WHOLE_HISTORY = frozenset({"first-message", "server-tool", "compaction", "cache-marks"})
 
-PROGRAM = "server_tool_use"  # the call whose code calls tools
+PROGRAM = "server_tool_use"
+"""Kind of the call of a program that calls tools itself."""
 _ID_KEYS = {
     **dict.fromkeys(CALLS, "id"),
     **dict.fromkeys(SERVER_RESULTS | {"tool_result"}, "tool_use_id"),
@@ -85,12 +98,12 @@ _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 def repair(
     messages: list[Message], *, encoding: bool = True, beside: MarksBeside = NO_MARKS
 ) -> list[Message]:
-    """Repair every broken rule in *messages*.
+    """Return *messages* with every broken rule repaired; the very same list if nothing is broken.
 
-    The very same list comes back when nothing is wrong. `RULES` says what is done
-    for each rule. Thinking blocks are never joined, moved or changed. Valid messages stay the same
-    objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the
-    cache marks in the rest of the request. What no client can encode stays as it is.
+    `RULES` says what is done for each rule. Thinking blocks are never joined, moved or changed.
+    Valid messages stay the same objects. If *encoding* is True, lone surrogates are replaced by
+    U+FFFD. *beside* are the cache marks in the rest of the request. A value that no client can
+    encode stays unchanged.
     """
     for _ in range(_PASSES):
         problems = check(messages, encoding=encoding, beside=beside)
@@ -122,10 +135,10 @@ def _repair_once(
 
 
 def _from_replacement(body: list[Message]) -> list[Message]:
-    """*body* from its last signed compaction block on, without any other compaction block.
+    """Return *body* from its last signed compaction block on, without other compaction blocks.
 
-    That block replaces everything before it. What a later block without a signature summarizes is
-    still in *body*.
+    That block replaces everything before it. A later compaction block without a signature is
+    dropped: the messages that it summarizes are still in *body*.
     """
     for index, message in reversed(list(enumerate(body))):
         content = blocks(message)
@@ -137,13 +150,14 @@ def _from_replacement(body: list[Message]) -> list[Message]:
 
 
 def _without_kind(message: Message, name: str, spared: Block = None) -> Message:
-    """*message* without its blocks of the kind *name*, except the one *spared*."""
-    given = blocks(message)
-    return _with_blocks(message, [one for one in given if kind(one) != name or one is spared])
+    """Return *message* without its blocks of the kind *name*, except the block *spared*."""
+    content = blocks(message)
+    remaining = [block for block in content if kind(block) != name or block is spared]
+    return _with_blocks(message, remaining)
 
 
 def _clean(message: Message) -> Message:
-    """*message* with nothing in it that the API refuses in any conversation."""
+    """Return *message* without anything that the API refuses in every conversation."""
     role = message["role"]
     content: object = message["content"]
     for key in [key for key in message if not is_message_key(role, key)]:
@@ -158,15 +172,17 @@ def _clean(message: Message) -> Message:
 
 
 def _with_blocks(message: Message, content: Sequence[Block]) -> Message:
-    """*message* with the blocks *content*; the same object when they are its own."""
-    given = blocks(message)
-    if len(content) == len(given) and all(map(operator.is_, content, given)):
+    """Return *message* with the blocks *content*; the same object if they are its own blocks."""
+    old_content = blocks(message)
+    if len(content) == len(old_content) and all(
+        new is old for new, old in zip(content, old_content, strict=True)
+    ):
         return message
     return with_content(message, content)
 
 
 def _valid_block(block: Block, role: str) -> Block | None:
-    """*block* as the API takes it in a message of *role*; None when it must go."""
+    """Return *block* as the API accepts it in a message of *role*; None if it must be removed."""
     name = kind(block)
     if not name:
         return _as_text(block)
@@ -185,13 +201,14 @@ def _valid_block(block: Block, role: str) -> Block | None:
 
 
 def _valid_thinking(block: Block) -> Block | None:
+    """Return a thinking *block* without its cache mark; None if it has no signature."""
     if not is_signed(block):
         return None
     return _without_mark(block) if field(block, "cache_control") else block
 
 
 def _as_text(block: Block) -> dict[str, Any] | None:
-    """*block*, which has no type, as a text block; None when it has no text."""
+    """Return *block*, which has no type, as a text block; None if it has no text."""
     text = field(block, "text")
     if not isinstance(text, str) or is_blank(text):
         return None
@@ -199,13 +216,14 @@ def _as_text(block: Block) -> dict[str, Any] | None:
 
 
 def _without(block: Block, key: str) -> dict[str, Any]:
-    rest = as_dict(block)
-    rest.pop(key, None)
-    return rest
+    """Return a copy of *block* without *key*."""
+    copied = as_dict(block)
+    copied.pop(key, None)
+    return copied
 
 
 def _changes(block: Block, name: str) -> dict[str, object]:
-    """The keys of a call or a result that the API refuses as they are, with valid values."""
+    """Return valid values for the keys of a call or a result that the API refuses."""
     changes: dict[str, object] = {}
     key = _ID_KEYS.get(name)
     if key is not None and not is_id(field(block, key), name):
@@ -237,26 +255,26 @@ def _call_changes(block: Block) -> dict[str, object]:
 def _result_changes(block: Block) -> dict[str, object]:
     changes: dict[str, object] = {}
     content = field(block, "content")
-    if isinstance(content, list | tuple) and not all(map(kind, content)):
-        typed = (block if kind(block) else _as_text(block) for block in content)
-        content = [block for block in typed if block is not None]
+    if isinstance(content, list | tuple) and not all(kind(part) for part in content):
+        typed_parts = [part if kind(part) else _as_text(part) for part in content]
+        content = [part for part in typed_parts if part is not None]
         changes["content"] = content
     if not field(block, "is_error"):
         return changes
-    # A result that failed must hold text, and nothing but text.
+    # The API wants text, and nothing but text, in a failed result.
     if not content:
         changes["content"] = SILENT_ERROR
-    elif not isinstance(content, str) and set(map(kind, content)) != {"text"}:
+    elif not isinstance(content, str) and any(kind(part) != "text" for part in content):
         changes["is_error"] = False
     return changes
 
 
-def _valid_id(given: object, name: str) -> str:
-    """An id that the API takes in blocks of the kind *name*.
+def _valid_id(invalid_id: object, name: str) -> str:
+    """Return an id for *invalid_id* that the API accepts in blocks of the kind *name*.
 
-    Equal ids become the same id everywhere, and different ones stay different.
+    Equal ids become the same id everywhere, and different ids stay different.
     """
-    text = "" if given is None else str(given)
+    text = "" if invalid_id is None else str(invalid_id)
     digest = content_hash(text, 16)
     words = _NOT_IN_ID.sub("_", text)[:40]
     if not has_server_id(name):
@@ -265,47 +283,52 @@ def _valid_id(given: object, name: str) -> str:
     return f"srvtoolu_{words}_{digest}"
 
 
-def _valid_input(given: object) -> dict[str, Any]:
-    """The object that an input means: its parsed JSON, or *given* under a key of its own."""
-    if given is None or given == "":
+def _valid_input(arguments: object) -> dict[str, Any]:
+    """Return an object for *arguments*, an input of a call that is not an object.
+
+    A string of JSON is parsed; any other value is put under the key "input".
+    """
+    if arguments is None or arguments == "":
         return {}
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            parsed = json.loads(given)
+            parsed = json.loads(arguments)
         except (ValueError, RecursionError):
             parsed = None
         if isinstance(parsed, dict) and not encoding_fault(parsed):
             return parsed
-    return {"input": given}
+    return {"input": arguments}
 
 
 # Server tools -------------------------------------------------------------------------------------
 
 
 def _complete_turns(body: list[Message]) -> list[Message]:
-    """*body* without server tools' calls and results whose other half is not in the same turn.
+    """Return *body* without calls and results of server tools that miss their other half.
 
-    A call whose program is not there becomes the model's own, as does the result of such a call.
+    Both halves must be in the same turn. If a program called the tool and the program is missing,
+    the call becomes the model's own, and so does its result.
     """
-    broken = {(each.index, each.block) for each in check(body) if each.rule == "server-tool"}
-    if not broken:
+    problems = [problem for problem in check(body) if problem.rule == "server-tool"]
+    if not problems:
         return body
-    orphans: set[str] = set()
+    broken_places = {(problem.index, problem.block) for problem in problems}
+    orphan_ids: set[str] = set()
     completed: list[Message] = []
     for index, message in enumerate(body):
         content: list[Block] = []
         for place, block in enumerate(blocks(message)):
-            if (index, place) in broken:
+            if (index, place) in broken_places:
                 if program(block) is None:
                     continue
-                orphans.add(str(field(block, "id")))
+                orphan_ids.add(str(field(block, "id")))
                 content.append(_without(block, "caller"))
-            elif server_result(block) in orphans:
+            elif server_result(block) in orphan_ids:
                 content.append(_without(block, "caller"))
             else:
                 content.append(block)
         completed.append(_with_blocks(message, content))
-    # What has gone may have been the other half, or the program, of something else.
+    # A removed block may have been the other half, or the program, of another one.
     return _complete_turns(completed)
 
 
@@ -313,16 +336,17 @@ def _complete_turns(body: list[Message]) -> list[Message]:
 
 
 def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
-    """Runs of messages, each of which begins with the assistant's.
+    """Yield runs of messages: the assistant's first, then the replies to them.
 
-    Only the first run may begin with the user's.
+    Only the first run may begin with a message of the user. An assistant message without content
+    begins no run.
     """
     exchange: list[Message] = []
     has_reply = False
     for message in body:
         if message["role"] != "assistant":
             has_reply = True
-        elif message["content"] and has_reply:  # with nothing left in it, it begins nothing
+        elif message["content"] and has_reply:
             yield exchange
             exchange = []
             has_reply = False
@@ -331,62 +355,76 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
         yield exchange
 
 
-def _of_role(messages: Sequence[Message], role: str) -> list[Message]:
+def _with_role(messages: Sequence[Message], role: str) -> list[Message]:
     return [message for message in messages if message["role"] == role]
 
 
 def _replies(exchange: Sequence[Message]) -> list[Message]:
-    """What the user and the system say in *exchange*."""
+    """Return the messages of the user and the system in *exchange*."""
     return [message for message in exchange if message["role"] != "assistant"]
 
 
 def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
+    """Return *exchange* if it is valid, otherwise a valid one: calls, results, other words.
+
+    *is_last* is True for the last exchange of the history.
+    """
     problems = check(exchange, encoding=False)
-    if all(each.rule in _RULES_OF_THE_WHOLE for each in problems):
+    if all(problem.rule in _RULES_FOR_WHOLE_HISTORY for problem in problems):
         return exchange
     replies = _replies(exchange)
-    rest = [_without_kind(message, "tool_result") for message in replies]
-    rest = [message for message in rest if message["content"] or is_directive(message)]
-    repaired = _join_neighbours([*_repair_calls(exchange, replies), *_of_role(rest, "user")])
-    # What the system adds ends what the user said.
-    added = _of_role(rest, "system")
-    lost_reply = is_last and bool(_of_role(replies, "user"))
-    needs_user = lost_reply or not all(map(is_directive, added))
-    needs_filler = not repaired or repaired[-1]["role"] == "assistant"
-    if needs_user and needs_filler:
+    other_words: list[Message] = []
+    for reply in replies:
+        message = _without_kind(reply, "tool_result")
+        if message["content"] or is_directive(message):
+            other_words.append(message)
+    user_words = _with_role(other_words, "user")
+    repaired = _join_neighbors([*_repair_calls(exchange, replies), *user_words])
+    # System messages come after the user's.
+    system_messages = _with_role(other_words, "system")
+    has_lost_reply = is_last and bool(_with_role(replies, "user"))
+    all_directives = all(is_directive(message) for message in system_messages)
+    needs_user = has_lost_reply or not all_directives
+    ends_without_user = not repaired or repaired[-1]["role"] == "assistant"
+    if needs_user and ends_without_user:
         repaired.append({"role": "user", "content": DROPPED})
-    return [*repaired, *added]
+    return [*repaired, *system_messages]
 
 
 def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> list[Message]:
-    """The assistant's messages of *exchange*, each followed by the results of all its calls."""
-    said = _of_role(exchange, "assistant")
-    turns = _join_neighbours([message for message in said if message["content"]])
+    """Return the assistant's messages of *exchange*, each followed by a result for each call."""
+    assistant_messages = _with_role(exchange, "assistant")
+    turns = _join_neighbors([message for message in assistant_messages if message["content"]])
     results = _results(replies)
-    # Only in the last exchange of all does nobody reply: its last calls may still wait for their
+    # Only the last exchange of a history has no replies: its last calls may still wait for their
     # results.
     waiting = None
     if not replies and has_calls(exchange[-1]):
         waiting = turns[-1]
     repaired: list[Message] = []
     for turn in turns:
-        places = {call.place: call.id for call in tool_calls([turn])}
-        calls = list(places.values())
-        names = _unique_ids(calls)
-        renamed = dict(zip(places, names, strict=True))
-        repaired += rewrite([turn], renamed, key="id") if names != calls else [turn]
-        if calls and turn is not waiting:
-            last_places = {call: place for place, call in enumerate(calls)}
+        id_by_place = {call.place: call.id for call in tool_calls([turn])}
+        call_ids = list(id_by_place.values())
+        unique_ids = _unique_ids(call_ids)
+        if unique_ids == call_ids:
+            repaired.append(turn)
+        else:
+            new_ids = dict(zip(id_by_place, unique_ids, strict=True))
+            repaired += rewrite([turn], new_ids, key="id")
+        if call_ids and turn is not waiting:
+            last_place = {call_id: place for place, call_id in enumerate(call_ids)}
             answers: list[Any] = []
-            for place, call in enumerate(calls):
-                is_last = last_places[call] == place
-                answers.append(_answer(names[place], results.get(call), is_last=is_last))
+            for place, call_id in enumerate(call_ids):
+                is_last = last_place[call_id] == place
+                answers.append(
+                    _take_result(results.get(call_id), unique_ids[place], is_last=is_last)
+                )
             repaired.append({"role": "user", "content": answers})
     return repaired
 
 
-def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
-    """Neighbours of one role as one message, but never where one of the two carries thinking."""
+def _join_neighbors(messages: Iterable[Message]) -> list[Message]:
+    """Return *messages* with neighbors of one role joined, unless one of them has thinking."""
     runs: list[list[Message]] = []
     previous_has_thinking = False
     for message in messages:
@@ -401,80 +439,94 @@ def _join_neighbours(messages: Iterable[Message]) -> list[Message]:
 
 
 def _join(run: Sequence[Message]) -> Message:
-    """The messages of *run* as one; the same object where it is one only."""
+    """Return the messages of *run* as one message; the same object if it is a single one."""
     if len(run) == 1:
         return run[0]
     return with_content(run[0], [block for message in run for block in as_blocks(message)])
 
 
 def _results(messages: Iterable[Message]) -> dict[str, deque[Block]]:
-    """The results in *messages*, by the id of their call, in order."""
-    found: dict[str, deque[Block]] = {}
-    for block in chain.from_iterable(map(blocks, messages)):
-        if kind(block) == "tool_result":
-            found.setdefault(str(field(block, "tool_use_id", "")), deque()).append(block)
-    return found
+    """Return the results in *messages* by the id of their call, in order."""
+    results: dict[str, deque[Block]] = {}
+    for message in messages:
+        for block in blocks(message):
+            if kind(block) == "tool_result":
+                call_id = str(field(block, "tool_use_id", ""))
+                results.setdefault(call_id, deque()).append(block)
+    return results
 
 
-def _answer(name: str, results: deque[Block] | None, *, is_last: bool) -> Any:
-    """One of *results* for the call *name*, which is taken out of them.
+def _take_result(results: deque[Block] | None, call_id: str, *, is_last: bool) -> Any:
+    """Remove one of *results* and return it as the result of the call *call_id*.
 
-    Of several, the last call of that id gets one that failed.
+    Several calls may have had the same id: the last one, *is_last*, gets the first failed result.
+    Without a result the call is reported as interrupted.
     """
     if not results:
-        return interrupted_result(name)
+        return interrupted_result(call_id)
     place = 0
     if is_last:
-        failed = (index for index, result in enumerate(results) if field(result, "is_error"))
-        place = next(failed, 0)
+        for index, result in enumerate(results):
+            if field(result, "is_error"):
+                place = index
+                break
     result = results[place]
     del results[place]
-    if str(field(result, "tool_use_id", "")) == name:
+    if str(field(result, "tool_use_id", "")) == call_id:
         return result
-    return {**as_dict(result), "tool_use_id": name}
+    return {**as_dict(result), "tool_use_id": call_id}
 
 
-def interrupted_result(name: str) -> dict[str, object]:
-    """The result that takes the place of one that never came, for the call *name*."""
-    return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
+def interrupted_result(call_id: str) -> dict[str, object]:
+    """Return the failed result for a call that never got one."""
+    return {
+        "type": "tool_result",
+        "tool_use_id": call_id,
+        "content": INTERRUPTED,
+        "is_error": True,
+    }
 
 
-def _unique_ids(ids: Sequence[str]) -> list[str]:
-    """*ids* with a number added to each that came before, since the API wants them unique."""
-    names: list[str] = []
-    given = set(ids)
-    used: set[str] = set()
-    numbers: dict[str, int] = {}  # the last number that an id was given
-    for name in ids:
-        unique = name
-        while unique in used or (unique != name and unique in given):
-            numbers[name] = numbers.get(name, 1) + 1
-            unique = f"{name}-{numbers[name]}"
-        used.add(unique)
-        names.append(unique)
-    return names
+def _unique_ids(call_ids: Sequence[str]) -> list[str]:
+    """Return *call_ids* with a number added to each that occurred before.
+
+    The API wants them unique: ``a, a, b`` becomes ``a, a-2, b``.
+    """
+    unique_ids: list[str] = []
+    all_ids = set(call_ids)
+    used_ids: set[str] = set()
+    last_numbers: dict[str, int] = {}  # the last number added to each id
+    for call_id in call_ids:
+        unique_id = call_id
+        while unique_id in used_ids or (unique_id != call_id and unique_id in all_ids):
+            number = last_numbers.get(call_id, 1) + 1
+            last_numbers[call_id] = number
+            unique_id = f"{call_id}-{number}"
+        used_ids.add(unique_id)
+        unique_ids.append(unique_id)
+    return unique_ids
 
 
-# The whole ----------------------------------------------------------------------------------------
+# The history as a whole ---------------------------------------------------------------------------
 
 
 def encodable(message: Message) -> Message:
-    """Return *message* with U+FFFD for each lone surrogate in it, thinking excepted.
+    """Return *message* with U+FFFD for each lone surrogate in it, except in thinking.
 
-    The same object comes back when there is none.
+    Returns the same object if it has none.
     """
     content = message["content"]
     if isinstance(content, str):
-        return (
-            message if is_encodable(content) else with_content(message, _encodable_value(content))
-        )
-    changed: list[Block] = []
+        if is_encodable(content):
+            return message
+        return with_content(message, _encodable_value(content))
+    encodable_blocks: list[Block] = []
     for block in blocks(message):
         if kind(block) not in THINKING and encoding_fault(block) == SURROGATE:
-            changed.append(rebuilt(block, _encodable_value, keys=True))
+            encodable_blocks.append(rebuilt(block, _encodable_value, keys=True))
         else:
-            changed.append(block)
-    return _with_blocks(message, changed)
+            encodable_blocks.append(block)
+    return _with_blocks(message, encodable_blocks)
 
 
 def _encodable_value(value: Any) -> Any:
@@ -482,9 +534,10 @@ def _encodable_value(value: Any) -> Any:
 
 
 def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
-    """*messages* with no more cache marks than *beside* leaves: the last ones cover the most.
+    """Return *messages* with only as many cache marks as *beside* leaves.
 
-    No mark for an hour stays after a shorter one.
+    The last marks stay, since they cover most of the prompt. A mark with a lifetime of an hour
+    after a shorter one is shortened too.
     """
     marks = mark_places(messages)
     surplus = max(0, len(marks) - marks_left(beside))
@@ -494,9 +547,11 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
 
 
 def mark_places(messages: Iterable[Message]) -> list[tuple[int, MarkPlace]]:
-    """The messages with cache marks, each with a place of one, in order."""
-    numbered = enumerate(messages)
-    return [(index, place) for index, message in numbered for place, _ in cache_marks(message)]
+    """Return the message index and the place of each cache mark in *messages*, in order."""
+    places: list[tuple[int, MarkPlace]] = []
+    for index, message in enumerate(messages):
+        places += [(index, place) for place, _ in cache_marks(message)]
+    return places
 
 
 def change_marked(
@@ -504,7 +559,10 @@ def change_marked(
     marks: Iterable[tuple[int, MarkPlace]],
     change: Callable[[Block], dict[str, Any]],
 ) -> list[Message]:
-    """*messages* with *change* made to each block that has one of these *marks*."""
+    """Return *messages* with *change* applied to each block that has one of these *marks*.
+
+    A mark's place is the index of its block; for a block within a result also the index in it.
+    """
     contents: dict[int, list[Any]] = {}
     inner_contents: dict[tuple[int, int], list[Any]] = {}
     for index, (place, inner) in marks:
@@ -521,10 +579,10 @@ def change_marked(
             inner_contents[index, place] = parts
         parts = inner_contents[index, place]
         parts[inner] = change(parts[inner])
-    changed = list(messages)
+    edited = list(messages)
     for index, content in contents.items():
-        changed[index] = with_content(changed[index], content)
-    return changed
+        edited[index] = with_content(edited[index], content)
+    return edited
 
 
 def _without_mark(block: Block) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Collapse old exchanges into one line each, with the few source lines likely to be used again."""
+"""Collapse old exchanges into one line each, with the few source lines likely to be used again.
+
+`edits.collapse` explains the steps, runs and notes with an example.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import ClassVar, cast
 from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from ..edits import collapse
-from ..edits.collapse import Layout
+from ..edits.collapse import CollapsedContext, CollapsePlan
 from ..edits.exchanges import ExchangeIndex
 from ..errors import SettingsError, StorageError
 from ..placeholders.names import content_hash, session_folder
@@ -25,9 +28,13 @@ from .offloaded import read_offloaded
 from .protocol import Change, Skip, Turn
 from .reports import Collapsed
 
-PROTECTED = "thinking is protected, and a note would stand before kept thinking"
+PROTECTED = "thinking is protected, and a note would come before protected thinking"
 
-ALPHA = 2.0  # 3 and 4 cost and show about the same; docs/benchmarks.md says why they cost
+ALPHA = 2.0
+"""Times the price of a rewrite that carrying the exchanges must have cost (docs/benchmarks.md).
+
+With 3 and 4 the measured cost and recall were about the same.
+"""
 
 _SAMPLE = "s0.md"
 
@@ -36,33 +43,34 @@ _SAMPLE = "s0.md"
 class Collapse:
     """Collapse old exchanges into a note: one line per tool call, and the lines worth keeping.
 
-    An exchange is an assistant message with tool calls and their results. Those that the model has
-    answered *keep_recent* times or more are old. When carrying them has cost twice what a rewrite
-    of the cached context costs, the old exchanges from the best place on leave, all their words,
+    An exchange is an assistant message with tool calls, and their results. It is old if the model
+    has replied *keep_recent* times or more since. Once carrying the old exchanges has cost twice as
+    much as rewriting the cached context, they leave from the best place on, with all words,
     thinking, calls and results. Each run of exchanges between two messages that stay becomes one
-    user message: where the steps are whole, then for each call its number, the tool, what it was
-    about, the size of its result and whether it failed. A person's messages, pictures and earlier
-    notes stay byte for byte, so that later rewrites leave the beginning alone; and so do exchanges
-    with calls of server tools or their programs. A long reply without calls becomes a line with its
-    beginning, and so does a long text that a harness wrote on the user's side, such as the report
-    of a job (`HARNESS_TEXT`).
+    user message. It names the files with the whole steps, and has a line for each call: its number,
+    the tool, what the call was about, the size of the result and whether it failed.
 
-    Under a call stand the lines of its input and result that are likely to be used again: those
-    worth *min_value* expected uses per 1,000 tokens or more, which may be half of what leaves. They
-    are chosen without a model, by what they name that nothing else in the context names.
+    A person's messages, pictures and earlier notes stay byte for byte, so later rewrites leave the
+    beginning of the context alone. Exchanges with calls of server tools or of their programs stay
+    too. A long reply without calls becomes a line with its beginning, and so does a long text that
+    a harness wrote on the user's side, such as the report of a job (`HARNESS_TEXT`).
+
+    Under the line of a call are the lines of its input and result that are likely to be used again:
+    those worth *min_value* expected uses per 1,000 tokens or more, up to half of what leaves. They
+    are chosen without a model, by the names in them that nothing else in the context shows.
 
     As in `RentOrBuyGate`, nothing leaves below *min_tokens*, everything old leaves when the cache
     has expired, and *prices* are those of the model. The context must hold *min_calls* calls, which
     is also the least distance between two rewrites. With ``thinking="protect"`` nothing leaves once
     there is thinking.
 
-    Each step is written to a file of its own in *storage*, whole, even where its result had been
-    offloaded. The raw messages are archived there first: *storage* keeps and returns texts, and
-    keeps records.
+    The whole text of each step is written to a file of its own in *storage*, even if its result was
+    offloaded before. The raw messages are archived there first. *storage* must write and read texts
+    and keep records.
 
-    No live run has confirmed it yet: the figures are those of replayed sessions.
+    The savings are those of replayed sessions: no live run has confirmed them yet.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     observers: ClassVar[tuple[str, ...]] = ("ctxpipe.observers.signals:CollapseWatch",)
@@ -97,53 +105,55 @@ class Collapse:
             )
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Nothing leaves that cannot be written. Raises StorageError."""
+        """Replace the old exchanges by notes, if that pays.
+
+        Raises StorageError if a step or the archive cannot be written; then nothing leaves.
+        """
         prepared = await self._prepare(turn)
         if isinstance(prepared, Skip):
             return prepared
-        layout, whole, rewritten = prepared
-        texts = await in_thread(collapse.step_texts, layout, whole)
-        # The steps first: what is written again after a failure has the same name, an archive not.
-        files, suffix = await self._write_steps(turn, layout, texts)
-        record = archive_record(collapse.leaving_messages(layout))
+        plan, offloaded_texts, collapsed = prepared
+        texts = await in_thread(collapse.step_texts, plan, offloaded_texts)
+        # The steps before the archive: if something fails, writing the steps again gives the same
+        # files, but each archive is a new one.
+        files, suffix = await self._write_steps(turn, plan, texts)
+        record = archive_record(plan.leaving_messages)
         archive = await cast("Archive", self.storage).save(turn.session_id, "collapse", record)
         if suffix:
-            rewritten = await self._rewrite(turn, layout, whole, suffix)
-        return _change(layout, rewritten, files, archive)
+            collapsed = await self._rewrite(turn, plan, offloaded_texts, suffix)
+        return _change(plan, collapsed, files, archive)
 
     async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
+        """Return the change that this turn would make, without writing anything."""
         prepared = await self._prepare(turn)
         if isinstance(prepared, Skip):
             return prepared
-        layout, _, rewritten = prepared
-        files = [self.storage.location(key) for key in _keys(turn, layout, "")]
-        return _change(layout, rewritten, files, None)
+        plan, _, collapsed = prepared
+        files = [self.storage.location(key) for key in _keys(turn, plan, "")]
+        return _change(plan, collapsed, files, None)
 
     async def _prepare(
         self, turn: Turn
-    ) -> tuple[Layout, Mapping[str, str], collapse.Rewritten] | Skip:
-        """What leaves, the texts behind its placeholders, and the context with its notes."""
-        layout = await self._decide(turn)
-        if isinstance(layout, Skip):
-            return layout
-        files = await in_thread(collapse.find_offloaded_files, layout)
-        whole = await read_offloaded(self.storage, turn.session_id, files)
-        rewritten = await self._rewrite(turn, layout, whole, "")
-        if rewritten.freed_tokens <= 0:
+    ) -> tuple[CollapsePlan, Mapping[str, str], CollapsedContext] | Skip:
+        """Return the plan, the texts behind its placeholders, and the context with its notes."""
+        plan = await self._decide(turn)
+        if isinstance(plan, Skip):
+            return plan
+        files = await in_thread(collapse.find_offloaded_files, plan)
+        offloaded_texts = await read_offloaded(self.storage, turn.session_id, files)
+        collapsed = await self._rewrite(turn, plan, offloaded_texts, "")
+        if collapsed.freed_tokens <= 0:
             return Skip("a note would be as long as what it replaces")
-        return layout, whole, rewritten
+        return plan, offloaded_texts, collapsed
 
     def _visible_folder(self, session_id: str) -> str:
-        """The folder of the session's steps as the model sees it, ending in a separator."""
+        """Return the folder of the session's steps as the model sees it, ending in a separator."""
         folder = session_folder(session_id)
         location = self.storage.location(f"{folder}/{_SAMPLE}")
         return visible_path(reference_of(self.storage), folder, location).removesuffix(_SAMPLE)
 
-    # When -----------------------------------------------------------------------------------------
-
-    async def _decide(self, turn: Turn) -> Layout | Skip:
-        """What leaves at this turn, or why nothing does."""
+    async def _decide(self, turn: Turn) -> CollapsePlan | Skip:
+        """Return the exchanges that leave in this turn, or the reason why none does."""
         if turn.protected:
             return Skip(PROTECTED)
         columns = await turn.columns()
@@ -152,84 +162,89 @@ class Collapse:
         sums = await turn.prefix_sums()
         stop = columns.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
-        await in_thread_if(
-            turn.is_bulky(index.known), index.extend, turn.messages, stop, sums, turn.counter
-        )
+        is_large = turn.is_bulky(index.message_count)
+        await in_thread_if(is_large, index.extend, turn.messages, stop, sums, turn.counter)
         table = index.table(columns, sums, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
-        start: int | str = 0
+        first: int | str = 0
         if not turn.force:
-            start = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
-        if isinstance(start, str):
-            return Skip(f"the old exchanges stay: {start}")
-        return await in_thread(self._lay_out, turn, index.places[start], stop)
+            first = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
+        if isinstance(first, str):
+            return Skip(f"the old exchanges stay: {first}")
+        return await in_thread(self._plan, turn, index.places[first], stop)
 
-    def _lay_out(self, turn: Turn, start: int, stop: int) -> Layout:
+    def _plan(self, turn: Turn, start: int, stop: int) -> CollapsePlan:
+        """Return the plan for the exchanges from message *start* up to *stop*.
+
+        Its steps are numbered on from those of the session's notes in the context.
+        """
         folder = self._visible_folder(turn.session_id)
-        last = max((note.last for note in _own_notes(turn) if note.folder == folder), default=0)
-        return collapse.lay_out(turn.messages, start, stop, last + 1)
-
-    # What -----------------------------------------------------------------------------------------
+        last_numbers = [note.last for note in _own_notes(turn) if note.folder == folder]
+        return collapse.plan_collapse(turn.messages, start, stop, max(last_numbers, default=0) + 1)
 
     async def _rewrite(
-        self, turn: Turn, layout: Layout, whole: Mapping[str, str], suffix: str
-    ) -> collapse.Rewritten:
+        self, turn: Turn, plan: CollapsePlan, offloaded_texts: Mapping[str, str], suffix: str
+    ) -> CollapsedContext:
+        """Return the context with notes for files whose names end in *suffix*."""
+        folder = self._visible_folder(turn.session_id)
         return await in_thread(
-            collapse.collapse,
-            layout,
-            whole,
-            self._visible_folder(turn.session_id),
-            suffix,
-            self.min_value,
-            turn.counter,
+            collapse.collapse, plan, offloaded_texts, folder, suffix, self.min_value, turn.counter
         )
 
     async def _write_steps(
-        self, turn: Turn, layout: Layout, texts: Sequence[str]
+        self, turn: Turn, plan: CollapsePlan, texts: Sequence[str]
     ) -> tuple[list[str], str]:
-        """Write each step to its file; the files, and what was added to their names.
+        """Write each step to its file; return the files, and the suffix of their names.
 
-        Numbers may be in use already: after a compaction, or on another branch of the history.
+        The suffix is "" unless a file of that name has other content. That happens if the numbers
+        are in use after a compaction, or on another branch of the history.
         """
         suffix = ""
         while True:
-            keys = _keys(turn, layout, suffix)
+            keys = _keys(turn, plan, suffix)
             files = list(await self.storage.write(list(zip(keys, texts, strict=True))))
             if files == [self.storage.location(key) for key in keys]:
                 return files, suffix
             if suffix:
-                raise StorageError(f"the files of {len(keys)} steps cannot be named as announced")
-            # By what is stored, each text apart: others under the same name would never find room.
+                raise StorageError(
+                    f"the files of {len(keys)} steps cannot be stored under the names in their "
+                    f"note, which end in {suffix}.md"
+                )
+            # The hash of what is stored, text by text, so that other steps get another suffix.
             redact = redactor_of(self.storage)
             stored = [await in_thread(storable, text, redact) for text in texts]
             suffix = f"-{content_hash(chr(0).join(stored))}"
 
 
-def _keys(turn: Turn, layout: Layout, suffix: str) -> list[str]:
+def _keys(turn: Turn, plan: CollapsePlan, suffix: str) -> list[str]:
     folder = session_folder(turn.session_id)
-    return [f"{folder}/s{step.number}{suffix}.md" for step in layout.steps]
+    return [f"{folder}/s{step.number}{suffix}.md" for step in plan.steps]
 
 
 def _own_notes(turn: Turn) -> list[Note]:
-    """The notes of the context, except those that the caller's own messages look like."""
-    theirs = {message["content"] for message in turn.history or () if note_of(message)}
-    notes = [(note_of(message), message["content"]) for message in turn.messages]
-    return [note for note, text in notes if note is not None and text not in theirs]
+    """Return the notes of the context, without messages of the caller that look like one."""
+    caller_texts = {message["content"] for message in turn.history or () if note_of(message)}
+    notes: list[Note] = []
+    for message in turn.messages:
+        note = note_of(message)
+        if note is not None and message["content"] not in caller_texts:
+            notes.append(note)
+    return notes
 
 
 def _change(
-    layout: Layout, rewritten: collapse.Rewritten, files: Sequence[str], archive: str | None
+    plan: CollapsePlan, collapsed: CollapsedContext, files: Sequence[str], archive: str | None
 ) -> Change:
-    steps = layout.steps
+    steps = plan.steps
     detail = Collapsed(
         steps=len(steps),
-        notes=rewritten.notes,
-        lines=rewritten.lines,
-        messages=len(layout.leaving),
-        freed_tokens=rewritten.freed_tokens,
+        notes=collapsed.note_count,
+        lines=collapsed.line_count,
+        messages=len(plan.leaving_indices),
+        freed_tokens=collapsed.freed_tokens,
         archive=archive,
         files=tuple(files),
         calls=tuple(step.call.id if step.call else "" for step in steps),
     )
-    return Change(rewritten.messages, detail)
+    return Change(collapsed.messages, detail)

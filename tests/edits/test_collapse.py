@@ -24,11 +24,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.collapse import (
-    Layout,
+    CollapsePlan,
     collapse,
     find_offloaded_files,
-    lay_out,
-    leaving_messages,
+    plan_collapse,
     step_texts,
     texts_of_notes,
 )
@@ -43,16 +42,16 @@ GENEROUS = 0.1  # every line that names something
 LONG = "word " * 400
 
 
-def laid_out(messages: Sequence[Message], start: int = 1, number: int = 1) -> Layout:
-    return lay_out(messages, start, len(messages), number)
+def planned(messages: Sequence[Message], start: int = 1, number: int = 1) -> CollapsePlan:
+    return plan_collapse(messages, start, len(messages), number)
 
 
 def context(
     messages: Sequence[Message], number: int = 1, min_value: float = WORTH
 ) -> list[Message]:
     """All exchanges of *messages* collapsed."""
-    layout = lay_out(messages, 0, len(messages), number)
-    return collapse(layout, {}, "/f/", "", min_value, COUNTER).messages
+    plan = plan_collapse(messages, 0, len(messages), number)
+    return collapse(plan, {}, "/f/", "", min_value, COUNTER).messages
 
 
 def notes(messages: Sequence[Message]) -> list[str]:
@@ -283,17 +282,17 @@ def test_the_file_of_a_step_holds_tool_input_and_result():
         assistant(LONG),
     )
 
-    assert step_texts(laid_out(messages), {}) == ["edit\na.py\nx\n---\nok", LONG]
+    assert step_texts(planned(messages), {}) == ["edit\na.py\nx\n---\nok", LONG]
 
 
 def test_where_a_placeholder_stands_the_file_holds_what_it_points_to():
     pointer = DIRECT.format("/f/t1.md")
     messages = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, pointer))
-    layout = laid_out(messages)
+    plan = planned(messages)
 
-    assert find_offloaded_files(layout) == {pointer: "t1.md"}
-    assert step_texts(layout, {pointer: LONG}) == [f"bash\nls\n---\n{LONG}"]
-    rewritten = collapse(layout, {pointer: LONG}, "/f/", "", WORTH, COUNTER)
+    assert find_offloaded_files(plan) == {pointer: "t1.md"}
+    assert step_texts(plan, {pointer: LONG}) == [f"bash\nls\n---\n{LONG}"]
+    rewritten = collapse(plan, {pointer: LONG}, "/f/", "", WORTH, COUNTER)
     assert f"→ {len(LONG)} chars" in notes(rewritten.messages)[0]
 
 
@@ -306,9 +305,9 @@ def test_where_a_placeholder_stands_the_file_holds_what_it_points_to():
     ],
 )
 def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer):
-    layout = laid_out(conversation(user("Go."), step("t1", result=pointer)))
+    plan = planned(conversation(user("Go."), step("t1", result=pointer)))
 
-    assert list(find_offloaded_files(layout)) == [pointer]
+    assert list(find_offloaded_files(plan)) == [pointer]
 
 
 @pytest.mark.parametrize(
@@ -321,16 +320,16 @@ def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer):
     ],
 )
 def test_a_placeholder_that_a_tool_has_printed_is_not_followed(printed):
-    layout = laid_out(conversation(user("Go."), step("t1", result=printed)))
+    plan = planned(conversation(user("Go."), step("t1", result=printed)))
 
-    assert find_offloaded_files(layout) == {}
+    assert find_offloaded_files(plan) == {}
 
 
 def test_what_was_said_before_the_calls_is_in_the_file_of_the_first():
     calls = assistant(text("I look."), tool_use("t1", "ls"), tool_use("t2", "ls"))
-    layout = laid_out([user("Go."), calls, user(tool_result("t1", "a"), tool_result("t2", "b"))])
+    plan = planned([user("Go."), calls, user(tool_result("t1", "a"), tool_result("t2", "b"))])
 
-    first, second = step_texts(layout, {})
+    first, second = step_texts(plan, {})
 
     assert first == f"I look.\n\n{second.replace('b', 'a')}"
 
@@ -343,13 +342,13 @@ def test_the_files_of_notes_can_be_written_again_from_the_raw_messages():
         user(tool_result("t2"), tool_result("t3"), text("And hurry.")),
         step("t4"),
     )
-    layout = lay_out(messages, 0, len(messages), 5)
-    rewritten = collapse(layout, {}, "/f/", "-0a1b2c3d", WORTH, COUNTER)
+    plan = plan_collapse(messages, 0, len(messages), 5)
+    rewritten = collapse(plan, {}, "/f/", "-0a1b2c3d", WORTH, COUNTER)
     found = [message for message in rewritten.messages if note_of(message)]
 
     assert len(found) == 2
     paths = [f"/f/s{number}-0a1b2c3d.md" for number in range(5, 10)]
-    assert texts_of_notes(messages, found) == dict(zip(paths, step_texts(layout, {}), strict=True))
+    assert texts_of_notes(messages, found) == dict(zip(paths, step_texts(plan, {}), strict=True))
     assert texts_of_notes(messages[:-2], found) == {}
     assert texts_of_notes([*messages, *step("t5")], found) == {}
 
@@ -363,14 +362,14 @@ REPORT = f"<task-notification>\n<result>{FINDINGS}</result>\n</task-notification
 def test_a_report_of_a_harness_is_a_step_of_its_own():
     messages = conversation(user("Go."), step("t1"), user(REPORT), step("t2"))
 
-    layout = laid_out(messages)
+    plan = planned(messages)
 
-    assert [(step.number, step.message, step.verb) for step in layout.steps] == [
+    assert [(step.number, step.message, step.verb) for step in plan.steps] == [
         (1, 1, ""),
         (2, 3, "reported"),
         (3, 4, ""),
     ]
-    assert step_texts(layout, {})[1] == REPORT
+    assert step_texts(plan, {})[1] == REPORT
     [note] = notes(context(messages))
     line = note.splitlines()[2]
     assert line.startswith("2 reported: <task-notification> <result>I have read")
@@ -385,10 +384,10 @@ def test_the_body_of_a_skill_beside_a_result_leaves_with_it():
         user(tool_result("t1", "Launching."), text(skill), text("And hurry.")),
     )
 
-    layout = laid_out(messages)
+    plan = planned(messages)
 
-    assert step_texts(layout, {})[1] == skill
-    assert layout.parts[1] == user(text("And hurry."))
+    assert step_texts(plan, {})[1] == skill
+    assert plan.parts[1] == user(text("And hurry."))
 
 
 @pytest.mark.parametrize(
@@ -406,10 +405,10 @@ def test_the_body_of_a_skill_beside_a_result_leaves_with_it():
 def test_what_has_not_the_whole_form_is_a_person_s_and_stays(words):
     messages = conversation(user("Go."), step("t1"), user(words), step("t2"))
 
-    layout = laid_out(messages)
+    plan = planned(messages)
 
-    assert words in [part["content"] for part in layout.parts if not isinstance(part, list)]
-    assert all(step.call for step in layout.steps)
+    assert words in [part["content"] for part in plan.parts if not isinstance(part, list)]
+    assert all(step.call for step in plan.steps)
 
 
 def test_the_files_of_notes_with_reports_can_be_written_again_from_the_raw_messages():
@@ -420,14 +419,14 @@ def test_the_files_of_notes_with_reports_can_be_written_again_from_the_raw_messa
         user(text(REPORT), text("And hurry.")),
         step("t2"),
     )
-    layout = lay_out(messages, 0, len(messages), 1)
-    rewritten = collapse(layout, {}, "/f/", "", WORTH, COUNTER)
+    plan = plan_collapse(messages, 0, len(messages), 1)
+    rewritten = collapse(plan, {}, "/f/", "", WORTH, COUNTER)
     found = [message for message in rewritten.messages if note_of(message)]
 
     written = texts_of_notes(messages, found)
 
-    assert list(written.values()) == step_texts(layout, {})
-    assert [step.verb for step in layout.steps] == ["", "reported", "answered", "reported", ""]
+    assert list(written.values()) == step_texts(plan, {})
+    assert [step.verb for step in plan.steps] == ["", "reported", "answered", "reported", ""]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -471,8 +470,8 @@ def test_whatever_collapses_the_api_accepts_what_is_left(
     if stop and stop < len(history) and has_calls(history[stop - 1]):
         stop += 1
 
-    layout = lay_out(history, start, stop, 1)
-    after = collapse(layout, {}, "/f/", "", min_value, COUNTER).messages
+    plan = plan_collapse(history, start, stop, 1)
+    after = collapse(plan, {}, "/f/", "", min_value, COUNTER).messages
 
     assert check(after) == []
     assert after[:start] == history[:start]
@@ -480,20 +479,20 @@ def test_whatever_collapses_the_api_accepts_what_is_left(
 
 @given(spoken)
 def test_each_call_that_leaves_is_one_step_and_its_file_holds_its_texts(history: list[Message]):
-    layout = lay_out(history, 0, len(history), 1)
-    leaving = leaving_messages(layout)
+    plan = plan_collapse(history, 0, len(history), 1)
+    leaving = plan.leaving_messages
     calls = [b for message in leaving for b in blocks(message) if kind(b) == "tool_use"]
 
-    assert [step.call.id for step in layout.steps if step.call] == [
+    assert [step.call.id for step in plan.steps if step.call] == [
         dict(call)["id"]  # type: ignore[call-overload]
         for call in calls
     ]
-    assert [step.number for step in layout.steps] == list(range(1, len(layout.steps) + 1))
-    stays = [message for part in layout.parts if isinstance(part, dict) for message in [part]]
+    assert [step.number for step in plan.steps] == list(range(1, len(plan.steps) + 1))
+    stays = [message for part in plan.parts if isinstance(part, dict) for message in [part]]
     kept = {id(message) for message in history if id(message) in set(map(id, stays))}
-    staying = set(range(len(history))).difference(layout.leaving)
+    staying = set(range(len(history))).difference(plan.leaving_indices)
     assert {id(history[index]) for index in staying} == kept
-    assert len(step_texts(layout, {})) == len(layout.steps)
+    assert len(step_texts(plan, {})) == len(plan.steps)
 
 
 @given(spoken, min_values)

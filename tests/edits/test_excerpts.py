@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.atoms import atoms
-from ctxpipe.edits.excerpts import CHANCES, Passage, _least_tokens, choose_lines
+from ctxpipe.edits.excerpts import CHANCES, LeavingText, _least_tokens, choose_lines
 from ctxpipe.tokens import TokenCounter
 
 COUNTERS = {name: TokenCounter(name) for name in ("cl100k_base", "o200k_base")}
@@ -20,13 +20,13 @@ NAMES = "it calls read_port and check_port there"
 SMALL_TALK = "and that is all"
 
 
-def chosen(*passages: Passage, visible: frozenset[str] = frozenset(), **settings: Any) -> Any:
+def chosen(*passages: LeavingText, visible: frozenset[str] = frozenset(), **settings: Any) -> Any:
     settings = {"min_value": 3.0, "max_tokens": 10_000, **settings}
     return choose_lines(passages, visible, COUNTER.text, **settings)
 
 
-def call(text: str, step: int = 1) -> Passage:
-    return Passage(text, "call", step)
+def call(text: str, step: int = 1) -> LeavingText:
+    return LeavingText(text, "call", step)
 
 
 def test_lines_that_name_something_stay_and_small_talk_does_not():
@@ -56,7 +56,7 @@ def test_a_result_shows_less_that_is_used_again_than_a_call():
     text = "src/server.py and nothing else worth a word in this rather long line"
 
     assert chosen(call(text))
-    assert not chosen(Passage(text, "result", 1))
+    assert not chosen(LeavingText(text, "result", 1))
 
 
 def test_more_than_the_limit_never_stays():
@@ -71,7 +71,7 @@ def test_more_than_the_limit_never_stays():
 
 def test_a_higher_least_value_keeps_fewer_lines():
     text = python_source(30, 8)
-    passage = Passage(f"{text}\nsrc/server.py\n", "call", 1)
+    passage = LeavingText(f"{text}\nsrc/server.py\n", "call", 1)
 
     def kept(value: float) -> int:
         return sum(map(len, chosen(passage, min_value=value).values()))
@@ -114,7 +114,7 @@ def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding, text: str):
 lines = st.lists(st.sampled_from([PATH, NAMES, SMALL_TALK, "x = 4711", "", "  see src/a.py"]))
 passages = st.lists(
     st.builds(
-        lambda lines, kind, step: Passage("\n".join(lines), kind, step),
+        lambda lines, kind, step: LeavingText("\n".join(lines), kind, step),
         lines,
         st.sampled_from(["call", "text", "view", "result"]),
         st.integers(1, 3),
@@ -125,7 +125,7 @@ passages = st.lists(
 
 @given(passages, st.integers(0, 60), st.floats(0.1, 50))
 def test_the_choice_is_made_of_lines_of_its_steps_within_its_limit(
-    given_passages: list[Passage], max_tokens: int, min_value: float
+    given_passages: list[LeavingText], max_tokens: int, min_value: float
 ):
     found = choose_lines(
         given_passages, set(), COUNTER.text, min_value=min_value, max_tokens=max_tokens
