@@ -1,4 +1,19 @@
-"""Replace a history by a summary, followed by what must not be lost."""
+"""Replace a history by a summary, followed by what must not be lost.
+
+A compacted context looks like this (one line a message, in this order):
+
+    system     the head: the system prompt, or messages of the role "system"
+    user       the summary, the evidence (paths, commands, requests …), folded files
+    system     system messages of the conversation that still apply
+    assistant  an acknowledgement
+    user       a restored file, and an acknowledgement for each
+    …          pinned messages, skills, the to-do list and others that are carried verbatim
+    user       the request that is being worked on
+    …          the messages that the model has not answered yet
+
+`gather_facts` reads the evidence from the messages, `replacements` arranges the parts, and
+`Replacement.messages` puts the context together once it is decided which parts fit.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +22,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import TypeAlias
 
 from .._logs import logger
@@ -72,7 +86,7 @@ from .paths import is_windows_path, split_path
 
 
 def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
-    """*head*, the summary pair, and each restored file with its acknowledgement."""
+    """Return *head*, the summary pair, and each *restored* file with its acknowledgement."""
     if not summary:
         logger.warning("an empty summary replaces a history")
     files: list[Message] = []
@@ -92,38 +106,41 @@ def _assistant(text: str) -> Message:
 # Commands of the user -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
-# After the last end tag, each start tag would be followed to the end of the text.
 _END = "</command>"
 
 
 def extract_commands(messages: Iterable[Message]) -> list[str]:
-    """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first.
+    """Return the ``<command>`` blocks that the user wrote in *messages*, each once, oldest first.
 
-    Those that an earlier compaction carried on come first; tool results and the assistant's words
+    Those that an earlier compaction carried over come first. Tool results and the assistant's words
     do not count. A text in the form of a summary is trusted here; `gather_facts` trusts none.
     """
     return _commands_in(commands_in_force(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
-    found: list[str] = []
+    commands_found: list[str] = []
     for text in texts:
-        found += _COMMAND.findall(text, 0, text.rfind(_END) + len(_END))
-    return list(dict.fromkeys(found))
+        # Stop at the last end tag: after it, the pattern would read from each start tag to the
+        # end of the text.
+        stop = text.rfind(_END) + len(_END)
+        commands_found += _COMMAND.findall(text, 0, stop)
+    return list(dict.fromkeys(commands_found))
 
 
-# Where evidence comes from ------------------------------------------------------------------------
+# The source of evidence ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about a history without a model; each collection ends with the most recent.
+    """Facts about a history, found without a model; each collection has the most recent last.
 
-    *paths* tells for each path whether it was written, *commands* for each command line whether it
-    failed last. *requests* are the user's own words, *orders* the ``<command>`` blocks in them.
-    *archives* are the files with the raw messages, *digest* that of the last one, *index* the file
-    with further paths, *notes* remarks about restored files. *last_stands* says that the last
-    request is nowhere else in the context. A request that must be cut is cut after *redact*.
+    *paths* has for each path whether it was written, *commands* for each command line whether it
+    failed the last time. *requests* are the user's own words, *orders* the ``<command>`` blocks in
+    them. *archives* are the files with the raw messages, *digest* is that of the last one, *index*
+    the file with further paths, *notes* are remarks about restored files. *needs_last_request* is
+    True if the last request is nowhere else in the context. *redact* is applied to a request before
+    it is cut.
     """
 
     paths: Mapping[str, bool] = field(default_factory=dict)
@@ -134,34 +151,38 @@ class Facts:
     digest: str = ""
     index: str = ""
     notes: Sequence[str] = ()
-    last_stands: bool = False
+    needs_last_request: bool = False
     redact: Callable[[str], str] = str
     orders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The *messages* that evidence is taken from, and the *archives* of those before them.
+    """The *messages* that evidence is taken from, and the *archives* of the messages before them.
 
-    *earlier* is what is known of the conversation before the messages, without them.
-    With *is_raw* they are the caller's own history: every text of the user in it is the user's,
-    whatever it looks like. Otherwise they may hold texts of ours, and what looks like one is
-    nobody's words. Texts are redacted before they are cut, since *redact* would not recognize half
-    a secret.
+    *earlier* has the facts of the conversation before *messages*. *is_raw* is True for the caller's
+    own history: every text of the user in it counts as the user's, in any form. Otherwise the
+    messages may have texts of ctxpipe, and a text in the form of one is not taken for the user's
+    words. *redact* is applied to texts before they are cut, since it would not recognize half a
+    secret.
     """
 
     messages: Sequence[Message]
     archives: Sequence[str] = ()
     is_raw: bool = False
-    redact: Callable[[str], str] = str  # as it is
+    redact: Callable[[str], str] = str  # leaves the text unchanged
     earlier: Facts = Facts()
 
     def words_in(self, messages: Sequence[Message]) -> list[str]:
-        """What the user wrote in *messages*, some of the source's, one by one, oldest first."""
+        """Return the user's words in each of *messages* that has some, oldest first.
+
+        *messages* are some of the source's.
+        """
         if not self.is_raw:
-            return list(filter(None, map(own_words, messages)))
-        texts = [text_of(message) for message in messages if message["role"] == "user"]
-        return [text for text in texts if not is_blank(text)]
+            words = [own_words(message) for message in messages]
+            return [text for text in words if text]
+        words = [text_of(message) for message in messages if message["role"] == "user"]
+        return [text for text in words if not is_blank(text)]
 
 
 def after_summary(
@@ -169,28 +190,32 @@ def after_summary(
     archived: Sequence[Message],
     as_stored: Callable[[Message], Message],
 ) -> list[Message]:
-    """The part of *messages* that came after the compaction that they begin with.
+    """Return the messages that came after the compaction that *messages* begin with.
 
-    That compaction *archived* these messages; *as_stored* gives a message as it is in an archive,
-    redacted. What the compaction itself put there is left out: the summary, files, and the archived
-    messages that it kept.
+    *archived* are the messages that this compaction archived. *as_stored* returns a message as it
+    is in an archive, redacted. Everything that the compaction put into the context is left out: the
+    summary, files, and archived messages that it carried over.
     """
-    known = {digest(message) for message in archived}
-    known_blocks: set[bytes] = set()
+    archived_digests = {digest(message) for message in archived}
+    archived_block_digests: set[bytes] = set()
     index = leading_count(messages)
     for message in messages[index:]:
-        if not is_connective(message) and digest(as_stored(message)) not in known:
-            # It may be a message of single blocks that were carried on. Words never are.
-            known_blocks = known_blocks or {one for old in archived for one in _block_digests(old)}
-            is_known = known_blocks.issuperset(_block_digests(as_stored(message)))
-            if any(texts(message)) or not is_known:
+        if not is_connective(message) and digest(as_stored(message)) not in archived_digests:
+            # It may be a message of single blocks that were carried over. Texts never are.
+            if any(texts(message)):
+                break
+            if not archived_block_digests:
+                for old_message in archived:
+                    archived_block_digests.update(_block_digests(old_message))
+            if not archived_block_digests.issuperset(_block_digests(as_stored(message))):
                 break
         index += 1
-    left = list(messages[index:])
-    pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
-    if pending and left and is_cut(own_words(as_stored(left[0])), pending):
-        del left[0]
-    return left
+    later_messages = list(messages[index:])
+    pending_words = [own_words(message) for message in archived[open_tail(archived) :]]
+    pending = "\n\n".join(words for words in pending_words if words)
+    if pending and later_messages and is_cut(own_words(as_stored(later_messages[0])), pending):
+        del later_messages[0]
+    return later_messages
 
 
 def _block_digests(message: Message) -> list[bytes]:
@@ -203,24 +228,24 @@ def _block_digests(message: Message) -> list[bytes]:
 
 
 def gather_facts(source: Source) -> Facts:
-    """The facts in *source*, with those of its *earlier* conversation before them."""
+    """Return the facts in *source*, after those of the *earlier* conversation."""
     messages = source.messages
     redact = source.redact
     earlier = source.earlier
     paths = dict(earlier.paths)
-    for path, written in touched_paths(messages).items():
-        shown = redact(path)
-        put_last(paths, shown, written or earlier.paths.get(shown, False))
-    lines = dict(earlier.commands)
+    for path, is_written in touched_paths(messages).items():
+        visible_path = redact(path)
+        put_last(paths, visible_path, is_written or earlier.paths.get(visible_path, False))
+    command_lines = dict(earlier.commands)
     for command, has_failed in commands(messages):
-        put_last(lines, _shorten_line(redact(command)), has_failed)
-    used = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
-    used_before = [name for name in earlier.identifiers if name not in used]
+        put_last(command_lines, _command_line(redact(command)), has_failed)
+    new_identifiers = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
+    old_identifiers = [name for name in earlier.identifiers if name not in new_identifiers]
     words = source.words_in(messages)
     return Facts(
         paths=paths,
-        commands=lines,
-        identifiers=[*used_before, *used],
+        commands=command_lines,
+        identifiers=[*old_identifiers, *new_identifiers],
         requests=[*earlier.requests, *words],
         archives=source.archives,
         redact=redact,
@@ -234,9 +259,9 @@ _MOST_REQUEST_CHARS = 200_000
 
 
 def facts_to_keep(facts: Facts) -> Facts:
-    """What of *facts* an archive keeps for later compactions: some hundred times the evidence.
+    """Return the part of *facts* that an archive keeps for later compactions.
 
-    The first request, and every order, stay.
+    It is some hundred times the evidence of one context. The first request and all orders stay.
     """
     return Facts(
         paths=dict(list(facts.paths.items())[-_MOST_PATHS:]),
@@ -247,18 +272,19 @@ def facts_to_keep(facts: Facts) -> Facts:
     )
 
 
-_MAX_LINE_READ = 10_000  # characters: the rest of a command of megabytes says nothing more
+_MAX_LINE_READ = 10_000  # characters; enough even of a command of megabytes
 _MAX_LINE = 200
 
 
-def _shorten_line(text: str) -> str:
-    line = one_line(text[:_MAX_LINE_READ])
-    if len(line) <= _MAX_LINE and len(text) <= _MAX_LINE_READ:
+def _command_line(command: str) -> str:
+    """Return *command* on one line, its end cut off if it is long."""
+    line = one_line(command[:_MAX_LINE_READ])
+    if len(line) <= _MAX_LINE and len(command) <= _MAX_LINE_READ:
         return line
     return f"{line[: _MAX_LINE - 2]} …"
 
 
-# The block: each part is a heading and its lines.
+# The parts of the evidence block: each is a heading and its lines.
 
 _INDEX = "More paths: "
 _NOTE = "Note: "
@@ -272,13 +298,14 @@ Count: TypeAlias = Callable[[str], int]
 
 
 def evidence_block(evidence: Facts, tokens: int, count: Count) -> tuple[str, list[str]]:
-    """The text that follows a summary, and the paths for which its budget is too small.
+    """Return the text that follows a summary, and the paths that do not fit into it.
 
-    The paths may take *tokens* tokens, as may the requests, the commands a fifth and the
-    identifiers a tenth of that. The first request, the archives, the index and the notes are always
-    in it, and so is the last request where it is nowhere else. *count* gives the tokens of a text.
+    The paths may take *tokens* tokens and so may the requests; the commands may take a fifth of
+    that, the identifiers a tenth. The first request, the archives, the index and the notes are
+    always included, and so is the last request if it is nowhere else. *count* returns the tokens of
+    a text.
     """
-    paths, surplus = _split_paths(evidence.paths, tokens, count)
+    paths, surplus_paths = _split_paths(evidence.paths, tokens, count)
     lines = [
         INTRODUCTION,
         *archive_lines(evidence.archives, evidence.digest),
@@ -290,44 +317,50 @@ def evidence_block(evidence: Facts, tokens: int, count: Count) -> tuple[str, lis
     def line_tokens(line: str) -> int:
         return count(line) + 1
 
-    ran = [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()]
-    ran = last_within(tokens // 5, ran, line_tokens)
-    if ran:
-        lines += [_COMMANDS, *ran]
-    used = last_within(tokens // 10, evidence.identifiers, line_tokens)
-    if used:
-        lines.append(_IDENTIFIERS + ", ".join(used))
+    command_lines = [
+        f"{'!' if has_failed else '$'} {line}" for line, has_failed in evidence.commands.items()
+    ]
+    command_lines = last_within(tokens // 5, command_lines, line_tokens)
+    if command_lines:
+        lines += [_COMMANDS, *command_lines]
+    last_identifiers = last_within(tokens // 10, evidence.identifiers, line_tokens)
+    if last_identifiers:
+        lines.append(_IDENTIFIERS + ", ".join(last_identifiers))
     lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
     lines += _request_lines(evidence, tokens, line_tokens)
     text = "\n".join(lines)
-    return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus
+    return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus_paths
 
 
 def _split_paths(
     paths: Mapping[str, bool], max_tokens: int, count: Count
 ) -> tuple[list[str], list[str]]:
-    """The *paths* that fit into *max_tokens*, those written first, and the others."""
-    recent = list(paths)[::-1]
-    ranked = sorted(recent, key=lambda path: not paths[path])
+    """Return the *paths* that fit into *max_tokens*, written ones first, and the other paths."""
+    newest_first = list(paths)[::-1]
+    written_first = sorted(newest_first, key=lambda path: not paths[path])
 
     def is_too_long(number: int) -> bool:
-        return count("\n".join(_path_lines(ranked[:number], paths))) > max_tokens
+        return count("\n".join(_path_lines(written_first[:number], paths))) > max_tokens
 
-    fitting = len(ranked)
+    fitting = len(written_first)
     if is_too_long(fitting):
         fitting = bisect_left(range(1, fitting + 1), True, key=is_too_long)
-    return ranked[:fitting], ranked[fitting:]
+    return written_first[:fitting], written_first[fitting:]
 
 
 def _request_lines(evidence: Facts, max_tokens: int, line_tokens: Count) -> list[str]:
+    """Return the lines with the first request, and with the last ones that fit *max_tokens*."""
     if not evidence.requests:
         return []
-    where = evidence.archives[-1] if evidence.archives else ""
-    shown = [_cut(one, _MAX_REQUEST_CHARS, where, evidence.redact) for one in evidence.requests]
-    # The length, not the end tag, says where a text ends: the user may have written anything.
-    first, *later = [f'<request chars="{len(text)}">{text}</request>' for text in shown]
+    archive = evidence.archives[-1] if evidence.archives else ""
+    # The length, not the end tag, marks the end of a text: the user may have written anything.
+    request_lines: list[str] = []
+    for request in evidence.requests:
+        text = _cut(request, _MAX_REQUEST_CHARS, archive, evidence.redact)
+        request_lines.append(f'<request chars="{len(text)}">{text}</request>')
+    first, *later = request_lines
     recent = last_within(max_tokens, later, line_tokens)
-    if evidence.last_stands and not recent:
+    if evidence.needs_last_request and not recent:
         recent = later[-1:]
     lines = [_REQUESTS, first]
     left_out = len(later) - len(recent)
@@ -336,19 +369,23 @@ def _request_lines(evidence: Facts, max_tokens: int, line_tokens: Count) -> list
     return lines + recent
 
 
-def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str:
+def _cut(text: str, limit: int, archive: str, redact: Callable[[str], str]) -> str:
+    """Return *text*; if it has more than *limit* characters, its head and tail."""
     if len(text) <= limit:
         return text
-    return shorten(redact(text), limit, where)
+    return shorten(redact(text), limit, archive)
 
 
 def _path_lines(paths: Sequence[str], written: Mapping[str, bool]) -> list[str]:
-    """*paths* by folder: ``src/app/: main.py, util.py``."""
+    """Return lines with *paths* by folder, such as ``src/app/: main.py, util.py``.
+
+    Paths that were *written* come first.
+    """
     lines: list[str] = []
     for heading, is_written in ((_WRITTEN, True), (_NAMED, False)):
-        chosen = sorted(path for path in paths if written[path] is is_written)
-        if chosen:
-            lines += [heading, *_folder_lines(chosen)]
+        paths_here = sorted(path for path in paths if written[path] is is_written)
+        if paths_here:
+            lines += [heading, *_folder_lines(paths_here)]
     return lines
 
 
@@ -362,23 +399,27 @@ def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
 
 
 def _quote(name: str) -> str:
+    """Return *name* in quotes if it could be misread in a line of paths."""
     if not is_one_line(name):
         return json.dumps(name)
     is_windows = is_windows_path(name)
-    # The colon after a drive separates nothing.
+    # The colon after a drive letter separates nothing.
     rest = name[2:] if is_windows else name
     if not re.search(r'[",:]|^\s|\s$', rest):
         return name
     if is_windows and '"' not in name:
-        return f'"{name}"'  # as a tool takes it: JSON doubles each backslash
+        return f'"{name}"'  # as a tool accepts it: JSON would double each backslash
     return json.dumps(name, ensure_ascii=False)
 
 
-# What only the server may touch -------------------------------------------------------------------
+# Obstacles to a compaction ------------------------------------------------------------------------
 
 
 def obstacle(rest: Sequence[Message]) -> str:
-    """Why *rest* must not be compacted now, "" when it may."""
+    """Return the reason why *rest* must not be compacted now; "" if it may.
+
+    *rest* is the history without its head of system messages.
+    """
     if not rest:
         return "nothing but system messages"
     waiting = pending_calls(rest)
@@ -396,9 +437,10 @@ def obstacle(rest: Sequence[Message]) -> str:
 
 
 def open_tail(messages: Sequence[Message]) -> int:
-    """Where the part of *messages* begins that the model has not answered, or their length.
+    """Return the index of the first message that belongs to the unanswered end of *messages*.
 
-    Results need their calls, and those the calls and results of server tools that they go with.
+    It is the length of *messages* if everything is answered. Unanswered results need their calls,
+    and calls and results of server tools between them must not be split either.
     """
     start = unanswered_start(messages)
     if not any(tool_results(messages, start)):
@@ -407,21 +449,23 @@ def open_tail(messages: Sequence[Message]) -> int:
     while True:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
-        reaching_in = [span.start for span in spans if span.start < start < span.stop]
-        if not reaching_in:
+        overlapping = [span.start for span in spans if span.start < start < span.stop]
+        if not overlapping:
             return start
-        start = min(reaching_in)
+        start = min(overlapping)
 
 
-MAX_WORDS_CHARS = 20_000  # of the newest message where it does not fit as it is
+MAX_WORDS_CHARS = 20_000
+"""Characters of the newest message that stay if it does not fit as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What a new context is made of, before it is decided how much of it fits.
+    """The parts of a new context, before it is decided which of them fit.
 
-    *candidates* are the answered pieces that may pass word for word; a `Selection` says which do.
-    *tail* is what the context ends with. *cuts* says what of the newest messages is not in it.
+    *candidates* are answered pieces that may be carried verbatim; a `Selection` has those that are.
+    *tail* is the end of the context. *cuts* are remarks on parts of the newest messages that are
+    left out.
     """
 
     head: Sequence[Message]
@@ -438,10 +482,10 @@ class Replacement:
         folded: Sequence[str] = (),
         carried: Sequence[Candidate] | None = None,
     ) -> list[Message]:
-        """Return the context with the evidence *block*, the restored *files* and what is *carried*.
+        """Return the context with the evidence *block*, restored *files* and *carried* pieces.
 
-        The *folded* files follow the summary in the same message. Without *carried* all candidates
-        are in it. Unknown blocks that began the request stand before the summary.
+        The *folded* files follow the summary in the same message. If *carried* is None, all
+        candidates are carried. Unknown blocks that began the request come before the summary.
         """
         text = self.summary + block + "".join(f"\n\n{text}" for text in folded)
         summary, *others = assemble([], text, files)
@@ -464,16 +508,16 @@ class Replacement:
 
     @property
     def closing(self) -> list[Message]:
-        """What the context ends with if everything fits."""
+        """The end of the context if everything fits."""
         return [*_Parts.of(self._all).closing, *self.tail]
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Where in a context the carried pieces are.
+    """The carried pieces by their places in a context.
 
-    *leading* blocks are before the summary, *systems* after it, *early* messages before the request
-    under way, and *closing* ones begin with that request.
+    *leading* blocks come before the summary and *systems* after it. *early* messages come before
+    the request that is being worked on; *closing* messages begin with that request.
     """
 
     leading: Sequence[Block]
@@ -507,7 +551,7 @@ class _Parts:
                 early = [candidate for candidate in early if candidate.index < begin]
             else:
                 late = []
-        closing = sorted([*requests, *late], key=attrgetter("key"))
+        closing = sorted([*requests, *late], key=lambda candidate: candidate.key)
         messages = arrange(closing)
         if messages and messages[-1]["role"] == "assistant":
             messages.append(_user(CONTINUE))
@@ -528,18 +572,20 @@ def replacements(
 ) -> list[Replacement]:
     """Return the new contexts for *head* and *rest* to choose from, the best first.
 
-    The first one keeps the messages that the model has not answered as they are. The second, where
-    that makes a difference, cuts long words to `MAX_WORDS_CHARS`, and leaves pictures and results
-    out. Not *whole*: only the second. The evidence is *facts*, those of *source*; what is left out
-    is in *archive*. A request is there once: at the end, or in the evidence. With *covered* the
-    summary is of so many messages, and all after them are kept as they are.
+    The first one keeps the messages that the model has not answered unchanged. The second one
+    exists if it differs: it cuts the user's long words to `MAX_WORDS_CHARS`, and leaves pictures
+    and results out. If *whole* is False, only the second is returned.
+
+    *facts* are the evidence, those of *source*. *archive* is the file with what is left out. A
+    request is in a context once: at its end, or in the evidence. If *covered* is a number, the
+    summary describes that many messages, and all messages after them stay unchanged.
     """
     tail = open_tail(rest) if covered is None else covered
     unanswered = rest[tail:]
     replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + reminder(facts.orders),
-        evidence=replace(facts, last_stands=not unanswered),
+        evidence=replace(facts, needs_last_request=not unanswered),
     )
     systems = _in_force(rest[:tail])
     first = replace(replacement, candidates=[*systems, *_pieces_to_carry(rest[:tail], pin)])
@@ -563,16 +609,16 @@ def _pieces_to_carry(messages: Sequence[Message], pin: Pin | None) -> list[Candi
 
 
 def _in_force(messages: Sequence[Message]) -> list[Candidate]:
-    """Return the system messages in *messages* that still hold, each once, at its last place."""
-    found: list[Candidate] = []
-    known: list[Message] = []
+    """Return the system messages in *messages* that still apply, each once, at its last place."""
+    candidates: list[Candidate] = []
+    seen_messages: list[Message] = []
     for index in reversed(range(len(messages))):
         message = messages[index]
         is_lasting = message["role"] == "system" and "clear_at" not in message
-        if is_lasting and message not in known:
-            known.append(message)
-            found.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
-    return found[::-1]
+        if is_lasting and message not in seen_messages:
+            seen_messages.append(message)
+            candidates.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
+    return candidates[::-1]
 
 
 def _with_tail(
@@ -582,9 +628,9 @@ def _with_tail(
     source: Source,
     archive: str,
 ) -> Replacement:
-    """Return *replacement* with the unanswered messages, those from *tail* on, as they are.
+    """Return *replacement* with the unanswered messages, those from *tail* on, at its end.
 
-    Before results, a message says what they are a part of.
+    If they begin with calls and their results, a message before them names the request.
     """
     unanswered = rest[tail:]
     requests = replacement.evidence.requests
@@ -605,7 +651,7 @@ def _with_tail(
 
 
 def _request_at(messages: Sequence[Message], text: str) -> Candidate:
-    """Return the *text* that says what is under way, at the place of the last words of the user."""
+    """Return a message with *text*, at the place of the user's last words in *messages*."""
     index = len(messages)
     place = 0
     for number in reversed(range(len(messages))):
@@ -626,7 +672,7 @@ def _with_words(
 ) -> Replacement:
     """Return *replacement* with only the user's words of the messages from *tail* on.
 
-    Where they are long they are cut, head and tail.
+    If the words are long, their head and tail stay.
     """
     unanswered = rest[tail:]
     requests = replacement.evidence.requests
@@ -664,7 +710,7 @@ def _with_words(
 
 
 def _media(content: Iterable[object]) -> Iterator[str]:
-    """Yield the kinds of the images and documents in *content*, other than carried references."""
+    """Yield the kind of each image and document in *content*, except carried references."""
     for block in content:
         name = kind(block)
         if name in MEDIA and not is_reference(block):
@@ -681,7 +727,7 @@ def _close(
 ) -> Replacement:
     """Return *replacement* that ends with the *request* and *tail*.
 
-    The evidence has these *requests*.
+    *requests* are the requests in its evidence.
     """
     evidence = replace(replacement.evidence, requests=requests)
     candidates = replacement.candidates
@@ -693,17 +739,18 @@ def _close(
 # Pinned -------------------------------------------------------------------------------------------
 
 Pin: TypeAlias = "Callable[[Message], bool] | Collection[str]"
-"""Which messages stay as they are: a function, or texts, one of which the user says in them."""
+"""Choice of messages that stay unchanged: a function, or texts to look for in the user's words."""
 
 
-def _says_any(message: Message, wanted: Collection[str]) -> bool:
-    return message["role"] == "user" and any(
-        text in said for said in texts(message) for text in wanted
-    )
+def _says_any(message: Message, pinned_texts: Collection[str]) -> bool:
+    """Return True if *message* is the user's and contains one of *pinned_texts*."""
+    if message["role"] != "user":
+        return False
+    return any(pinned in text for text in texts(message) for pinned in pinned_texts)
 
 
 def pins(rest: Sequence[Message], pin: Pin | None) -> list[Candidate]:
-    """Return the messages that *pin* chooses, a call and its results as one piece."""
+    """Return the messages that *pin* chooses; a call and its results are one piece."""
     candidates: list[Candidate] = []
     indices = sorted(pinned_indices(rest, pin))
     index = -1
@@ -729,26 +776,27 @@ def pinned_messages(rest: Sequence[Message], pin: Pin | None) -> list[Message]:
 
 
 def pinned_indices(messages: Sequence[Message], pin: Pin | None) -> set[int]:
-    """The indices of the messages that *pin* chooses, and of their calls and results.
+    """Return the indices of the messages that *pin* chooses, and of their calls and results.
 
-    What a compaction put there is never pinned, and no system message: `replacements` keeps those
-    that are in force.
+    Messages that a compaction put there are never pinned, nor are system messages: `replacements`
+    keeps those that still apply.
     """
     if pin is None:
         return set()
     first = head_length(messages)
-    ours = range(first, first + acknowledged_count(messages[first:]))
-    chosen: set[int] = set()
+    of_compaction = range(first, first + acknowledged_count(messages[first:]))
+    pinned: set[int] = set()
     for index, message in enumerate(messages):
-        if index in ours or message["role"] == "system" or is_connective(message):
+        if index in of_compaction or message["role"] == "system" or is_connective(message):
             continue
-        if pin(message) if callable(pin) else _says_any(message, pin):
-            chosen.add(index)
+        is_pinned = pin(message) if callable(pin) else _says_any(message, pin)
+        if is_pinned:
+            pinned.add(index)
     last = len(messages) - 1
-    for index in sorted(chosen):
+    for index in sorted(pinned):
         message = messages[index]
         if index < last and has_calls(message):
-            chosen.add(index + 1)
+            pinned.add(index + 1)
         if index > 0 and has_results(message):
-            chosen.add(index - 1)
-    return chosen
+            pinned.add(index - 1)
+    return pinned
