@@ -1,4 +1,4 @@
-"""Which old results are worth a rewrite of the cached context: only sums, no forecast."""
+"""Decide which old results are worth rewriting the cached context, from sums alone."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from ..messages import Columns
 from .offload import OffloadCandidate
 
-PLACEHOLDER_TOKENS = 30  # what stays of a result
+PLACEHOLDER_TOKENS = 30
+"""Tokens that stay in place of a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a token costs when it is *read* from the cache, and when it is written (*write*).
+    """Prices of a token that is *read* from the cache, and of one that is written to it (*write*).
 
-    *alpha* is the patience. With 1, a rewrite is due when the price paid for carrying what could
-    have left equals that of the rewrite.
+    *alpha* is the patience: with 1, a rewrite is due when carrying what could have left has cost as
+    much as the rewrite costs.
     """
 
     read: float
@@ -26,11 +27,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class CandidateTable:
-    """The candidates, oldest first, as parallel columns.
+    """The candidates, oldest first, as columns of one table.
 
-    *freed*: tokens that leave with each, net of its placeholder. *reads*: calls that have re-read
-    it since it got old. *starts*: tokens before its message. *cached*: tokens of the context that
-    are in the provider's cache.
+    *freed* are the tokens that leave with each, less those of its placeholder. *reads* is the
+    number of calls that have read it again since it became old. *starts* are the tokens before its
+    message. *cached* is the number of tokens of the context that are in the provider's cache.
     """
 
     freed: Sequence[int]
@@ -41,9 +42,9 @@ class CandidateTable:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Offloading the candidates from *start* on.
+    """The offloading of the candidates from index *start* on.
 
-    The tokens *freed*, and the *gain* in the currency of the rates.
+    *freed* are the tokens that leave; *gain* is in the currency of the rates.
     """
 
     start: int
@@ -52,42 +53,47 @@ class Eviction:
 
 
 def best_eviction(
-    stock: CandidateTable, rates: Rates, cliff: Callable[[int], float] | None = None
+    table: CandidateTable, rates: Rates, cliff: Callable[[int], float] | None = None
 ) -> Eviction | None:
-    """The suffix of the candidates with the greatest gain, None without candidates.
+    """Return the suffix of the candidates with the greatest gain; None without candidates.
 
-    The gain is (carried so far) - alpha x (cost of rewriting). Carried is what was paid to read the
-    suffix's results again; rewriting means to write again what is cached after its first message
-    and stays. *cliff* gives, for a number of freed tokens, what was overpaid above a price
-    threshold that freeing them gets below. One pass from the newest candidate to the oldest; of
-    equal suffixes the shortest wins.
+    Gain = (cost of carrying so far) - alpha x (cost of rewriting). Carrying has cost what was paid
+    to read the suffix's results again. Rewriting writes those cached tokens again that come after
+    the first leaving result and stay:
+
+        | before | result 1 (leaves) | stays | result 2 (leaves) | stays | not cached yet |
+                                     ^^^^^^^ written again ^^^^^^^
+
+    *cliff* returns, for a number of freed tokens, the amount that was overpaid above a price
+    threshold if freeing them leads below it. Of suffixes with equal gains the shortest wins.
     """
     best: Eviction | None = None
     carried = 0
     freed = 0
     freed_cached = 0
     rewrite = rates.alpha * (rates.write - rates.read)
-    for index in reversed(range(len(stock.freed))):
-        tokens = stock.freed[index]
-        start = stock.starts[index]
+    # From the newest candidate to the oldest: each suffix adds one candidate to the last one.
+    for index in reversed(range(len(table.freed))):
+        tokens = table.freed[index]
+        start = table.starts[index]
         freed += tokens
-        carried += tokens * stock.reads[index]
-        if start < stock.cached:
+        carried += tokens * table.reads[index]
+        if start < table.cached:
             freed_cached += tokens
-        surviving = max(0, stock.cached - start - freed_cached)
+        rewritten = max(0, table.cached - start - freed_cached)
         overpaid = cliff(freed) if cliff else 0.0
-        gain = rates.read * carried - rewrite * surviving + overpaid
+        gain = rates.read * carried - rewrite * rewritten + overpaid
         if best is None or gain > best.gain:
             best = Eviction(index, freed, gain)
     return best
 
 
 class CandidateTokens(dict[tuple[int, int], int]):
-    """The tokens of the candidates of one conversation by their places, kept from turn to turn."""
+    """Tokens of each candidate of one conversation, by its place; kept from turn to turn."""
 
-    def rewind(self, known: int) -> None:
-        """Forget all but the candidates in the first *known* messages."""
-        for place in [place for place in self if place[0] >= known]:
+    def rewind(self, length: int) -> None:
+        """Forget the candidates that are not in the first *length* messages."""
+        for place in [place for place in self if place[0] >= length]:
             del self[place]
 
     def table(
@@ -98,9 +104,10 @@ class CandidateTokens(dict[tuple[int, int], int]):
         sums: Sequence[int],
         free_calls: int,
     ) -> CandidateTable:
-        """The table of *candidates*, in a context with these *columns* and *sums* of tokens.
+        """Return the table of *candidates*.
 
-        Those that are new are counted. The first *free_calls* calls after each do not count.
+        *columns* and *sums* are those of the context. Only new candidates are counted. The first
+        *free_calls* calls after each candidate do not count as reads.
         """
         freed: list[int] = []
         for candidate in candidates:

@@ -1,11 +1,10 @@
-"""Which images and documents leave the context, and what replaces them."""
+"""Decide which images and documents leave the context, and replace them by placeholders."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from operator import add, le
 from typing import Any, NamedTuple, cast
 
 from .._text import count_phrase
@@ -21,47 +20,52 @@ _MEDIA_TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
 
 
 class Weight(NamedTuple):
-    """What images and documents take of a request: characters of base64, images, pages of PDFs."""
+    """Size of images and documents: characters of base64, number of images, pages of PDFs."""
 
     chars: int = 0
     images: int = 0
     pages: int = 0
 
     def plus(self, other: Weight) -> Weight:
-        """Both together."""
-        return Weight(*map(add, self, other))
+        """Return the sum of both."""
+        return Weight(
+            self.chars + other.chars, self.images + other.images, self.pages + other.pages
+        )
 
-    def fits(self, most: Weight) -> bool:
-        """Whether nothing is more than in *most*."""
-        return all(map(le, self, most))
+    def fits(self, limit: Weight) -> bool:
+        """Return True if no part is larger than that of *limit*."""
+        return (
+            self.chars <= limit.chars and self.images <= limit.images and self.pages <= limit.pages
+        )
 
 
 def is_movable(value: object) -> bool:
-    """Whether *value* is an image or document that is wholly in its message and may leave it.
+    """Return True if *value* is an image or document that may leave its message.
 
-    Documents with citations stay: replies point into them by their number.
+    Its data must be in the message, not behind a URL or an id. Documents with citations stay:
+    replies point to them by their number.
     """
     if not isinstance(value, Mapping) or kind(value) not in MEDIA:
         return False
     source = value.get("source")
-    is_whole = field(source, "type") == "base64" and isinstance(field(source, "data"), str)
-    return is_whole and not field(value.get("citations"), "enabled")
+    has_data = field(source, "type") == "base64" and isinstance(field(source, "data"), str)
+    return has_data and not field(value.get("citations"), "enabled")
 
 
 def media_in(message: Message) -> list[JsonDict]:
-    """The images and documents of *message* that may leave it, those in results included."""
-    found: list[JsonDict] = []
+    """Return the images and documents that may leave *message*, those in results included."""
+    movable_blocks: list[JsonDict] = []
     if message["role"] != "user" or not blocks(message):
-        return found
+        return movable_blocks
 
     def collect(value: Any) -> object:
         if not is_movable(value):
             return value
-        found.append(value)
+        movable_blocks.append(value)
         return None
 
     rebuilt(message, collect)
-    return found
+    return movable_blocks
 
 
 def _weight(message: Message) -> Weight:
@@ -75,75 +79,85 @@ def _weight(message: Message) -> Weight:
     return weight
 
 
-def weigh(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
-    """What the images and documents weigh of each message at *places* that has some to move."""
+def weights_of(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
+    """Return the weight of the media in each message at *places* that has some to move."""
     weights = {place: _weight(messages[place]) for place in places}
     return {place: weight for place, weight in weights.items() if any(weight)}
 
 
-def older(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
-    """The messages but the newest, whose images and documents together fit into *keep*."""
+def older_than_budget(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
+    """Return the indices of *weights* without the newest ones that together fit into *keep*."""
     places = list(weights)
-    kept = Weight()
+    total = Weight()
     while places:
-        kept = kept.plus(weights[places[-1]])
-        if not kept.fits(keep):
+        total = total.plus(weights[places[-1]])
+        if not total.fits(keep):
             break
         places.pop()
     return places
 
 
-# What is stored, and what stands for it ---------------------------------------------------------
+# Files and placeholders ---------------------------------------------------------------------------
 
 
 def stored_text(block: Mapping[str, object]) -> str:
-    """What the file of *block* holds: all of it but its cache mark, as JSON."""
+    """Return the text of the file for *block*: its JSON without its cache mark."""
     return canonical_json({key: value for key, value in block.items() if key != "cache_control"})
 
 
 def file_name(text: str) -> str:
-    """The name, without its ending, of the file for a stored *text*: the same for the same."""
+    """Return the name of the file for *text*, without extension; equal texts have one name."""
     return f"media-{content_hash(text, _DIGITS)}"
 
 
 def is_media_file(name: str) -> bool:
-    """Whether *name* has the form of those of files with an image or document."""
+    """Return True if *name* has the form of the name of a file with an image or document."""
     return _NAME.fullmatch(name) is not None
 
 
-def block_of(name: str, text: str) -> JsonDict | None:
-    """The image or document in the file *name* with this *text*; None where that is another."""
+def stored_block(name: str, text: str) -> JsonDict | None:
+    """Return the image or document in the file *name* with this *text*.
+
+    Returns None if the name does not belong to the text.
+    """
     match = _NAME.fullmatch(name)
     if match is None or content_hash(text, _DIGITS) != match[1]:
         return None
     return cast("JsonDict", json.loads(text))
 
 
-def placeholder_of(block: Mapping[str, Any], where: str) -> str:
-    """The text that replaces *block*, which is now at *where*."""
+def placeholder_of(block: Mapping[str, Any], path: str) -> str:
+    """Return the text that replaces *block*, which is stored at *path*."""
     source = block["source"]
     data = source["data"]
     media_type = str(source.get("media_type"))
     parts = [media_type] if _MEDIA_TYPE.fullmatch(media_type) else []
-    form = DOCUMENT
     if kind(block) == "image":
         form = IMAGE
         size = size_of(data)
-        parts += [f"{size[0]} x {size[1]} pixels"] if size else []
-    elif pages := pages_of(data):
-        parts.append(count_phrase(pages, "page"))
-    parts.append(f"{len(data) // 4 * 3 - data[-2:].count('='):,} bytes")
-    return form.format(", ".join(parts), where)
+        if size:
+            parts.append(f"{size[0]} x {size[1]} pixels")
+    else:
+        form = DOCUMENT
+        pages = pages_of(data)
+        if pages:
+            parts.append(count_phrase(pages, "page"))
+    byte_count = len(data) // 4 * 3 - data[-2:].count("=")
+    parts.append(f"{byte_count:,} bytes")
+    return form.format(", ".join(parts), path)
 
 
-def with_placeholders(message: Message, notes: Mapping[str, str]) -> Message:
-    """*message* with the text that *notes* have for an image or document, by what is stored."""
+def with_placeholders(message: Message, placeholders: Mapping[str, str]) -> Message:
+    """Return *message* with *placeholders* for its images and documents.
+
+    The key of a placeholder is the stored text of the block that it replaces.
+    """
 
     def replace(value: Any) -> object:
-        note = notes.get(stored_text(value)) if is_movable(value) else None
-        if note is None:
+        placeholder = placeholders.get(stored_text(value)) if is_movable(value) else None
+        if placeholder is None:
             return value
-        block: JsonDict = {"type": "text", "text": note}
+        block: JsonDict = {"type": "text", "text": placeholder}
         if value.get("cache_control"):
             block["cache_control"] = value["cache_control"]
         return block

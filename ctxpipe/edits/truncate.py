@@ -1,6 +1,11 @@
 """Shorten the middle of a history without a model.
 
-First tool calls are filtered out, then a block is deleted from the centre.
+First the tool calls in the middle are removed with their results (`filter_calls`), then a block of
+messages around its center (`delete_center`). In between, the history is a list of `Part`: what is
+left of each message, with the index that it had.
+
+    |head|first request|  …  |      middle      |  …  |last turn|
+                             1/6              5/6     of all tokens after the head
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from ..messages import (
@@ -40,16 +45,13 @@ from .thinking import open_loop
 from .views import viewed_path
 
 Window: TypeAlias = Literal["average", "covering"]
-"""How much is deleted.
-
-Either ceil(excess / average) messages, or whole turns until the excess is covered.
-"""
+"""Amount to delete: ceil(excess / average) messages, or whole turns until they cover the excess."""
 
 MIDDLE_START = Fraction(1, 6)
 MIDDLE_END = Fraction(5, 6)
 
-_MOST_FOLDED = 50_000  # characters of a text that is taken for a folded file
-_MOST_WIDENING = 64
+_MAX_FOLDED_CHARS = 50_000  # a longer text is not taken for a folded file
+_MAX_WIDENING = 64  # units by which a block may grow or shrink until its edges fit
 
 
 # The middle ---------------------------------------------------------------------------------------
@@ -62,22 +64,23 @@ def middle(
     end: Fraction | float = MIDDLE_END,
     protected: int = 0,
 ) -> range:
-    """The middle of what follows the head, given the tokens of the first 0, 1, 2, … messages.
+    """Return the indices of the middle: the messages between *start* and *end* of the tokens.
 
-    The first request, the last turn and the first *protected* messages are never in it.
+    ``sums[n]`` are the tokens of the first n messages; those of the head do not count. The first
+    request, the last turn and the first *protected* messages are never in the middle.
     """
-    first = head_length(messages)
-    found = middle_range(sums[first:], start, end)
-    begin = max(found.start + first, first_request(messages) + 1, protected)
-    stop = min(found.stop + first, last_turn(messages))
-    return range(begin, stop) if begin < stop else range(0)
+    head = head_length(messages)
+    by_tokens = middle_range(sums[head:], start, end)
+    first = max(by_tokens.start + head, first_request(messages) + 1, protected)
+    stop = min(by_tokens.stop + head, last_turn(messages))
+    return range(first, stop) if first < stop else range(0)
 
 
 def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | float) -> range:
-    """The messages that lie wholly between *start* and *end* of all tokens.
+    """Return the indices of the messages that are wholly between *start* and *end* of all tokens.
 
-    *sums* are the tokens of the first 0, 1, 2, … messages, and of what precedes them. Half-open;
-    ``range(0, 0)`` when there are none.
+    ``sums[n]`` are the tokens of the first n messages and of everything before them. Returns
+    ``range(0, 0)`` if there are none.
     """
     base = sums[0]
     total = sums[-1] - base
@@ -89,7 +92,7 @@ def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | f
 
 
 def first_request(messages: Sequence[Message]) -> int:
-    """Return the index of the first request, behind the messages that hold unknown blocks alone."""
+    """Return the index of the first request, after messages that have unknown blocks only."""
     first = head_length(messages)
     for index in range(first, len(messages)):
         content = blocks(messages[index])
@@ -101,7 +104,7 @@ def first_request(messages: Sequence[Message]) -> int:
 
 
 def indices_to_carry(messages: Sequence[Message]) -> set[int]:
-    """Return the indices of the messages with unknown blocks, references, and loaded tools."""
+    """Return the indices of the messages with unknown blocks, references, or loaded tools."""
     indices: set[int] = set()
     for candidate in blocks_to_carry(messages):
         indices |= set(range(candidate.index, candidate.index + len(candidate.messages)))
@@ -109,7 +112,10 @@ def indices_to_carry(messages: Sequence[Message]) -> set[int]:
 
 
 def last_turn(messages: Sequence[Message]) -> int:
-    """Where the last turn begins: unanswered messages, with the calls that were answered in it."""
+    """Return the index where the last turn begins.
+
+    The last turn has the unanswered messages, and the calls whose results are among them.
+    """
     start = unanswered_start(messages)
     if any(tool_results(messages, start)) or start == len(messages):
         start -= 1
@@ -123,7 +129,7 @@ def last_turn(messages: Sequence[Message]) -> int:
 class FileView:
     """The result of a call that looked at a file.
 
-    Its *place* (message and block index), the *path*, and the *text* that the model saw.
+    *place* is its message and block index, *text* what the model saw; "" if it was not only text.
     """
 
     place: tuple[int, int]
@@ -131,20 +137,19 @@ class FileView:
     text: str
 
     @property
-    def foldable(self) -> bool:
-        """Whether the text is a file's, neither a pointer to an offloaded one nor folded."""
+    def is_foldable(self) -> bool:
+        """True if the text is a file's text that has not been offloaded or folded yet."""
         if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
-        return len(self.text) > _MOST_FOLDED or not is_folded(self.text)
+        return len(self.text) > _MAX_FOLDED_CHARS or not is_folded(self.text)
 
 
 def file_views(
     messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False
 ) -> list[FileView]:
-    """Every file view that is answered, oldest first.
+    """Return every file view that has a result, oldest first.
 
-    *text* is "" for one with anything but text. What a program has read is no view: the model has
-    not seen it.
+    The result for a program is no view: the model has not seen it.
     """
     paths: dict[tuple[int, str], str] = {}
     for call in tool_calls(messages):
@@ -166,7 +171,7 @@ def file_views(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is left of message *index*, until the parts of a history are joined."""
+    """The rest of the message that has this *index* in the history."""
 
     index: int
     message: Message
@@ -174,11 +179,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class EditableRegion:
-    """What may be edited, as indices of the history.
+    """The messages of a history that may be edited, as indices.
 
-    The *middle* may, and what is in *stay* must not be touched at all. Thinking may be taken out of
-    messages in *movable*: in the middle, and in no tool loop that is still open. What is
-    *pinned* stays although it lies in the middle.
+    Messages in the *middle* may be edited, except those that are *pinned*. Messages in *stay* must
+    not change at all, not even by being joined with another one. Thinking may be removed from
+    messages in *movable*: those of the middle that are not in an open tool loop.
     """
 
     middle: range
@@ -194,28 +199,28 @@ def editable_region(
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
 ) -> EditableRegion:
-    """What may be edited: the *middle*.
+    """Return the region with the *middle*, where the messages *pinned* stay.
 
-    The first request, the last turn and the messages *pinned* stay as they are; with *strict* so
-    does every message outside the middle, which then is not even merged with.
+    The first request and the last turn stay unchanged. If *strict* is True, so does every message
+    outside the middle: nothing is joined with it.
     """
-    every = range(len(messages))
+    all_indices = range(len(messages))
     if strict:
-        stay = frozenset(every) - frozenset(middle)
+        stay = frozenset(all_indices) - frozenset(middle)
     else:
-        stay = frozenset({first_request(messages), *every[last_turn(messages) :]})
+        stay = frozenset({first_request(messages), *all_indices[last_turn(messages) :]})
     movable_end = min(middle.stop, open_loop(messages))
     return EditableRegion(middle, stay | pinned, range(middle.start, movable_end), pinned)
 
 
 def join_parts(parts: Sequence[Part]) -> list[Message]:
-    """The messages that *parts* make.
+    """Return the messages that *parts* make.
 
-    Neighbours of the same role are merged where messages between them are gone; results come first.
-    The thinking that would move has left the parts already.
+    Neighbors of one role are joined if messages between them were removed; results come first.
+    Thinking that such a join would move must have been removed from the parts before.
     """
     messages: list[Message] = []
-    for before, part in _with_neighbours(parts):
+    for before, part in _with_previous(parts):
         if _meets(before, part):
             content = [*as_blocks(messages[-1]), *as_blocks(part.message)]
             content.sort(key=lambda block: kind(block) != "tool_result")
@@ -225,13 +230,13 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
     return messages
 
 
-def _with_neighbours(parts: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
-    """Each of *parts* after the one before it; the first one after itself."""
+def _with_previous(parts: Sequence[Part]) -> Iterator[tuple[Part, Part]]:
+    """Yield each of *parts* after the one before it; the first one after itself."""
     return pairwise([*parts[:1], *parts])
 
 
 def _meets(one: Part, other: Part) -> bool:
-    """Whether two neighbouring parts have the same role, and had other messages between them."""
+    """Return True if two neighboring parts have the same role, and lost messages between them."""
     if other.index <= one.index + 1:
         return False
     return one.message["role"] == other.message["role"]
@@ -241,24 +246,27 @@ def _meets(one: Part, other: Part) -> bool:
 _MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
 
 
-def _fits(parts: Sequence[Part], ground: EditableRegion, *, merging: bool = True) -> bool:
-    """Whether *parts* can follow each other.
+def _fits(parts: Sequence[Part], region: EditableRegion, *, can_join: bool = True) -> bool:
+    """Return True if *parts* can follow each other in a valid history.
 
-    Without *merging*, whether their roles differ where they meet.
+    If *can_join* is False, parts of one role must not meet.
     """
-    for one, other in pairwise(parts):
-        roles = one.message["role"], other.message["role"]
-        if other.index > one.index + 1 and roles in _MISPLACED:
+    for part, next_part in pairwise(parts):
+        roles = part.message["role"], next_part.message["role"]
+        if next_part.index > part.index + 1 and roles in _MISPLACED:
             return False
-        if _meets(one, other) and not (merging and _joinable(one, other, ground)):
+        if not _meets(part, next_part):
+            continue
+        if not can_join or not _can_be_joined(part, next_part, region):
             return False
     return True
 
 
-def _joinable(one: Part, other: Part, ground: EditableRegion) -> bool:
-    if one.index in ground.stay or other.index in ground.stay:
+def _can_be_joined(one: Part, other: Part, region: EditableRegion) -> bool:
+    """Return True if neither part must stay, and no thinking would move that may not."""
+    if one.index in region.stay or other.index in region.stay:
         return False
-    if other.index in ground.movable:
+    if other.index in region.movable:
         return True
     return not has_thinking(other.message)
 
@@ -267,51 +275,51 @@ def _joinable(one: Part, other: Part, ground: EditableRegion) -> bool:
 
 
 def filter_calls(
-    messages: Sequence[Message], ground: EditableRegion, views: AbstractSet[tuple[int, int]]
+    messages: Sequence[Message], region: EditableRegion, views: AbstractSet[tuple[int, int]]
 ) -> tuple[list[Part], int]:
-    """Delete each tool call that lies in the middle with its result, except file views.
+    """Remove each tool call in the middle with its result, except file views.
 
-    Those are the calls whose results are at the places *views*. All text stays. Thinking goes with
-    its call when nothing else is left, and where a merge would move it. A call is spared where its
-    removal would touch a message that must stay, or move thinking that may not move. Returns what
-    is left, and how many calls went.
+    *views* are the places of the results of file views. All text stays. Thinking is removed with
+    its call if nothing else is left of the message, or if a join would move it. A call stays if its
+    removal would change a message that must stay, or move thinking that may not move. Returns what
+    is left, and the number of calls removed.
     """
-    # From the last to the first: whether a call may go depends on what follows it.
+    # From the last to the first: whether a call can go depends on what is left after it.
     parts: list[Part] = []
-    calls = 0
+    removed_count = 0
     index = len(messages) - 1
     while index >= 0:
-        going = _removable_calls(messages, index - 1, ground, views)
-        if going:
-            rest = _without_calls(messages, index - 1, going)
-            neighbours = [*rest, *parts[-1:]]
+        call_ids = _removable_calls(messages, index - 1, region, views)
+        if call_ids:
+            rest = _without_calls(messages, index - 1, call_ids)
+            neighbors = [*rest, *parts[-1:]]
             if index >= 2:
-                neighbours.insert(0, Part(index - 2, messages[index - 2]))
-            if _fits(neighbours, ground):
+                neighbors.insert(0, Part(index - 2, messages[index - 2]))
+            if _fits(neighbors, region):
                 parts += reversed(rest)
-                calls += len(going)
+                removed_count += len(call_ids)
                 index -= 2
                 continue
         parts.append(Part(index, messages[index]))
         index -= 1
     parts.reverse()
-    if calls:
+    if removed_count:
         parts = _without_moving_thinking(parts)
-    return parts, calls
+    return parts, removed_count
 
 
 def _removable_calls(
     messages: Sequence[Message],
     index: int,
-    ground: EditableRegion,
+    region: EditableRegion,
     views: AbstractSet[tuple[int, int]],
 ) -> AbstractSet[str]:
-    """The ids of the calls of message *index* that are no file views, nor part of a program.
+    """Return the ids of the calls of message *index*, without file views and programs' calls.
 
-    None where the message or the one with the results must not be edited.
+    Returns none if the message or the one with the results must not be edited.
     """
     for place in (index, index + 1):
-        if place not in ground.middle or place in ground.pinned:
+        if place not in region.middle or place in region.pinned:
             return frozenset()
     results = tool_results(messages, index + 1, index + 2)
     viewing = {result.tool_use_id for result in results if result.place in views}
@@ -319,29 +327,34 @@ def _removable_calls(
     return own_calls - viewing
 
 
-def _without_calls(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
-    """What is left of the calling message *index* and of its answer when the calls *going* go."""
+def _without_calls(
+    messages: Sequence[Message], index: int, call_ids: Collection[str]
+) -> list[Part]:
+    """Return what is left of the message *index* and of its results without *call_ids*."""
     parts: list[Part] = []
     for place, name, key in ((index, "tool_use", "id"), (index + 1, "tool_result", "tool_use_id")):
-        given = blocks(messages[place])
-        kept = [one for one in given if kind(one) != name or str(read(one, key)) not in going]
-        while kept and kind(kept[-1]) in THINKING:
-            kept.pop()
-        if kept:
-            parts.append(Part(place, with_content(messages[place], kept)))
+        remaining = [
+            block
+            for block in blocks(messages[place])
+            if kind(block) != name or str(read(block, key)) not in call_ids
+        ]
+        while remaining and kind(remaining[-1]) in THINKING:
+            remaining.pop()
+        if remaining:
+            parts.append(Part(place, with_content(messages[place], remaining)))
     return parts
 
 
 def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
-    """*parts* without the thinking that would move when they are joined.
+    """Return *parts* without the thinking that would move when they are joined.
 
-    So their sizes are already what they will be.
+    So the tokens of a part are already those that it will have.
     """
     stripped: list[Part] = []
-    for one, part in _with_neighbours(parts):
-        if _meets(one, part) and has_thinking(part.message):
-            kept = [block for block in blocks(part.message) if kind(block) not in THINKING]
-            stripped.append(replace(part, message=with_content(part.message, kept)))
+    for previous, part in _with_previous(parts):
+        if _meets(previous, part) and has_thinking(part.message):
+            content = [block for block in blocks(part.message) if kind(block) not in THINKING]
+            stripped.append(replace(part, message=with_content(part.message, content)))
         else:
             stripped.append(part)
     return stripped
@@ -352,9 +365,10 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Places of parts that go together, or stay.
+    """Places of parts that are removed together, or stay.
 
-    A turn's call with its results, or a single message.
+    A unit is a turn's call with its results, or a single message. *stays* is True if it is pinned
+    or has a command of the user.
     """
 
     span: range
@@ -362,68 +376,74 @@ class _Unit:
     stays: bool
 
 
-def delete_centre(
+def delete_center(
     parts: list[Part],
     sizes: Sequence[int],
-    ground: EditableRegion,
+    region: EditableRegion,
     excess: int,
     window: Window = "average",
     marker: str = "",
 ) -> list[Part]:
-    """Delete one block from the centre of the middle outwards, in one pass: whole turns and pairs.
+    """Delete one block of whole turns around the center of the middle.
 
-    *sizes* are the tokens of each part. With "average" the block has ceil(excess / average of the
-    middle) messages, with "covering" at least as many, and whole turns whose sizes cover the
-    excess. It is widened until roles alternate at its edges; where that is not possible the
-    neighbours are merged. A message with a user's ``<command>`` stays as a hole in it. *marker* is
-    put after the user's words before it.
+    *sizes* are the tokens of each part, *excess* the tokens to save. With the window "average" the
+    block has ceil(excess / average size in the middle) messages. With "covering" it has at least as
+    many, and also whole turns until their sizes cover the excess. The block is widened until roles
+    alternate at its edges; if no width fits, the neighbors are joined. A message with a user's
+    ``<command>`` stays as a hole in the block. *marker* is put after the user's words before it.
 
-    The very same list comes back when nothing can go.
+    Returns the very same list if nothing can be deleted.
     """
-    units = _units(parts, sizes, ground)
-    free = [unit for unit in units if not unit.stays]
-    tokens = sum(unit.tokens for unit in free)
+    units = _units(parts, sizes, region)
+    deletable = [unit for unit in units if not unit.stays]
+    tokens = sum(unit.tokens for unit in deletable)
     if excess <= 0 or not tokens:
         return parts
-    total = excess * sum(len(unit.span) for unit in free)
-    messages = -(-total // tokens)  # rounded up
-    covering = excess if window == "covering" else 0
-    wanted = _around_centre(units, messages, covering)
-    for block, merging in _candidates(wanted, len(units)):
-        chosen = units[block]
-        start = chosen[0].span.start
-        stop = chosen[-1].span.stop
+    total = excess * sum(len(unit.span) for unit in deletable)
+    message_count = -(-total // tokens)  # rounded up
+    covered_tokens = excess if window == "covering" else 0
+    best_block = _around_center(units, message_count, covered_tokens)
+    for block, can_join in _blocks_to_try(best_block, len(units)):
+        block_units = units[block]
+        start = block_units[0].span.start
+        stop = block_units[-1].span.stop
         holes: list[Part] = []
-        for unit in chosen:
+        for unit in block_units:
             if unit.stays:
                 holes += parts[unit.span.start : unit.span.stop]
-        if _fits([parts[start - 1], *holes, parts[stop]], ground, merging=merging):
+        if _fits([parts[start - 1], *holes, parts[stop]], region, can_join=can_join):
             before = _add_marker(parts[:start], marker)
             return _without_moving_thinking([*before, *holes, *parts[stop:]])
     return parts
 
 
-def _units(parts: Sequence[Part], sizes: Sequence[int], ground: EditableRegion) -> list[_Unit]:
-    """The middle as units; what begins before it or ends after it is left out."""
+def _units(parts: Sequence[Part], sizes: Sequence[int], region: EditableRegion) -> list[_Unit]:
+    """Return the units that are wholly in the middle."""
     units: list[_Unit] = []
     for span in groups([part.message for part in parts]):
-        own = parts[span.start : span.stop]
-        if not all(part.index in ground.middle for part in own):
+        unit_parts = parts[span.start : span.stop]
+        if not all(part.index in region.middle for part in unit_parts):
             continue
         tokens = sum(sizes[span.start : span.stop])
-        stays = any(part.index in ground.pinned or extract_commands([part.message]) for part in own)
+        stays = any(
+            part.index in region.pinned or extract_commands([part.message]) for part in unit_parts
+        )
         units.append(_Unit(span, tokens, stays))
     return units
 
 
-def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
-    """Units around the centre: enough to delete that many *messages* and *tokens*, or all."""
+def _around_center(units: Sequence[_Unit], message_count: int, tokens: int) -> range:
+    """Return the range of units around the center to delete.
+
+    They have *message_count* messages and *tokens* tokens or more; all units if they have fewer.
+    """
     edges = [unit.span.start for unit in units]
     edges.append(units[-1].span.stop)
-    centre = (edges[0] + edges[-1]) / 2
-    low = high = min(range(len(edges)), key=lambda place: abs(edges[place] - centre))
-    while (messages > 0 or tokens > 0) and high - low < len(units):
-        is_left_nearer = centre - edges[low] <= edges[high] - centre
+    center = (edges[0] + edges[-1]) / 2
+    low = min(range(len(edges)), key=lambda place: abs(edges[place] - center))
+    high = low
+    while (message_count > 0 or tokens > 0) and high - low < len(units):
+        is_left_nearer = center - edges[low] <= edges[high] - center
         if low > 0 and (is_left_nearer or high == len(units)):
             low -= 1
             unit = units[low]
@@ -431,41 +451,49 @@ def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
             unit = units[high]
             high += 1
         if not unit.stays:
-            messages -= len(unit.span)
+            message_count -= len(unit.span)
             tokens -= unit.tokens
     return range(low, high)
 
 
-def _candidates(wanted: range, units: int) -> Iterator[tuple[slice, bool]]:
-    """Blocks near the one *wanted*, the best first, each with whether its edges may be merged."""
-    steps = [(more, False) for more in range(3)]
-    steps += [(more, True) for more in range(_MOST_WIDENING)]
-    steps += [(-less, True) for less in range(1, min(len(wanted), _MOST_WIDENING))]
-    for change, merging in steps:
-        for moved in range(abs(change) + 1):
-            start = wanted.start - moved if change > 0 else wanted.start + moved
-            stop = start + len(wanted) + change
-            if start >= 0 and stop <= units:
-                yield slice(start, stop), merging
+def _blocks_to_try(best_block: range, unit_count: int) -> Iterator[tuple[slice, bool]]:
+    """Yield blocks of units near *best_block*, the best first.
+
+    The second value is True if the messages at the edges of the block may be joined. First come
+    blocks up to two units longer without joining, then longer ones and shorter ones with joining.
+    """
+    tries = [(longer, False) for longer in range(3)]
+    tries += [(longer, True) for longer in range(_MAX_WIDENING)]
+    tries += [(-shorter, True) for shorter in range(1, min(len(best_block), _MAX_WIDENING))]
+    for length_change, can_join in tries:
+        # A longer block begins earlier, a shorter one later.
+        direction = -1 if length_change > 0 else 1
+        for shift in range(abs(length_change) + 1):
+            start = best_block.start + direction * shift
+            stop = start + len(best_block) + length_change
+            if start >= 0 and stop <= unit_count:
+                yield slice(start, stop), can_join
 
 
 def _add_marker(parts: list[Part], marker: str) -> list[Part]:
-    """*parts* with *marker* after the last words or results of the user.
+    """Return *parts* with *marker* after the last words or results of the user.
 
-    The very same list for "".
+    Returns the very same list if *marker* is "".
     """
     if not marker:
         return parts
     spans, _ = server_spans([part.message for part in parts])
-    at_work = set(chain.from_iterable(spans))
-    users = (place for place, part in enumerate(parts) if part.message["role"] == "user")
-    place = max(set(users) - at_work, default=None)
-    if place is None or marker in texts(parts[place].message):
+    inside_server_calls = {place for span in spans for place in span}
+    last_place = None
+    for place, part in enumerate(parts):
+        if part.message["role"] == "user" and place not in inside_server_calls:
+            last_place = place
+    if last_place is None or marker in texts(parts[last_place].message):
         return parts
-    message = parts[place].message
+    message = parts[last_place].message
     content = [*as_blocks(message), {"type": "text", "text": marker}]
-    marked = replace(parts[place], message=with_content(message, content))
-    return [*parts[:place], marked, *parts[place + 1 :]]
+    marked = replace(parts[last_place], message=with_content(message, content))
+    return [*parts[:last_place], marked, *parts[last_place + 1 :]]
 
 
 # Reports ------------------------------------------------------------------------------------------
@@ -475,23 +503,25 @@ def breakdown_by_source(
     messages: Sequence[Message],
     parts: Sequence[Part],
     sizes: Sequence[int],
-    ground: EditableRegion,
+    region: EditableRegion,
     overhead: int,
 ) -> str:
-    """What takes the tokens that could not be removed, the largest share first.
+    """Return a text that says where the remaining tokens are, the largest share first.
 
-    *parts* are what is left of *messages*, *sizes* their tokens.
+    *parts* are what is left of *messages*, *sizes* their tokens, *overhead* those of the system
+    prompt and the tools.
     """
     first = first_request(messages)
     last = last_turn(messages)
     shares = Counter({"the system prompt and the tools": overhead})
     for part, tokens in zip(parts, sizes, strict=True):
-        shares[_region(part.index, first, last, ground.middle)] += tokens
+        shares[_region_name(part.index, first, last, region.middle)] += tokens
     largest = shares.most_common()
     return ", ".join(f"{tokens:,} tokens in {name}" for name, tokens in largest if tokens)
 
 
-def _region(index: int, first: int, last: int, middle: range) -> str:
+def _region_name(index: int, first: int, last: int, middle: range) -> str:
+    """Return the name of the part of a history that message *index* is in."""
     if index < first:
         return "the system messages"
     if index >= last:
@@ -509,18 +539,22 @@ def _region(index: int, first: int, last: int, middle: range) -> str:
 
 
 def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
-    """*messages* without the oldest after the first request: that *fraction*, an even number.
+    """Return *messages* without the oldest ones after the first request.
 
-    The head, the first request and all from a summary of the server's on stay. A cut between a call
-    and its result moves back, so that fewer go. The very same list comes back when none goes.
+    *fraction* of the messages are removed, rounded down to an even number. The head, the first
+    request and everything from a server's summary on stay. A cut between a call and its result
+    moves back, so that fewer messages are removed. Returns the very same list if none is.
     """
     first = head_length(messages) + 1
-    going = int((len(messages) - first) * Fraction(str(fraction)))
-    going = max(0, going // 2 * 2)
-    # What the server has summarized, and what it reads of that, stays.
-    summaries = (index for index in range(first, len(messages)) if has_compaction(messages[index]))
-    wanted = min(first + going, next(summaries, len(messages)))
-    stops = [span.stop for span in groups(messages) if span.stop <= wanted]
+    to_remove = int((len(messages) - first) * Fraction(str(fraction)))
+    to_remove = max(0, to_remove // 2 * 2)
+    # The server reads its summary and everything after it.
+    limit = first + to_remove
+    for index in range(first, len(messages)):
+        if has_compaction(messages[index]):
+            limit = min(limit, index)
+            break
+    stops = [span.stop for span in groups(messages) if span.stop <= limit]
     stop = max([first, *stops])
     if stop == first:
         return messages

@@ -1,4 +1,4 @@
-"""When old results leave the context: the gate of `BatchOffload`."""
+"""Gates of `BatchOffload`: they decide when old results leave the context."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from ..settings import (
 from ..tokens import TokenCounter
 from .protocol import Turn
 
-LEAST_WAITING = 20_000
+MIN_WAITING_CHARS = 20_000
+"""Fewer waiting characters are not worth a line in the log."""
 
 
 class Gate(Protocol):
-    """Chooses which of the candidates leave the context now."""
+    """A rule that chooses which of the candidates leave the context now."""
 
     async def __call__(
         self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
     ) -> Sequence[OffloadCandidate] | str:
-        """The candidates to offload at this turn, or one sentence why none."""
+        """Return the candidates to offload in this turn, or a sentence why none leaves."""
         ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RatioGate:
-    """Opens when at least *ratio* of the history's characters may leave; then everything leaves.
+    """Open if at least *ratio* of the history's characters may leave; then all candidates leave.
 
-    A ratio outside 0 … 1 is used as it is. Raises SettingsError when it is not a number.
+    A ratio outside 0 … 1 is used unchanged. Raises SettingsError if it is not a number.
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
@@ -66,21 +67,21 @@ class RatioGate:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RentOrBuyGate:
-    """Opens when carrying old results has cost *alpha* times what a rewrite costs.
+    """Open when carrying old results has cost *alpha* times the price of a rewrite.
 
-    A call that reads a result again pays for it, except the first *free_calls*, which are what the
-    result is for. A rewrite writes again the cached context after the first result that leaves.
-    Neither a forecast nor a model is needed: the messages themselves show how often each result was
-    read. What leaves is the suffix of the candidates with the greatest surplus, when it frees
+    Each call that reads a result again pays for it. The first *free_calls* calls do not count: the
+    result was made for them. A rewrite writes the cached context after the first leaving result
+    again. No forecast and no model are needed: the messages themselves show how often each result
+    was read. The suffix of the candidates with the greatest surplus leaves, if it frees
     *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do not pay a
-    rewrite back. When the cache is known to have expired, rewriting is free, and everything old
-    leaves that frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are
-    raw.
+    rewrite back. If the cache is known to have expired, rewriting costs nothing, and all old
+    results leave if they free *min_tokens*. Messages that no call has sent yet can also be changed
+    at no cost. Tokens are raw.
 
-    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their
+    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``. Only their
     ratios count, and the thresholds above which they rise.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     prices: Prices = field(default_factory=Prices.relative)
@@ -120,17 +121,20 @@ class RentOrBuyGate:
 async def first_to_leave(
     turn: Turn, table: CandidateTable, prices: Prices, alpha: float, min_tokens: int
 ) -> int | str:
-    """The first candidate of *table* that leaves, with all after it; or why none does.
+    """Return the index in *table* of the first candidate that leaves; all after it leave too.
 
-    What the table says of the cache counts as long as that has not expired.
+    Returns a sentence that says why, if none leaves. The table's cached tokens count only as long
+    as the cache has not expired.
     """
     if turn.cache_expired:
-        # It must be written anyway: whatever leaves is a gain.
+        # All of it must be written again anyway: every token that leaves is a gain.
         freed = sum(table.freed)
         best: Eviction | None = Eviction(0, freed, freed)
     else:
         rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
-        overpaid = _overpayment(turn, prices, await turn.prefix_sums(), await turn.columns())
+        overpaid = _overpaid_by_freed_tokens(
+            turn, prices, await turn.prefix_sums(), await turn.columns()
+        )
         best = best_eviction(table, rates, overpaid)
     if best is None or best.gain <= 0:
         return "carrying them has cost less than rewriting would"
@@ -141,17 +145,17 @@ async def first_to_leave(
 
 @dataclass(slots=True)
 class Waiting:
-    """What is known of the old results of a session that its gate keeps in the context."""
+    """A record of the old results of a session that its gate keeps in the context."""
 
     logged_chars: int = 0
 
     def log(self, turn: Turn, waiting: Sequence[OffloadCandidate], chars: int, reason: str) -> None:
-        """Log how many wait, and for what; again once their *chars* have doubled.
+        """Log how many results wait, and the *reason*; again once their *chars* have doubled.
 
-        One result is no batch, and fewer than `LEAST_WAITING` characters are not worth a line.
+        Logs nothing about one result, or about fewer than `MIN_WAITING_CHARS` characters.
         """
         self.logged_chars = min(self.logged_chars, chars)  # some may have left
-        if chars < max(LEAST_WAITING, 2 * self.logged_chars) or len(waiting) == 1:
+        if chars < max(MIN_WAITING_CHARS, 2 * self.logged_chars) or len(waiting) == 1:
             return
         self.logged_chars = chars
         sizes = [candidate.chars for candidate in waiting]
@@ -165,13 +169,13 @@ class Waiting:
         )
 
 
-def _overpayment(
+def _overpaid_by_freed_tokens(
     turn: Turn, prices: Prices, sums: Sequence[int], columns: Columns
 ) -> Callable[[int], float] | None:
-    """What was overpaid above a price threshold, by the number of freed tokens.
+    """Return a function for the amount overpaid above a price threshold, by freed tokens.
 
-    It is 0 for a number that does not lead back below the threshold. None where there is none.
-    *sums* are the tokens of the first 0, 1, 2 … messages.
+    The function returns 0 for a number of tokens that does not lead below the threshold. Returns
+    None if there is no such threshold. ``sums[n]`` are the tokens of the first n messages.
     """
     if not prices.cliffs:
         return None
@@ -180,17 +184,17 @@ def _overpayment(
     if not cliff.above:
         return None
     limit = int(cliff.above / turn.ledger.factor)
-    crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
+    crossing_message = max(0, bisect_right(sums, limit - turn.overhead) - 1)
     surcharge = (cliff.prompt - 1) * prices.read_ratio
-    [reads] = columns.reads([crossed])
+    [reads] = columns.reads([crossing_message])
     overpaid = surcharge * total * reads
     return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
 def _tokens(counter: TokenCounter, candidate: OffloadCandidate) -> int:
-    """The tokens of what would leave.
+    """Return the tokens that would leave with *candidate*.
 
-    The texts have been counted before, so that this is a look-up.
+    Its texts have been counted before, so this only looks them up.
     """
     if isinstance(candidate.item, ToolResult):
         content = candidate.item.content

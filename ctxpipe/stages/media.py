@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -25,20 +24,21 @@ NOTHING = Skip("there are no images or documents")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MediaOffload(Moving):
-    """Move old images and documents into files, all at once, when they are too much to send.
+    """Move old images and documents into files, all at once, if they are too much to send.
 
-    APIs limit the bytes of a request, its images and its pages, whatever its tokens: Anthropic 32
-    MB, 100 images, 600 pages; others 20 MB. When the base64 of all images and documents is more
-    than *max_bytes*, or they are more than *max_images* or *max_pages*, the newest stay, up to
-    *keep_bytes* and the same share of the other limits. The older ones leave, those in tool results
-    too; with `Turn.force` all of them. What the model has not answered yet always stays, and so do
-    documents with citations and what is only named by a URL or an id.
+    APIs limit the bytes of a request, its images and its pages, independent of its tokens:
+    Anthropic 32 MB, 100 images, 600 pages; others 20 MB. If the base64 of all images and documents
+    is more than *max_bytes*, or there are more than *max_images* images or *max_pages* pages, the
+    older ones leave, those in tool results too. The newest stay, up to *keep_bytes* and the same
+    share of the other limits; with `Turn.force` all leave. Media that the model has not answered
+    yet always stay, and so do documents with citations and media that are named by a URL or an id
+    only.
 
-    A placeholder says what it was, how large, and in which file. The file is named by a digest
-    of what is in it: the same picture is in one file, however often it comes. `read_offloaded`
-    gives it back as it was. What the storage's ``redact`` would change stays in the context.
+    A placeholder says what it replaces, its size, and the file. The file is named by a hash of its
+    content: the same picture is in one file, however often it occurs. `read_offloaded` returns it
+    unchanged. Media that the storage's ``redact`` would change stay in the context.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     storage: TextWriter
@@ -60,10 +60,14 @@ class MediaOffload(Moving):
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         columns = await turn.columns()
-        if not columns.media:  # as in most turns: it costs few calls
+        if not columns.media:  # the usual turn: skip it at little cost
             return NOTHING
-        weights = await in_thread(media.weigh, turn.messages, list(columns.messages_with_media()))
-        total = reduce(Weight.plus, weights.values(), Weight())
+        weights = await in_thread(
+            media.weights_of, turn.messages, list(columns.messages_with_media())
+        )
+        total = Weight()
+        for weight in weights.values():
+            total = total.plus(weight)
         if total.fits(Weight(self.max_bytes, self.max_images, self.max_pages)) and not turn.force:
             return Skip(f"{total.chars:,} bytes of images and documents are not too much")
         keep = Weight()
@@ -73,7 +77,8 @@ class MediaOffload(Moving):
                 self.keep_bytes, int(share * self.max_images), int(share * self.max_pages)
             )
         end = columns.recent_from(1)
-        places = [place for place in media.older(weights, keep) if turn.protected <= place < end]
+        older = media.older_than_budget(weights, keep)
+        places = [place for place in older if turn.protected <= place < end]
         leaving = await in_thread(self._find, turn, places)
         if not leaving:
             return Skip("no image or document may leave yet")
@@ -81,15 +86,18 @@ class MediaOffload(Moving):
         return await in_thread(self._point_to_files, turn, places, leaving, files)
 
     def _find(self, turn: Turn, places: Sequence[int]) -> dict[str, JsonDict]:
-        """The images and documents at *places* that can be stored whole, by what is stored."""
+        """Return the images and documents at *places* by their stored texts.
+
+        Those that the storage would redact are left out.
+        """
         redact = redactor_of(self.storage)
-        found: dict[str, JsonDict] = {}
+        leaving: dict[str, JsonDict] = {}
         for place in places:
             for block in media.media_in(turn.messages[place]):
                 text = media.stored_text(block)
                 if redact(text) == text:
-                    found[text] = block
-        return found
+                    leaving[text] = block
+        return leaving
 
     def _key(self, turn: Turn, text: str) -> str:
         return self._pointers.key(turn.session_id, media.file_name(text))
@@ -101,24 +109,24 @@ class MediaOffload(Moving):
         leaving: Mapping[str, JsonDict],
         files: Sequence[Written],
     ) -> Change:
-        """The context with placeholders for what is in *files* now."""
+        """Return the context with placeholders for the blocks that were written to *files*."""
         pairs, failed = pair_written(leaving, files)
-        notes: dict[str, str] = {}
+        placeholders: dict[str, str] = {}
         for text, file in pairs:
             path = self._pointers.visible_path(self._key(turn, text), file)
-            notes[text] = media.placeholder_of(leaving[text], path)
+            placeholders[text] = media.placeholder_of(leaving[text], path)
         messages = list(turn.messages)
         count = 0
         for place in places:
-            rewritten = media.with_placeholders(messages[place], notes)
-            moved = len(media.media_in(messages[place])) - len(media.media_in(rewritten))
-            if moved:
+            rewritten = media.with_placeholders(messages[place], placeholders)
+            moved_count = len(media.media_in(messages[place])) - len(media.media_in(rewritten))
+            if moved_count:
                 messages[place] = rewritten
-                count += moved
+                count += moved_count
         messages = without_dangling_citations(turn.messages, messages)
-        chars = sum(map(len, notes))
-        saved = chars - sum(map(len, notes.values()))
-        written = tuple(file for _, file in pairs)
-        detail = Offloaded(written, chars, saved, media=count, failed=failed)
-        # It saves bytes; where these are few tokens, the placeholder may be more.
+        chars = sum(len(text) for text in placeholders)
+        saved_chars = chars - sum(len(placeholder) for placeholder in placeholders.values())
+        written_files = tuple(file for _, file in pairs)
+        detail = Offloaded(written_files, chars, saved_chars, media=count, failed=failed)
+        # It saves bytes: a placeholder may have more tokens than a small image.
         return Change(messages, detail, may_grow=True, stored=Stored(self.storage, dict(pairs)))

@@ -1,4 +1,4 @@
-"""The fallback that always works: shorten the middle of a history without a model."""
+"""Shorten the middle of a history without a model: the fallback that needs nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_TOKENS = 50_000
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Truncation:
-    """What `smart_truncate` made of a history, and how.
+    """The result of `smart_truncate`: the shortened *messages*, and a report of the removed parts.
 
     Token counts in *detail* are raw (exact tiktoken).
     """
@@ -60,17 +60,17 @@ async def smart_truncate(
 ) -> Truncation:
     """Shorten the middle of *messages* without a model.
 
-    Tool calls are filtered, file views folded, and messages deleted if it is still too long. What
-    is wholly between *middle_start* and *middle_end* of the tokens loses its tool calls; file views
-    stay with their calls, and all of them, also outside the middle, are reduced to names. Only when
-    that leaves more than *max_tokens*, raw and with those of *system* and *tools*, one block is
-    deleted around the middle's centre, in one pass: ceil(excess / average) messages, or with
-    ``window="covering"`` at least that many and enough to cover the excess. *marker* is appended to
-    the user's text before the block. The head, the first request, the last turn and messages with a
-    user's ``<command>`` are never deleted. With nothing to do, the very same list comes back.
+    The middle is what is wholly between *middle_start* and *middle_end* of the tokens. It loses its
+    tool calls, except file views. All file views, also outside the middle, are folded to the names
+    that they define. If more than *max_tokens* are left (raw, including *system* and *tools*), one
+    block is deleted around the center of the middle, in one pass: ceil(excess / average) messages,
+    or with ``window="covering"`` at least that many and enough to cover the excess. *marker* is
+    appended to the user's text before the block. The head, the first request, the last turn and
+    messages with a user's ``<command>`` are never deleted. Returns the very same list if there is
+    nothing to do.
 
-    Raises InvalidHistory when *messages* is not a valid message list, SettingsError for invalid
-    bounds.
+    Raises InvalidHistory if *messages* is not a valid message list, SettingsError if a setting is
+    invalid.
     """
     ensure_messages(messages)
     settings = SmartTruncate(None, max_tokens, middle_start, middle_end, reading_tools, shell)
@@ -81,28 +81,30 @@ async def smart_truncate(
     sums = [0, *accumulate(await counter.counts(messages))]
     overhead = await counter.count([], system=system, tools=tools)
     return await _shorten(
-        settings, _Input(messages, sums, counter, overhead, max_tokens, window, folder, marker)
+        settings, _Task(messages, sums, counter, overhead, max_tokens, window, folder, marker)
     )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SmartTruncate:
-    """Shorten the middle of the history when it is still too long.
+    """Shorten the middle of the history if it is still too long.
 
-    That is so when compaction failed, was postponed, or is not used. It acts when the context has
-    reached the pipeline's trigger, or with `Turn.force`, and brings it down to *max_tokens*
-    (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and
-    the last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
-    The middle is shortened again until the context is below the trigger or nothing more can go.
-    Blocks that ctxpipe does not know, references to files and calls that loaded tools go last, and
-    only where the window does not hold them. *archive* keeps the raw messages that leave or change;
-    without *require_archive* a failed archive is no reason to let the context overflow.
+    That happens if compaction failed, was postponed, or is not used. The stage acts if the context
+    has reached the pipeline's trigger, or with `Turn.force`. It brings the context down to
+    *max_tokens* (estimated; never above the pipeline's target), as `smart_truncate` does. The first
+    request and the last turn stay exactly as they are, and so do the messages that *pin* chooses, a
+    call with its result. The middle is shortened again until the context is below the trigger or
+    nothing more can be removed. Blocks that ctxpipe does not know, references to files and calls
+    that loaded tools are removed last, and only if the window does not hold them.
+
+    *archive* keeps the raw messages that are removed or changed. If *require_archive* is False, the
+    context is shortened even if the archive cannot be written.
 
     A server tool's call and its result, with all calls of its program, stay or go together. Nothing
     up to a summary of the server's own (a compaction block) is touched: the API reads nothing
     before it.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     archive: Archive | None = None
@@ -135,14 +137,17 @@ class SmartTruncate:
             )
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Raises StorageError when a required archive of the raw messages cannot be written."""
+        """Shorten the context and archive the raw messages that leave.
+
+        Raises StorageError if a required archive cannot be written.
+        """
         proposal = await self.plan(turn)
         if isinstance(proposal, Skip) or self.archive is None:
             return proposal
         if not isinstance(proposal.detail, Truncated):
             return proposal
-        kept = {id(message) for message in proposal.messages}
-        leaving = [message for message in turn.messages if id(message) not in kept]
+        retained_ids = {id(message) for message in proposal.messages}
+        leaving = [message for message in turn.messages if id(message) not in retained_ids]
         location = await save_raw(
             self.archive,
             turn.session_id,
@@ -153,7 +158,7 @@ class SmartTruncate:
         return replace(proposal, detail=replace(proposal.detail, archive=location))
 
     async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
+        """Return the change that this turn would make, without writing anything."""
         tokens = await turn.tokens()
         limit = min(self.max_tokens, turn.budget.target)
         if not turn.force and not turn.budget.reached(tokens):
@@ -161,7 +166,7 @@ class SmartTruncate:
         if tokens <= limit:
             return Skip(f"{tokens:,} tokens are within the {limit:,} that truncation leaves")
         messages = list(turn.messages)
-        given = _Input(
+        task = _Task(
             messages,
             await turn.prefix_sums(),
             turn.counter,
@@ -171,32 +176,34 @@ class SmartTruncate:
             strict=True,
             spares_carried=True,
         )
-        # A second run would act above the trigger, or by force; the window is for what must stay.
-        most = fitting = given.limit
+        # A second run would act only above the trigger, or by force. Blocks that should stay are
+        # removed only if they do not fit the window.
+        acceptable = task.limit
+        window_limit = task.limit
         if not turn.force:
-            most = max(most, raw_limit(turn, turn.budget.trigger - 1))
+            acceptable = max(acceptable, raw_limit(turn, turn.budget.trigger - 1))
             window = turn.budget.window - (turn.budget.reserve_output or 0)
-            fitting = max(most, raw_limit(turn, window))
-        result = await _shorten_until_it_fits(self, given, most)
-        if result.detail.tokens_after > fitting:
-            result = await _shorten_carried(self, given, result, most)
+            window_limit = max(acceptable, raw_limit(turn, window))
+        result = await _shorten_until_it_fits(self, task, acceptable)
+        if result.detail.tokens_after > window_limit:
+            result = await _shorten_carried(self, task, result, acceptable)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         removed = await in_thread(count_removed, messages, result.messages)
         return Change(result.messages, replace(result.detail, removed=removed))
 
 
-# What the function and the stage share ------------------------------------------------------------
+# Shared by the function and the stage -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
-    """What to bring down to *limit* tokens, raw and with those of *overhead*.
+class _Task:
+    """A history to bring down to *limit* tokens, raw and including *overhead*.
 
-    *sums* are the tokens of the first 0, 1, 2 … messages; *counter* knows those of each text.
-    Nothing before message *protected* changes; with *strict* nothing outside the middle either,
-    except file views that are not of the last turn. With *spares_carried* unknown blocks,
-    references and loaded tools stay. With *aim* no more is deleted than brings it down to that.
+    ``sums[n]`` are the tokens of the first n messages. Nothing before message *protected* changes.
+    If *strict* is True, nothing outside the middle changes either, except file views before the
+    last turn. If *spares_carried* is True, unknown blocks, references and loaded tools stay. If
+    *aim* is a number, the block that is deleted is only as large as needed to reach it.
     """
 
     messages: list[Message]
@@ -218,17 +225,19 @@ class _Input:
         return self.overhead + self.sums[-1]
 
 
-async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input, most: int) -> Truncation:
-    """Shorten the middle, and again while more than *most* tokens are left.
+async def _shorten_until_it_fits(
+    settings: SmartTruncate, task: _Task, acceptable: int
+) -> Truncation:
+    """Shorten the middle, and again while more than *acceptable* tokens are left.
 
-    Each time another part of the messages is the middle. The result is a fixed point: the same
-    stage leaves it as it is.
+    Each time other messages are the middle. The result is a fixed point: the same stage would leave
+    it unchanged.
     """
-    original = given
-    messages = given.messages
+    tokens_before = task.tokens
+    messages = task.messages
     total = Truncated(0, 0)
     while True:
-        shortened = await _shorten(settings, given)
+        shortened = await _shorten(settings, task)
         detail = shortened.detail
         total = replace(
             detail,
@@ -239,99 +248,103 @@ async def _shorten_until_it_fits(settings: SmartTruncate, given: _Input, most: i
         is_shorter = detail.tokens_after < detail.tokens_before
         if is_shorter:
             messages = shortened.messages
-        if detail.tokens_after <= most or not is_shorter:
+        if detail.tokens_after <= acceptable or not is_shorter:
             break
-        given = await _with_messages(given, messages)
-    return Truncation(messages, replace(total, tokens_before=original.tokens))
+        task = await _with_messages(task, messages)
+    return Truncation(messages, replace(total, tokens_before=tokens_before))
 
 
-async def _with_messages(given: _Input, messages: list[Message]) -> _Input:
-    """Return *given* with other *messages*."""
-    sums = [0, *accumulate(await given.counter.counts(messages))]
-    return replace(given, messages=messages, sums=sums)
+async def _with_messages(task: _Task, messages: list[Message]) -> _Task:
+    """Return *task* for other *messages*."""
+    sums = [0, *accumulate(await task.counter.counts(messages))]
+    return replace(task, messages=messages, sums=sums)
 
 
 async def _shorten_carried(
-    settings: SmartTruncate, given: _Input, result: Truncation, most: int
+    settings: SmartTruncate, task: _Task, result: Truncation, acceptable: int
 ) -> Truncation:
-    """Shorten *result* further, unknown blocks and references as well, to *most* tokens."""
-    given = await _with_messages(given, result.messages)
-    given = replace(given, spares_carried=False, aim=most)
-    further = await _shorten_until_it_fits(settings, given, most)
+    """Shorten *result* to *acceptable* tokens, also its unknown blocks and references."""
+    task = await _with_messages(task, result.messages)
+    task = replace(task, spares_carried=False, aim=acceptable)
+    second_result = await _shorten_until_it_fits(settings, task, acceptable)
     first = result.detail
-    last = further.detail
+    second = second_result.detail
     detail = replace(
-        last,
+        second,
         tokens_before=first.tokens_before,
-        filtered=first.filtered + last.filtered,
-        folded=first.folded + last.folded,
-        deleted=first.deleted + last.deleted,
+        filtered=first.filtered + second.filtered,
+        folded=first.folded + second.folded,
+        deleted=first.deleted + second.deleted,
     )
-    return Truncation(further.messages, detail)
+    return Truncation(second_result.messages, detail)
 
 
-async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
-    messages = given.messages
-    ground, views, foldable = await in_thread(_survey, settings, given)
-    folds = await _fold_views(foldable, given.folder, given.counter)
-    folded = await in_thread(rewrite, messages, folds) if folds else messages
+async def _shorten(settings: SmartTruncate, task: _Task) -> Truncation:
+    """Fold file views, filter calls, and delete one block if the result is still too long."""
+    messages = task.messages
+    region, views, foldable_views = await in_thread(_survey, settings, task)
+    folds = await _fold_views(foldable_views, task.folder, task.counter)
+    folded_messages = await in_thread(rewrite, messages, folds) if folds else messages
     places = {view.place for view in views}
-    left, calls = await in_thread(truncate.filter_calls, folded, ground, places)
-    tokens = await given.counter.counts(part.message for part in left)
-    aim = given.limit if given.aim is None else given.aim
-    excess = given.overhead + sum(tokens) - aim
-    parts = await in_thread(
-        truncate.delete_centre, left, tokens, ground, excess, given.window, given.marker
+    parts, call_count = await in_thread(truncate.filter_calls, folded_messages, region, places)
+    tokens = await task.counter.counts(part.message for part in parts)
+    aim = task.limit if task.aim is None else task.aim
+    excess = task.overhead + sum(tokens) - aim
+    remaining = await in_thread(
+        truncate.delete_center, parts, tokens, region, excess, task.window, task.marker
     )
-    deleted = len(left) - len(parts)
-    tokens = await given.counter.counts(part.message for part in parts)
-    before = given.overhead + given.sums[-1]
-    after = given.overhead + sum(tokens)
-    detail = Truncated(before, after, calls, len(folds), deleted)
-    if after > given.limit:
+    deleted_count = len(parts) - len(remaining)
+    tokens = await task.counter.counts(part.message for part in remaining)
+    tokens_after = task.overhead + sum(tokens)
+    detail = Truncated(task.tokens, tokens_after, call_count, len(folds), deleted_count)
+    if tokens_after > task.limit:
         holds = await in_thread(
-            truncate.breakdown_by_source, messages, parts, tokens, ground, given.overhead
+            truncate.breakdown_by_source, messages, remaining, tokens, region, task.overhead
         )
         detail = replace(detail, still_over=True, holds=holds)
-    if calls or deleted:
-        joined = await in_thread(truncate.join_parts, parts)
-        if given.strict:
-            joined = await in_thread(without_dangling_citations, messages, joined)
-        return Truncation(joined, detail)
-    return Truncation(folded, detail)
+    if not call_count and not deleted_count:
+        return Truncation(folded_messages, detail)
+    joined = await in_thread(truncate.join_parts, remaining)
+    if task.strict:
+        joined = await in_thread(without_dangling_citations, messages, joined)
+    return Truncation(joined, detail)
 
 
 def _survey(
-    settings: SmartTruncate, given: _Input
+    settings: SmartTruncate, task: _Task
 ) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
-    """Where something may go, all views of files, and those of them that may be folded."""
-    messages = given.messages
+    """Return the region that may be edited, all file views, and those that may be folded."""
+    messages = task.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
-    if given.spares_carried:
+    if task.spares_carried:
         stays |= truncate.indices_to_carry(messages)
     if settings.pin:
         stays |= pinned_indices(messages, settings.pin)
     # The server reads nothing before its own summary.
-    protected = max(given.protected, after_compaction(messages))
+    protected = max(task.protected, after_compaction(messages))
     middle = truncate.middle(
-        messages, given.sums, settings.middle_start, settings.middle_end, protected
+        messages, task.sums, settings.middle_start, settings.middle_end, protected
     )
-    ground = truncate.editable_region(messages, middle, strict=given.strict, pinned=stays)
+    region = truncate.editable_region(messages, middle, strict=task.strict, pinned=stays)
     views = truncate.file_views(messages, settings.reading_tools, settings.shell)
-    end = truncate.last_turn(messages) if given.strict else len(messages)
-    free = set(range(protected, end)) - stays
-    return ground, views, [view for view in views if view.place[0] in free and view.foldable]
+    end = truncate.last_turn(messages) if task.strict else len(messages)
+    may_change = set(range(protected, end)) - stays
+    foldable_views = [view for view in views if view.place[0] in may_change and view.is_foldable]
+    return region, views, foldable_views
 
 
 async def _fold_views(
     views: Sequence[FileView], folder: FileFolder | None, counter: TokenCounter
 ) -> dict[tuple[int, int], str]:
-    """The folded text for the place of each view that it makes smaller."""
+    """Return the folded text of each view that becomes shorter, by the place of the view."""
     if not views:
         return {}
-    folded = await fold_files(folder, [(view.path, view.text) for view in views], counter)
-    before = await counter.texts([view.text for view in views])
-    texts = [text or view.text for view, text in zip(views, folded, strict=True)]
-    after = await counter.texts(texts)
-    both = zip(views, texts, before, after, strict=True)
-    return {view.place: text for view, text, old, new in both if new < old}
+    folded_texts = await fold_files(folder, [(view.path, view.text) for view in views], counter)
+    texts = [text or view.text for view, text in zip(views, folded_texts, strict=True)]
+    tokens_before = await counter.texts([view.text for view in views])
+    tokens_after = await counter.texts(texts)
+    folds: dict[tuple[int, int], str] = {}
+    for view, text, before, after in zip(views, texts, tokens_before, tokens_after, strict=True):
+        if after < before:
+            folds[view.place] = text
+    return folds

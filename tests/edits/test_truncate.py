@@ -68,7 +68,7 @@ def deleted(
     parts = [truncate.Part(index, message) for index, message in enumerate(history)]
     ground = truncate.editable_region(history, middle)
     return truncate.join_parts(
-        truncate.delete_centre(parts, sizes(history), ground, excess, window=window, marker=marker)
+        truncate.delete_center(parts, sizes(history), ground, excess, window=window, marker=marker)
     )
 
 
@@ -227,8 +227,8 @@ def test_shell_views_and_other_tools_are_asked_for():
 )
 def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content):
     history = conversation(user("go"), view("v1", "a.py", content))
-    assert not truncate.file_views(history)[0].foldable
-    assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
+    assert not truncate.file_views(history)[0].is_foldable
+    assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].is_foldable
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content):
     ],
 )
 def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content):
-    assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
+    assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].is_foldable
 
 
 # Filtering ----------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def cut(
     parts, _ = truncate.filter_calls(history, ground, views)
     excess = data.draw(st.integers(0, 4000), label="excess")
     window: Window = data.draw(st.sampled_from(["average", "covering"]), label="window")
-    parts = truncate.delete_centre(
+    parts = truncate.delete_center(
         parts, sizes([p.message for p in parts]), ground, excess, window=window
     )
     joined = truncate.join_parts(parts)

@@ -109,7 +109,7 @@ async def test_a_short_turn_needs_no_thread(threads, tmp_path):
 
 @pytest.mark.parametrize("count", [30, 300])
 async def test_truncation_is_done_in_a_thread(count, threads, tmp_path):
-    for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
+    for work in ("editable_region", "file_views", "filter_calls", "delete_center", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
 
