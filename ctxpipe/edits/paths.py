@@ -1,6 +1,6 @@
-"""Paths as tools are given them: those of POSIX systems, and those of Windows.
+"""Paths of POSIX systems and of Windows, as tools receive them.
 
-The agent may work on another system than ctxpipe does, so the path itself has to say what it is.
+The agent may work on another system than ctxpipe does, so the form of a path decides which it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 # A drive, or a share of another computer.
 _ROOTED = re.compile(r"[A-Za-z]:[\\/]|\\\\[\w.$-]+\\[\w.$-]")
-# Each backslash is before a name, or at the end. That of a POSIX path escapes a blank.
+# Each backslash comes before a name, or at the end. In a POSIX path it escapes a blank.
 _RELATIVE = re.compile(r"[^\\/:\s][^\\/:]*(?:\\[^\\/:\s][^\\/:]*)*\\?")
 
 
@@ -34,7 +34,7 @@ def is_absolute(path: str) -> bool:
 def split_path(path: str) -> tuple[str, str]:
     """Return the folder of *path*, with the separator at its end, and the name in it.
 
-    The folder is "" where *path* has none. A separator at the end belongs to the name.
+    The folder is "" if *path* has none. A separator at the end belongs to the name.
     """
     separators = "/\\" if is_windows_path(path) else "/"
     bare = path.rstrip(separators)
@@ -43,7 +43,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def path_segments(path: str) -> list[str]:
-    """Return the names that *path* consists of, without empty ones."""
+    """Return the names in *path*, without empty ones."""
     if is_windows_path(path):
         path = path.replace("\\", "/")
     return [segment for segment in path.split("/") if segment]

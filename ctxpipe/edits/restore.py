@@ -1,4 +1,7 @@
-"""Which files to bring back after a summary, in which order, and how they look."""
+"""Choose the files to bring back after a compaction, and their order.
+
+A *working set* is the list of files that the conversation has read, the most recent first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as attribute
-from operator import attrgetter
 
 from ..messages import (
     Message,
@@ -44,16 +46,16 @@ from .offload import placeholder_files
 from .shown import Shown
 from .views import changes_folder, viewed_path
 
-_MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
+_MAX_COMPARED_CHARS = 500_000  # a longer file never comes back as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingFile:
     """A file that the conversation used.
 
-    *path* is its latest spelling, *shown* what was seen of it last, if known, and *views* all that
-    was seen and written of it. *denied* says that the last attempt to read it failed, so that it
-    must not come back.
+    *path* is its latest spelling. *shown* is the text that was seen of it last, None if unknown.
+    *views* are all texts that were seen or written of it. *denied* is True if the last attempt to
+    read it failed: then it must not come back.
     """
 
     path: str
@@ -70,62 +72,68 @@ def working_set(
     work_dir: str = "",
     offloaded: Mapping[str, str] | None = None,
 ) -> list[WorkingFile]:
-    """The files that calls in *messages* read, the most recent first, each once, at its last place.
+    """Return the files that calls in *messages* read, the most recent first, each once.
 
-    A call counts only if it has a result that reports no failure; the text of one that was moved to
-    a file is looked up in *offloaded*, by its placeholder, and counts if it is found. The newest
-    verdict on a file counts: one whose last read failed is *denied* until a later call succeeds. A
-    call that reads and has failed denies every path that it names, a command line that prints files
-    every word in it. A call without a result decides nothing, and neither does a write that failed.
-    A command line that succeeded shows its file only with *shell*, and as long as the shell's
-    folder is known. No text of a message is trusted to name a file. The other arguments are those
-    of `trusting_working_set`.
+    - A call counts only if it has a result that reports no failure. If the result was moved to a
+      file, its text is looked up in *offloaded*, by its placeholder.
+    - The newest attempt decides: a file whose last read failed is *denied* until a later call
+      succeeds. A failed call that reads denies every path that it names; a failed command line that
+      prints files denies every word in it. A call without a result decides nothing, and neither
+      does a failed write.
+    - A command line that succeeded shows its file only if *shell* is True, and only as long as the
+      shell's folder is known.
+    - No text of a message is trusted to name a file.
+
+    *tools*, *shell* and *work_dir* are explained in `trusting_working_set`.
     """
     latest: dict[str, WorkingFile] = {}
     views: dict[str, list[tuple[int, str]]] = {}
-    changed: dict[str, int] = {}
+    last_writes: dict[str, int] = {}
     last_command = -1
-    folder_changed = False
+    has_left_folder = False
     for number, (call, result) in enumerate(_calls_with_results(messages, offloaded or {})):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
         path = None
         if not _shows_folder(result):
             path = viewed_path(call, tools, True)
         text = result_text(result)
-        failed = _is_failure(result, by_shell=by_shell)
-        if failed:
+        has_failed = _is_failure(result, by_shell=by_shell)
+        if has_failed:
             for name in paths_to_deny(call, result) if path is None else [path]:
                 put_last(latest, _key(work_dir, name), WorkingFile(name, denied=True))
         elif path is None:
             paths = written_paths(call)
             for name in paths:
                 key = _key(work_dir, name)
-                changed[key] = number
-                if len(paths) == 1:  # otherwise it is not known which line is whose
+                last_writes[key] = number
+                if len(paths) == 1:  # with several files it is unknown which line is in which
                     views.setdefault(key, []).append((number, written_lines(call)))
-        elif not by_shell or (shell and (os.path.isabs(path) or not folder_changed)):
+        elif not by_shell or (shell and (os.path.isabs(path) or not has_left_folder)):
             key = _key(work_dir, path)
             views.setdefault(key, []).append((number, text))
             put_last(latest, key, WorkingFile(path, text))
-        if path is None and command_line(call) and not (failed and says_failure(text)):
+        if path is None and command_line(call) and not (has_failed and says_failure(text)):
             last_command = number
-        folder_changed = folder_changed or changes_folder(call)
-    found: list[WorkingFile] = []
+        has_left_folder = has_left_folder or changes_folder(call)
+    files: list[WorkingFile] = []
     for key, file in reversed(latest.items()):
-        since = max(last_command, changed.get(key, -1))
-        shown = tuple(Shown(text, number >= since) for number, text in views.get(key, ()))
-        found.append(replace(file, views=shown))
-    return found
+        # No call after this one could have changed the file.
+        last_change = max(last_command, last_writes.get(key, -1))
+        file_views = tuple(
+            Shown(text, is_current=number >= last_change) for number, text in views.get(key, ())
+        )
+        files.append(replace(file, views=file_views))
+    return files
 
 
 def _key(work_dir: str, path: str) -> str:
-    """What the spellings of *path* below *work_dir* have in common."""
+    """Return one key for all spellings of *path* below *work_dir*."""
     path = os.path.expanduser(path.removeprefix("file://"))
     return os.path.normpath(os.path.join(work_dir, path))
 
 
 def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
-    """By placeholder: the name of the file with the whole result of a call."""
+    """Return the name of the file with the whole result of each offloaded call, by placeholder."""
     return placeholder_files(
         (result.tool_use_id, result_text(result)) for result in tool_results(messages)
     )
@@ -134,37 +142,41 @@ def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
 def _calls_with_results(
     messages: Sequence[Message], offloaded: Mapping[str, str]
 ) -> Iterator[tuple[ToolCall, object]]:
-    """Each call with its result as it was shown; of several results an error, if there is one.
+    """Yield each call that has a result, with the result as it was shown.
 
-    A result belongs to the last call before it with its id, since agents may use an id again.
+    Of several results an error wins. A result belongs to the last call with its id before it, since
+    agents may use an id again.
     """
-    calls: dict[str, ToolCall] = {}
+    calls_by_id: dict[str, ToolCall] = {}
     results: dict[tuple[int, int], ToolResult] = {}  # by the place of the call
-    made = list(tool_calls(messages))
-    parts: list[ToolCall | ToolResult] = [*made, *tool_results(messages)]
-    for part in sorted(parts, key=attrgetter("place")):
-        if isinstance(part, ToolCall):
-            calls[part.id] = part
+    calls = list(tool_calls(messages))
+    calls_and_results: list[ToolCall | ToolResult] = [*calls, *tool_results(messages)]
+    calls_and_results.sort(key=lambda item: item.place)
+    for item in calls_and_results:
+        if isinstance(item, ToolCall):
+            calls_by_id[item.id] = item
             continue
-        call = calls.get(part.tool_use_id)
+        call = calls_by_id.get(item.tool_use_id)
         if call is None or (call.place in results and _is_failure(results[call.place])):
             continue
-        text = offloaded.get(result_text(part))
-        results[call.place] = part if text is None else replace(part, content=text)
-    for call in made:
+        text = offloaded.get(result_text(item))
+        results[call.place] = item if text is None else replace(item, content=text)
+    for call in calls:
         if call.place in results:
             yield call, results[call.place]
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
+    """Return True if *result* may be a failure; *by_shell* if it is that of a command line."""
     if any(block_text(part) is None for part in inner_blocks(result)):
-        # Not a view of a text file; and a repair unmarks an error that shows a picture.
+        # Not the view of a text file. It may even be an error: a repair removes the error mark of
+        # a result that has an image.
         return True
     if field(result, "is_error"):
         return True
     text = result_text(result)
     if any_reference(text, MAX_SHOWN) is not None:
-        return True  # what was moved to that file may be a denial
+        return True  # the text in that file may be a denial
     return says_failure(text, whole=by_shell) or (by_shell and is_failure(result))
 
 
@@ -175,14 +187,14 @@ def trusting_working_set(
     shell: bool = False,
     work_dir: str = "",
 ) -> list[WorkingFile]:
-    """The files read in *messages*, the most recent first, each once, at its last place.
+    """Return the files read in *messages*, the most recent first, each once.
 
-    A file that an earlier compaction brought back counts as read before everything after it. With
-    *shell* command lines that print a file count as reading it. Spellings that mean the same path
-    below *work_dir* are one file.
+    *tools* are the tools that read files. If *shell* is True, command lines that print a file count
+    as reading it. Spellings that mean the same path below *work_dir* are one file. A file that an
+    earlier compaction brought back counts as read before everything after it.
 
-    It trusts every call, whatever its result, and every message that looks like a restored file.
-    `working_set` trusts neither.
+    This function trusts every call with any result, and every message that looks like a restored
+    file. `working_set` trusts neither.
     """
     files: list[WorkingFile] = []
     for message in reversed(messages):  # a compaction puts the most recent file first
@@ -207,7 +219,7 @@ def _shows_folder(result: object) -> bool:
 
 
 def _view_text(result: object) -> str | None:
-    """What a reading tool showed of a file; None if it failed, or was moved to a file since."""
+    """Return the text that a reading tool showed; None if it failed or has been offloaded."""
     if result is None or field(result, "is_error"):
         return None
     text = result_text(result)
@@ -215,7 +227,7 @@ def _view_text(result: object) -> str | None:
 
 
 def was_changed(file: WorkingFile, text: str) -> bool:
-    """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
+    """Return True if *text* certainly lacks the seen text of *file*, with or without line numbers."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
     shown, _, _ = view(file.shown).text.partition(NOTE)

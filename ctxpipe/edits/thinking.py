@@ -1,4 +1,4 @@
-"""Stale thinking blocks: find them, strip them, or let the API drop them.
+"""Find stale thinking blocks, and remove them or let the API drop them.
 
 The models of late 2026 sign each thinking block together with everything before it: system prompt,
 tools, messages, and earlier thinking blocks. Rewriting an older message makes the signatures of all
@@ -27,14 +27,14 @@ BLOCK_BINDING = {"prefix_mismatch_behavior": "drop_block"}
 BINDABLE = frozenset({"adaptive", "enabled"})
 
 Place: TypeAlias = tuple[int, int]
-"""Message and block index."""
+"""A message index and a block index."""
 
 Stale: TypeAlias = dict[int, int]
-"""By message, the first block from which on the signatures of its thinking are stale."""
+"""The first block from which on signatures are stale, by message index."""
 
 
 def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
-    """Add to *stale* the signed thinking in *messages* from *place* on: its prefix has changed."""
+    """Add to *stale* the signed thinking in *messages* from *place* on, where a change began."""
     first, start = place
     for index in range(first, len(messages)):
         if any(is_bound(block) for block in blocks(messages[index])[start:]):
@@ -43,14 +43,14 @@ def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
 
 
 def shift_stale(stale: Stale, edit: Edit) -> Stale:
-    """*stale* after *edit*, which removed messages and added others.
+    """Return *stale* with the indices after *edit*, which removed messages and added others.
 
-    The first message that it added may have kept the thinking of the first one that it removed.
+    The first message that it added may still have the thinking of the first one that it removed.
     """
     if not stale:
         return stale
     start, stop, messages = edit
-    moved = len(messages) - (stop - start)
+    shift = len(messages) - (stop - start)
     is_replacement = messages and start < stop
     last = start if is_replacement else start - 1
     shifted: Stale = {}
@@ -58,17 +58,17 @@ def shift_stale(stale: Stale, edit: Edit) -> Stale:
         if index <= last:
             shifted[index] = block
         elif index >= stop:
-            shifted[index + moved] = block
+            shifted[index + shift] = block
     return shifted
 
 
-def strip(messages: list[Message], stale: Stale) -> list[Message]:
-    """*messages* without the thinking blocks that are *stale*.
+def strip_thinking(messages: list[Message], stale: Stale) -> list[Message]:
+    """Return *messages* without the thinking blocks that are *stale*.
 
-    The very same list comes back when there are none. Whole blocks go, nothing else changes.
-    Thinking without a signature stays: it is never stale, and some APIs refuse replies that lack
-    it. So does the thinking of a tool loop that is still open, because the API asks for it; its
-    signature is stale nonetheless, so a request with it needs `drop_block`.
+    Returns the very same list if there are none. Only whole blocks are removed. Thinking without a
+    signature stays: it is never stale, and some APIs refuse replies that lack it. The thinking of
+    an open tool loop stays too, because the API asks for it; its signature is stale nonetheless, so
+    a request with it needs `drop_block`.
     """
     end = open_loop(messages)
     stripped: dict[int, Message] = {}
@@ -76,10 +76,9 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
         if index >= end:
             continue
         content = blocks(messages[index])
-        rest = [
-            block for place, block in enumerate(content) if place < start or not is_bound(block)
-        ]
-        # A message that holds only thinking is invalid already, and is not emptied here.
+        later = [block for block in content[start:] if not is_bound(block)]
+        rest = [*content[:start], *later]
+        # A message that has only thinking is invalid already, and is not emptied here.
         if len(rest) < len(content) and any(kind(block) not in THINKING for block in rest):
             stripped[index] = with_content(messages[index], rest)
     if not stripped:
@@ -88,10 +87,10 @@ def strip(messages: list[Message], stale: Stale) -> list[Message]:
 
 
 def open_loop(messages: Sequence[Message]) -> int:
-    """Where the tool loop that is still open begins: after the last message in a user's own words.
+    """Return the index where the open tool loop begins: after the last message in the user's words.
 
-    The length of *messages* when no loop is open: they end with the user's own words, or with the
-    assistant's.
+    It is the length of *messages* if no loop is open: if they end with the user's words, or with a
+    reply without calls.
     """
     if not messages:
         return 0
@@ -106,16 +105,16 @@ def open_loop(messages: Sequence[Message]) -> int:
 
 
 def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The arguments with which ``messages.create`` drops stale thinking instead of refusing it.
+    """Return arguments that make ``messages.create`` drop stale thinking instead of refusing it.
 
-    Both the plain and the beta method take them. *request* holds the caller's own arguments as far
-    as they matter (thinking, betas, extra_headers, extra_body); what is returned replaces those of
-    the same name, and includes their values. Where thinking is not configured, it is set to
-    "adaptive": the default of the models that check signatures.
+    Both the plain and the beta method accept them. *request* has the caller's own arguments
+    (thinking, betas, extra_headers, extra_body); the returned ones include their values and replace
+    those of the same name. If thinking is not configured, it is set to "adaptive", the default of
+    the models that check signatures.
 
-    The API does not remember it: every later request with the same messages needs it too. Empty
-    when thinking is configured in a way that cannot carry the control ("disabled",
-    "between_tools"): strip the blocks then.
+    The API does not remember it: every later request with the same messages needs it too. Returns
+    an empty dict if thinking is configured in a way that cannot carry the control ("disabled",
+    "between_tools"): remove the blocks then.
     """
     request = request or {}
     body = _mapping(request.get("extra_body"))
@@ -124,25 +123,28 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
     if thinking.get("type") not in BINDABLE:
         return {}
     thinking["block_binding"] = {**_mapping(thinking.get("block_binding")), **BLOCK_BINDING}
-    # The method's own `thinking` would work too, but a caller who passes that could not pass ours
-    # as well.
+    # In extra_body, since the caller may pass the method's own `thinking` argument.
     return {"extra_body": {**body, "thinking": thinking}, **_with_beta(request)}
 
 
 def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
+    """Return the betas or headers of *request* with `BINDING_BETA` added."""
     betas = request.get("betas")
-    if isinstance(betas, list | tuple):  # a header beside them would replace them
+    if isinstance(betas, list | tuple):  # a header in addition would replace them
         return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}
     headers = _mapping(request.get("extra_headers"))
-    own = [name for name in headers if name.lower() == "anthropic-beta"]
-    values = [str(headers.pop(name)) for name in own]
-    names = map(str.strip, ",".join(values[:1]).split(","))
-    headers["anthropic-beta"] = ",".join(dict.fromkeys([*filter(None, names), BINDING_BETA]))
+    names: list[str] = []
+    beta_headers = [name for name in headers if name.lower() == "anthropic-beta"]
+    values = [str(headers.pop(name)) for name in beta_headers]
+    for name in ",".join(values[:1]).split(","):
+        if name.strip():
+            names.append(name.strip())
+    headers["anthropic-beta"] = ",".join(dict.fromkeys([*names, BINDING_BETA]))
     return {"extra_headers": headers}
 
 
 def _mapping(value: object) -> dict[str, object]:
-    """A copy of *value*; empty when it is no mapping."""
+    """Return a copy of *value*; an empty dict if it is no mapping."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 

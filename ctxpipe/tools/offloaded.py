@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._text import count_phrase
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
-from ..edits.media import stored_block, is_media_file
+from ..edits.media import is_media_file, stored_block
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..placeholders.locations import is_url, key_of_url, possible_keys
