@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..edits.diff import apply_edits
 from ..edits.repair import repair
-from ..edits.thinking import Stale, drop_block, mark_stale, strip
+from ..edits.thinking import Stale, drop_block, mark_stale, strip_thinking
 from ..messages import Message, blocks, is_bound
 from .repair import marks_beside
 from .state import Request, State
@@ -31,11 +31,11 @@ def finish(
 
 
 def _strip_stale_thinking(context: list[Message], step: Step, state: State) -> list[Message]:
-    if strip(context, step.stale) is context:
+    if strip_thinking(context, step.stale) is context:
         return context
     # What was thought after a block that goes was signed over it, too, and goes with it.
     mark_stale(step.stale, context, min(step.stale.items()))
-    stripped = strip(context, step.stale)
+    stripped = strip_thinking(context, step.stale)
     state.edit(step, context, stripped)
     _forget_missing(step.stale, stripped)
     return stripped

@@ -1,7 +1,7 @@
-"""What a conversation did, read from its messages without a model: files, commands, identifiers.
+"""Find what a conversation did, without a model: its files, commands and identifiers.
 
 Tools differ from agent to agent, so tools and arguments are recognized by what their names usually
-mean; a wrong guess costs a line in a list, never a message.
+mean. A wrong guess costs a line in a list, never a message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .paths import is_rooted_windows_path
 T = TypeVar("T")
 
 _MAX_PATH_CHARS = 400
-_MAX_TARGET_CHARS = 10_000
+_MAX_SUBJECT_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000
 
 _PATCHED_FILE = re.compile(
@@ -52,7 +52,7 @@ _PATCH = re.compile(r"^(?:@@|\*\*\* |<<<<<<<|--- )", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
 # Only from a word's beginning: a search inside long words takes quadratic time.
 _URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")
-_WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
+_COMMAND_WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
 _SOURCE_FILE = re.compile(
     r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|"
     r"swift|c|h|cc|cpp|hpp|cs|rb|php|pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|"
@@ -61,18 +61,19 @@ _SOURCE_FILE = re.compile(
     re.IGNORECASE,
 )
 _ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
-_WORDS = re.compile(r"[^\s'\"`;|&()<>]{1,400}")
-_PRINTING = re.compile(
+_ANY_WORD = re.compile(r"[^\s'\"`;|&()<>]{1,400}")
+_PRINTING_PROGRAM = re.compile(
     r"(?:^|[\s;|&(`/])"
     r"(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|"
     r"tac|tail|type|vi|view|vim|xxd|yq)\s"
 )
-_OPENING = re.compile(  # programs that fail for many a reason of their own
+# Programs that also fail for reasons other than a file that cannot be read.
+_SEARCHING_PROGRAM = re.compile(
     r"(?:^|[\s;|&(`/])"
     r"(?:ack|ag|[ef]?grep|findstr|git\s+(?:\S+\s+){0,4}?(?:blame|diff|grep|log|show)|node|perl|php|"
     r"i?python[\d.]*|rg|ruby|Select-String)\s"
 )
-_NOWHERE = ("/dev/", "/proc/self")
+_NO_FILE_PREFIXES = ("/dev/", "/proc/self")
 _FILE_URL = re.compile(r"file://(?:/(?=[A-Za-z]:[\\/]))?")
 
 _IDENTIFIER = re.compile(
@@ -85,8 +86,8 @@ _IDENTIFIER = re.compile(
     r"|\#\d{1,6}"  # issue
     r")(?![\w/-])"
 )
-_FEW_NAMES = 50  # for more of them it is quicker to find all identifiers
-_NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
+_MAX_NAMES_TO_SEARCH = 50  # with more names it is quicker to find all identifiers of a text
+_STANDARD_NAME = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
 _FAILURE = re.compile(
     r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
     r"Traceback \(most recent call last\))"
@@ -107,7 +108,7 @@ _NO_PERMISSION = re.compile(
 
 
 def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
-    """Each path that a tool was given, and whether it was written; the latest comes last.
+    """Return each path that a tool received, and whether it was written; the latest comes last.
 
     Paths come from path arguments, patch headers, and the file names in shell commands, but not
     from the bodies of here-documents.
@@ -122,12 +123,13 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
 
 
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
+    """Yield each path in the input of *call*, and whether the call writes it."""
     is_view = call.input.get("command") == VIEW_COMMAND
-    writes = not is_view and WRITING_NAME.search(call.name) is not None
+    is_writing = not is_view and WRITING_NAME.search(call.name) is not None
     for name, text in _strings(call):
         if PATH_KEY.search(name):
             if _is_path(text):
-                yield text, writes
+                yield text, is_writing
         elif "*** Begin Patch" in text:
             for path in _PATCHED_FILE.findall(text):
                 yield path.strip(), True
@@ -142,21 +144,24 @@ def _is_path(text: str) -> bool:
 
 
 def paths_to_deny(call: ToolCall, result: object) -> list[str]:
-    """The paths that *call*, whose *result* is a failure, may have tried to read in vain.
+    """Return the paths that *call*, whose *result* is a failure, may have tried to read.
 
-    They are the paths given to a tool that does not write, and every word of a command line that
-    prints files. Of one that searches or runs them, which may fail for other reasons, the words
-    count if a permission was missing, or a short result says nothing of how the program ended.
+    They are the paths of a tool that does not write, or every word of a command line that prints
+    files. A command line that searches or runs files may fail for other reasons. Its words count
+    only if a permission was missing, or if a short result does not say how the program ended.
     """
     command = _without_middle(command_line(call), _MAX_COMMAND_CHARS)
     if not command:
         return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
-    if _PRINTING.search(command) or (_OPENING.search(command) and _was_denied(result)):
-        return _WORDS.findall(command)
+    if _PRINTING_PROGRAM.search(command) or (
+        _SEARCHING_PROGRAM.search(command) and _was_denied(result)
+    ):
+        return _ANY_WORD.findall(command)
     return []
 
 
 def _was_denied(result: object) -> bool:
+    """Return True if *result* reports a missing permission, or is short and shows no program."""
     text = _without_middle(result_text(result), 4000)
     if _NO_PERMISSION.search(text):
         return True
@@ -165,12 +170,12 @@ def _was_denied(result: object) -> bool:
 
 
 def written_paths(call: ToolCall) -> list[str]:
-    """The paths that *call* writes."""
+    """Return the paths that *call* writes, each once."""
     return list(dict.fromkeys(path for path, is_written in _paths(call) if is_written))
 
 
 def written_lines(call: ToolCall) -> str:
-    """The lines that the input of *call*, which writes a file, puts into it, as far as it says."""
+    """Return the lines that *call* puts into a file, as far as its input shows them."""
     old: set[str] = set()
     new: list[str] = []
     for name, text in _strings(call):
@@ -186,32 +191,34 @@ def written_lines(call: ToolCall) -> str:
 
 
 def is_about_file(call: ToolCall) -> bool:
-    """Whether *call* works on a path that it is given, and runs no command."""
-    return not command_line(call) and any(map(PATH_KEY.search, dict(_strings(call))))
+    """Return True if *call* has an argument for a path and runs no command."""
+    if command_line(call):
+        return False
+    return any(PATH_KEY.search(name) for name, _ in _strings(call))
 
 
 def _strings(call: ToolCall) -> list[tuple[str, str]]:
-    """Every string in the input of *call*, with the name of the argument that holds it."""
+    """Return every string in the input of *call*, after the name of the argument that holds it."""
     return [(name, leaf) for name, leaf in leaves(call.input) if isinstance(leaf, str)]
 
 
-def _without_middle(text: str, most: int) -> str:
-    """*text*, or only the head and the tail of one with more than *most* characters.
+def _without_middle(text: str, max_chars: int) -> str:
+    """Return *text*; only its head and tail if it has more than *max_chars* characters.
 
-    A command that is too long carries a document, and names files before and after it.
+    A very long command carries a document, and names files before and after it.
     """
-    if len(text) <= most:
+    if len(text) <= max_chars:
         return text
-    half = most // 2
+    half = max_chars // 2
     return f"{text[:half]} {text[-half:]}"
 
 
 def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
-    """The files that a shell command names, and whether it redirects into them."""
+    """Yield each file in a shell command, and whether the command redirects its output into it."""
     line = _URL.sub(" ", _HEREDOC.sub(" ", _without_middle(command, _MAX_COMMAND_CHARS)))
-    for arrow, word in _WORD.findall(line):
+    for arrow, word in _COMMAND_WORD.findall(line):
         path = word.rstrip(".,:;")
-        if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
+        if len(path) > _MAX_PATH_CHARS or path.startswith(_NO_FILE_PREFIXES):
             continue
         is_posix_path = _SOURCE_FILE.fullmatch(path) or _ROOTED.fullmatch(path)
         if is_posix_path or is_rooted_windows_path(path):
@@ -222,7 +229,7 @@ def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
 
 
 def commands(messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
-    """The commands that tools ran, oldest first, and whether each has failed."""
+    """Yield the commands that tools ran, oldest first, and whether each has failed."""
     results = results_by_id(messages)
     for call in tool_calls(messages):
         text = command_line(call)
@@ -231,17 +238,22 @@ def commands(messages: Sequence[Message]) -> Iterator[tuple[str, bool]]:
 
 
 def target(call: ToolCall) -> str:
-    """The beginning of what *call* is about, on one line.
+    """Return the subject of *call* on one line, or its beginning if it is very long.
 
-    That is its command, else its path, else its whole input as JSON.
+    The subject is its command, otherwise its path, otherwise its whole input as JSON.
     """
-    paths = (text for name, text in _strings(call) if PATH_KEY.search(name))
-    text = command_line(call) or next(paths, "") or compact_json(call.input)
-    return one_line(text[:_MAX_TARGET_CHARS])
+    text = command_line(call)
+    if not text:
+        for name, argument in _strings(call):
+            if PATH_KEY.search(name):
+                text = argument
+                break
+    text = text or compact_json(call.input)
+    return one_line(text[:_MAX_SUBJECT_CHARS])
 
 
 def command_line(call: ToolCall) -> str:
-    """The command line that *call* runs, "" if it runs none."""
+    """Return the command line that *call* runs; "" if it runs none."""
     for name in POSSIBLE_COMMAND_KEYS:
         value = call.input.get(name)
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
@@ -255,20 +267,21 @@ def command_line(call: ToolCall) -> str:
 
 
 def is_failure(result: object) -> bool:
-    """Whether a tool result says that the call failed."""
+    """Return True if a tool result says that the call failed; False without a result."""
     if result is None:
         return False
     if field(result, "is_error"):
         return True
     text = result_text(result)
-    parts = view(text).head, text[-2000:]  # some agents say in the head how a command ended
-    return any(_holds(part, _FAILURE_WORDS) and _FAILURE.search(part) for part in parts)
+    # Some agents say at the beginning how a command ended.
+    parts = (view(text).head, text[-2000:])
+    return any(_has_word(part, _FAILURE_WORDS) and _FAILURE.search(part) for part in parts)
 
 
-def _holds(text: str, words: Iterable[str]) -> bool:
-    """Whether one of *words*, which a pattern needs, is in *text*.
+def _has_word(text: str, words: Iterable[str]) -> bool:
+    """Return True if *text* contains one of *words*, without which a pattern cannot match.
 
-    They are looked for first: the pattern alone takes ten times as long.
+    This check comes first because the pattern alone takes ten times as long.
     """
     return any(word in text for word in words)
 
@@ -304,12 +317,16 @@ _FIRST_LINE_REFUSAL = re.compile(
     r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
     re.IGNORECASE,
 )
-_REFUSED = (
+_SHELL_REFUSAL_PATTERN = (
     r": (?:permission denied|no such file or directory|operation not permitted|is a directory|"
     r"not a directory|command not found|cannot open)\b"
 )
-_SHELL_REFUSAL = re.compile(_REFUSED, re.IGNORECASE)  # quick: it begins with a literal
-_REFUSAL_LINE = re.compile(rf"^[^\n]{{0,300}}{_REFUSED}", re.IGNORECASE | re.MULTILINE)
+_SHELL_REFUSAL = re.compile(
+    _SHELL_REFUSAL_PATTERN, re.IGNORECASE
+)  # quick: it begins with a literal
+_REFUSAL_LINE = re.compile(
+    rf"^[^\n]{{0,300}}{_SHELL_REFUSAL_PATTERN}", re.IGNORECASE | re.MULTILINE
+)
 _EXIT_STATUS = re.compile(
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]", re.IGNORECASE
 )
@@ -323,39 +340,47 @@ _AGENT_SPEAKS = re.compile(
     r"sandbox|policy|approval|error)\b",
     re.IGNORECASE,
 )
-_SHORT_CHARS, _SHORT_LINES = 1000, 4
+_SHORT_CHARS = 1000
+_SHORT_LINES = 4
 
 
 def says_failure(text: str, *, whole: bool = False) -> bool:
-    """Whether a result that is not marked as an error says in its *text* that the call failed.
+    """Return True if a result without an error mark says in its *text* that the call failed.
 
-    Searched is the beginning, and all of a text of a few lines; with *whole*, for command lines,
-    also what a shell says before or after the output. A file that only mentions errors is rarely
-    mistaken for a failure, and then the loss is small: it is not restored.
+    The beginning is searched, and all of a text of a few lines. *whole* is for command lines: it
+    also searches what a shell prints before or after the output. A file that only mentions errors
+    is rarely mistaken for a failure; then it is not restored, which is a small loss.
     """
-    begin = text[:2000]
-    if _FIRST_LINE_REFUSAL.match(begin[:200]):
+    beginning = text[:2000]
+    if _FIRST_LINE_REFUSAL.match(beginning[:200]):
         return True
-    first_line = begin.strip().partition("\n")[0]
+    first_line = beginning.strip().partition("\n")[0]
     if _AGENT_SPEAKS.match(first_line) and _REFUSAL.search(first_line):
         return True
-    message = begin.partition(NOTE)[0].strip()
+    message = beginning.partition(NOTE)[0].strip()
     if _is_short(message) and _REFUSAL.search(message):
         return True
     if not whole:
         return False
-    return any(
-        _SHELL_SPEAKS.match(end)
-        or (_SHELL_REFUSAL.search(end) and _REFUSAL_LINE.search(end))
-        or (_holds(end.lower(), _STATUS_WORDS) and _EXIT_STATUS.search(end))
-        for end in {begin, text[-2000:]}
-    )
+    return any(_shell_says_failure(part) for part in {beginning, text[-2000:]})
+
+
+def _shell_says_failure(text: str) -> bool:
+    """Return True if *text* has an error message of a shell, or an exit status other than 0."""
+    if _SHELL_SPEAKS.match(text):
+        return True
+    if _SHELL_REFUSAL.search(text) and _REFUSAL_LINE.search(text):
+        return True
+    if not _has_word(text.lower(), _STATUS_WORDS):
+        return False
+    return _EXIT_STATUS.search(text) is not None
 
 
 def _is_short(text: str) -> bool:
     if len(text) > _SHORT_CHARS:
         return False
-    return len(list(filter(str.strip, text.splitlines()))) <= _SHORT_LINES
+    lines = [line for line in text.splitlines() if line.strip()]
+    return len(lines) <= _SHORT_LINES
 
 
 # Identifiers --------------------------------------------------------------------------------------
@@ -364,52 +389,57 @@ def _is_short(text: str) -> bool:
 def identifiers(
     messages: Sequence[Message], redact: Callable[[str], str] = str, *, known: Iterable[str] = ()
 ) -> list[str]:
-    """Ids, hashes and ticket numbers that the assistant used again, the latest used last.
+    """Return ids, hashes and ticket numbers that the assistant used again, the latest use last.
 
-    *redact* is applied to each text before it is searched. Those *known* were there before.
+    An identifier counts from the assistant's second use on, or from its first use if another
+    message or *known* has it. *redact* is applied to each text before it is searched.
     """
-    # Few texts are the assistant's own: the others are only searched for what it says.
-    said = [_identifiers_said(message, redact) for message in messages]
-    unseen = set().union(*said).difference(known)
-    used: dict[str, None] = {}
-    for message, names in zip(messages, said, strict=True):
+    # Only names that the assistant says can count, so the other messages are searched for these.
+    names_by_message = [_identifiers_said(message, redact) for message in messages]
+    unseen: set[str] = set()
+    for names in names_by_message:
+        unseen |= names
+    unseen.difference_update(known)
+    used_again: dict[str, None] = {}
+    for message, names in zip(messages, names_by_message, strict=True):
         if unseen and message["role"] != "assistant":
             for text in _searchable_texts(message, redact):
                 unseen -= _mentions(text, unseen)
         for name in sorted(names - unseen):
-            put_last(used, name, None)
+            put_last(used_again, name, None)
         unseen -= names
-    return list(used)
+    return list(used_again)
 
 
 def _identifiers_said(message: Message, redact: Callable[[str], str]) -> set[str]:
-    """The identifiers in what the assistant says in *message*; none in a message of another."""
-    found: set[str] = set()
+    """Return the identifiers in *message* if it is the assistant's; otherwise none."""
+    names: set[str] = set()
     if message["role"] == "assistant":
         for text in _searchable_texts(message, redact):
-            found.update(_IDENTIFIER.findall(text))
-    return {name for name in found if not _NO_IDENTIFIER.match(name)}
+            names.update(_IDENTIFIER.findall(text))
+    return {name for name in names if not _STANDARD_NAME.match(name)}
 
 
 def _mentions(text: str, names: AbstractSet[str]) -> set[str]:
-    """Those of the identifiers *names* that are in *text*."""
-    if len(names) <= _FEW_NAMES and not any(name in text for name in names):
+    """Return the identifiers of *names* that occur in *text*."""
+    if len(names) <= _MAX_NAMES_TO_SEARCH and not any(name in text for name in names):
         return set()
     return set(_IDENTIFIER.findall(text)) & names
 
 
 def _searchable_texts(message: Message, redact: Callable[[str], str]) -> Iterator[str]:
-    """The texts of *message* and of its calls or results, redacted, in small pieces."""
+    """Yield the texts of *message* and of its calls or results, redacted, in small pieces."""
     if message["role"] == "assistant":
-        found = [*texts(message), *[compact_json(call.input) for call in tool_calls([message])]]
+        inputs = [compact_json(call.input) for call in tool_calls([message])]
+        message_texts = [*texts(message), *inputs]
     else:
-        found = [block_text(block) or "" for block in as_blocks(message)]
-    for text in found:
+        message_texts = [block_text(block) or "" for block in as_blocks(message)]
+    for text in message_texts:
         yield from pieces_at_blanks(redact(text))
 
 
 def put_last(values: dict[str, T], key: str, value: T) -> None:
-    """Set *key* and make it the last one."""
+    """Set *key* to *value* and move it to the end of *values*."""
     values.pop(key, None)
     values[key] = value
 
@@ -420,10 +450,10 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def is_one_line(text: str) -> bool:
-    """Whether *text* contains no line break of any kind, and no other control character."""
+    """Return True if *text* has no line break of any kind and no other control character."""
     return _CONTROLS.search(text) is None
 
 
 def one_line(text: str) -> str:
-    """*text* on one line: control characters and runs of white space become one space."""
+    """Return *text* on one line: each run of control characters and blanks becomes one space."""
     return " ".join(_CONTROLS.sub(" ", text).split())

@@ -1,9 +1,14 @@
-"""What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
+"""Find what one message can refer to in another: lines, paths, names, numbers and hashes.
 
-An atom is a string: the letter of its class, then its value. The classes are those of the recall
-metric: L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare
-file name, I an identifier as code writes it, N a number that is neither round nor a year, H a
-hexadecimal id.
+An *atom* is a string: the letter of its class, followed by its value. The classes are those of the
+recall metric:
+
+    L   a line of 24 characters and 3 words or more
+    P   the last two segments of a path
+    F   a file name without a folder
+    I   an identifier as code writes it
+    N   a number that is neither round nor a year
+    H   a hexadecimal id
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ from .paths import path_segments
 Atom: TypeAlias = str
 
 WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
-"""A line or a hash is hardly used by chance; a name or a number may be."""
+"""Weight of a use by class: a name or a number may recur by chance, a line or a hash hardly."""
 
 MIN_LINE = 24
 MAX_LINE = 200
 MIN_PATH = 6
 
-# Only where a run of such characters begins: tried at each of them, a long run would take
-# quadratic time.
+# Only at the beginning of a run of such characters: a search at each of them would take quadratic
+# time in a long run.
 _PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*+/)+[\w.@+-]*\w")
 _FILE = re.compile(
     r"\b[\w-]{1,100}+\."
@@ -46,31 +51,38 @@ _THREE_WORDS = re.compile(r"\b\w++\W++\w++\W++\w")
 
 
 def weight(atom: Atom) -> float:
-    """How much a use of *atom* counts."""
+    """Return the weight of a use of *atom*."""
     return WEIGHTS[atom[0]]
 
 
 def atoms(text: str) -> frozenset[Atom]:
-    """The atoms of *text*."""
-    found: set[Atom] = set()
+    """Return the atoms of *text*."""
+    text_atoms: set[Atom] = set()
     lines = set(text.splitlines())
-    paths = _PATH.findall("\n".join(line for line in lines if "/" in line))
-    found.update(filter(None, map(path_atom, paths)))
+    for path in _PATH.findall("\n".join(line for line in lines if "/" in line)):
+        atom = path_atom(path)
+        if atom is not None:
+            text_atoms.add(atom)
     names = _FILE.findall("\n".join(line for line in lines if "." in line))
-    found.update("F" + name for name in names)
-    words = filter(_CODE.search, set(_IDENTIFIER.findall(text)))
-    found.update("I" + word for word in words)
+    text_atoms.update("F" + name for name in names)
+    words = set(_IDENTIFIER.findall(text))
+    text_atoms.update("I" + word for word in words if _CODE.search(word))
     if _DIGIT.search(text):
         numbers = _NUMBER.findall(text)
-        found.update("N" + number for number in numbers if not _ROUND_OR_YEAR.fullmatch(number))
+        text_atoms.update(
+            "N" + number for number in numbers if not _ROUND_OR_YEAR.fullmatch(number)
+        )
         ids = _HEX.findall(text)
-        found.update("H" + name for name in ids if not (name.isdigit() or name.isalpha()))
-    found.update("L" + line for line in map(_line, lines) if line)
-    return frozenset(map(sys.intern, found))
+        text_atoms.update("H" + name for name in ids if not (name.isdigit() or name.isalpha()))
+    for line in lines:
+        plain_line = _plain_line(line)
+        if plain_line:
+            text_atoms.add("L" + plain_line)
+    return frozenset(sys.intern(atom) for atom in text_atoms)
 
 
 def path_atom(path: str) -> Atom | None:
-    """*path* reduced to its last two segments; None when it is too short to mean one file."""
+    """Return the last two segments of *path* as an atom; None if they do not mean one file."""
     parts = path_segments(path.rstrip(".,:;)"))
     segments = [part for part in parts if part not in (".", "..", "~")]
     if len(segments) == 1 and "." not in segments[0]:
@@ -79,48 +91,50 @@ def path_atom(path: str) -> Atom | None:
     return "P" + short if len(short) >= MIN_PATH else None
 
 
-def _line(line: str) -> str:
-    """*line* without line number and indentation, "" when it is too short to be recognized."""
+def _plain_line(line: str) -> str:
+    """Return *line* without line number and indentation; "" if it is too short to recognize."""
     line = " ".join(WIDE_GUTTER.sub("", line).split())
     if len(line) < MIN_LINE or not _THREE_WORDS.search(line):
         return ""
     return line[:MAX_LINE]
 
 
-# Of messages --------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
 
 
 def content_text(block: Block) -> str:
-    """Return what *block* says: its text, or the texts and numbers in the input of a call.
+    """Return the text of *block*, or the texts and numbers in the input of a call.
 
-    "" for thinking, which says nothing to others, and for blocks without a text.
+    Returns "" for thinking, which other messages do not see, and for blocks without a text.
     """
     if kind(block) == "tool_use":
-        held = leaves(field(block, "input"))
-        return "\n".join(str(leaf) for _, leaf in held if not isinstance(leaf, bool | None))
+        arguments = [leaf for _, leaf in leaves(field(block, "input"))]
+        return "\n".join(str(leaf) for leaf in arguments if not isinstance(leaf, bool | None))
     return block_text(block) or ""
 
 
 def message_texts(message: Message) -> list[str]:
-    """Return what each block of *message* says; bare text is one block."""
+    """Return the text of each block of *message*; a string counts as one block."""
     return [content_text(block) for block in as_blocks(message)]
 
 
 class AtomIndex:
-    """The atoms of texts and messages, extracted once.
+    """The atoms of the texts and messages of one transcript, each found once.
 
-    It grows with the distinct texts of one transcript.
+    It grows with the number of distinct texts.
     """
 
     def __init__(self) -> None:
         self.text: Callable[[str], frozenset[Atom]] = cache(atoms)
-        """The atoms of a text."""
+        """Returns the atoms of a text."""
         self._messages: dict[int, tuple[Message, frozenset[Atom]]] = {}
 
     def message(self, message: Message) -> frozenset[Atom]:
-        """The atoms of all blocks of *message*, which must not change any more."""
+        """Return the atoms of all blocks of *message*, which must not change any more."""
         if id(message) not in self._messages:
-            found = frozenset().union(*map(self.text, message_texts(message)))
-            # With the message: as long as it is here, no other one has its id.
-            self._messages[id(message)] = (message, found)
+            message_atoms: set[Atom] = set()
+            for text in message_texts(message):
+                message_atoms |= self.text(text)
+            # The message is stored too, so that no other one gets its id.
+            self._messages[id(message)] = (message, frozenset(message_atoms))
         return self._messages[id(message)][1]

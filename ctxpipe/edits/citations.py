@@ -7,33 +7,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from .._values import as_dict, is_equal
 from ..messages import Block, Message, blocks, field, inner_blocks, kind, with_content
 
-# Citations point to the blocks of a kind by their number among all that a request has.
+# A citation names its source by kind, and by its number among all blocks of that kind in a request.
 _NUMBERS = {"document_index": "document", "search_result_index": "search_result"}
 
 
 def without_dangling_citations(before: Sequence[Message], after: list[Message]) -> list[Message]:
-    """Return *after* without the citations that pointed to a document of *before* that is gone.
+    """Return *after* without citations of documents that were in *before* and have been removed.
 
-    A document that has another number now counts as gone, as the citation would point to another
-    one. The cited texts stay. Without such a citation the very same list comes back.
+    A document whose number has changed counts as removed, as the citation would point to another
+    one. The cited texts stay. Returns the very same list if there is no such citation.
     """
     places = [index for index, message in enumerate(after) if has_citations(message)]
     if not places:
         return after
-    gone: dict[str, set[int]] = {}
+    removed: dict[str, set[int]] = {}
     for key, name in _NUMBERS.items():
-        old = list(_blocks_of_kind(before, name))
-        new = list(_blocks_of_kind(after, name))
-        gone[key] = {
+        old_blocks = list(_blocks_of_kind(before, name))
+        new_blocks = list(_blocks_of_kind(after, name))
+        removed[key] = {
             number
-            for number, block in enumerate(old)
-            if number >= len(new) or not _is_same(block, new[number])
+            for number, block in enumerate(old_blocks)
+            if number >= len(new_blocks) or not _is_same(block, new_blocks[number])
         }
-    changed = list(after)
+    edited = list(after)
     for place in places:
-        changed[place] = _without(after[place], gone)
-    is_same = all(new is old for new, old in zip(changed, after, strict=True))
-    return after if is_same else changed
+        edited[place] = _without_citations(after[place], removed)
+    is_same = all(new is old for new, old in zip(edited, after, strict=True))
+    return after if is_same else edited
 
 
 def _is_same(one: Block, other: Block) -> bool:
@@ -60,27 +60,29 @@ def _blocks_of_kind(messages: Sequence[Message], name: str) -> Iterator[Block]:
                     yield part
 
 
-def _without(message: Message, gone: Mapping[str, set[int]]) -> Message:
-    """Return *message* without citations of what is *gone*; the same object if it has none."""
+def _without_citations(message: Message, removed: Mapping[str, set[int]]) -> Message:
+    """Return *message* without citations of *removed* documents; the same object if it has none."""
     content: list[Block] = []
-    is_changed = False
+    has_changed = False
     for block in blocks(message):
         citations = field(block, "citations")
         if not isinstance(citations, list | tuple):
             content.append(block)
             continue
-        standing = [one for one in citations if not _is_gone(one, gone)]
-        if len(standing) == len(citations):
+        remaining = [citation for citation in citations if not _is_dangling(citation, removed)]
+        if len(remaining) == len(citations):
             content.append(block)
             continue
-        is_changed = True
-        plain = as_dict(block)
-        if standing:
-            content.append({**plain, "citations": standing})
+        has_changed = True
+        new_block = as_dict(block)
+        if remaining:
+            new_block["citations"] = remaining
         else:
-            content.append({key: value for key, value in plain.items() if key != "citations"})
-    return with_content(message, content) if is_changed else message
+            del new_block["citations"]
+        content.append(new_block)
+    return with_content(message, content) if has_changed else message
 
 
-def _is_gone(citation: object, gone: Mapping[str, set[int]]) -> bool:
-    return any(field(citation, key) in numbers for key, numbers in gone.items())
+def _is_dangling(citation: object, removed: Mapping[str, set[int]]) -> bool:
+    """Return True if *citation* points to a removed document, by the numbers in *removed*."""
+    return any(field(citation, key) in numbers for key, numbers in removed.items())

@@ -1,4 +1,9 @@
-"""How one list of messages became another: the one place where two contexts are compared."""
+"""Compare two lists of messages: the edits that turn one context into another.
+
+before      a  b  c  d  e
+after       a  X     d  Y  Z       (d is the very same object)
+edits       [4:5] → Y, Z    and    [1:3] → X
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from ..messages import Message, as_blocks, blocks, common_prefix, is_equal
 
 
 class Edit(NamedTuple):
-    """*messages* replace ``before[start:stop]``."""
+    """A replacement of ``before[start:stop]`` by *messages*."""
 
     start: int
     stop: int
@@ -17,12 +22,12 @@ class Edit(NamedTuple):
 
 
 def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
-    """The edits that turn *before* into *after*.
+    """Return the edits that turn *before* into *after*, the last one first.
 
-    The last comes first, so that each index is still right when it is used. Messages that are the
-    very same object are anchors. Between two anchors the messages are paired one by one where their
-    number, roles and numbers of blocks agree; otherwise they are one edit. Without *paired* they
-    always are, which a summary needs that has as many messages as it replaces.
+    In that order each index is still right when the edit is applied. Messages that are the very
+    same object in both lists are anchors. The messages between two anchors are paired one by one if
+    their number, roles and numbers of blocks agree; otherwise they are one edit. If *paired* is
+    False they are always one edit. A summary needs that if it has as many messages as it replaces.
     """
     edits: list[Edit] = []
     for old, new in _between_anchors(before, after, common_prefix(before, after)):
@@ -33,7 +38,7 @@ def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = 
 def _between_anchors(
     before: Sequence[Message], after: Sequence[Message], start: int
 ) -> Iterator[tuple[range, range]]:
-    """The parts of both lists, from *start* on, that are between messages which both share."""
+    """Yield the index ranges of both lists between their common messages, from *start* on."""
     places: dict[int, int] = {}
     for index in range(start, len(before)):
         places.setdefault(id(before[index]), index)
@@ -52,33 +57,43 @@ def _between_anchors(
 def _edits(
     before: Sequence[Message], after: Sequence[Message], old: range, new: range, *, paired: bool
 ) -> list[Edit]:
+    """Return the edits that turn the messages *old* of *before* into the messages *new*."""
     if not old and not new:
         return []
     removed = before[old.start : old.stop]
     added = after[new.start : new.stop]
-    if not paired or len(old) != len(new) or not all(map(_has_same_shape, removed, added)):
+    if not paired or not _have_same_shape(removed, added):
         return [Edit(old.start, old.stop, list(added))]
     return [
-        Edit(index, index + 1, [other])
-        for index, one, other in zip(old, removed, added, strict=True)
-        if not is_equal(one, other)
+        Edit(index, index + 1, [new_message])
+        for index, old_message, new_message in zip(old, removed, added, strict=True)
+        if not is_equal(old_message, new_message)
     ]
 
 
-def _has_same_shape(one: Message, other: Message) -> bool:
-    return one["role"] == other["role"] and len(blocks(one)) == len(blocks(other))
+def _have_same_shape(some: Sequence[Message], others: Sequence[Message]) -> bool:
+    """Return True if both have as many messages, with the same roles and numbers of blocks."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if one["role"] != other["role"] or len(blocks(one)) != len(blocks(other)):
+            return False
+    return True
 
 
 def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Message]:
-    """*messages* after *edits*, which are applied in order."""
-    changed = list(messages)
+    """Return *messages* after *edits*, which are applied in order."""
+    edited = list(messages)
     for edit in edits:
-        changed[edit.start : edit.stop] = edit.messages
-    return changed
+        edited[edit.start : edit.stop] = edit.messages
+    return edited
 
 
 def place_after(edits: Sequence[Edit], place: int) -> int:
-    """Where what was at *place* is after *edits*; at the end of what has replaced it, at most."""
+    """Return the index after *edits* of the message at index *place*.
+
+    If the message was replaced, it is an index up to the end of its replacement.
+    """
     for start, stop, messages in edits:
         if place >= stop:
             place += len(messages) - (stop - start)
@@ -88,9 +103,9 @@ def place_after(edits: Sequence[Edit], place: int) -> int:
 
 
 def first_changed_block(before: Sequence[Message], edit: Edit) -> int:
-    """The first block that *edit* has changed in its first message.
+    """Return the index of the first block that *edit* has changed in its first message.
 
-    Bare text counts as one block.
+    A string counts as one block.
     """
     if edit.start == edit.stop or not edit.messages:
         return 0

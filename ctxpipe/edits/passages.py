@@ -1,4 +1,4 @@
-"""Stored texts in short passages, to be searched and shown, and the terms of a question."""
+"""Split stored texts into short passages for a search, and a question into search terms."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from typing import NamedTuple
 from ..messages import without_surrogates
 
 PASSAGE_CHARS = 1_000
-"""A passage has so many characters at most."""
-_MOST_TERMS = 100
+"""Largest number of characters in a passage."""
+_MAX_TERMS = 100
 
-# A long line is cut, at the end of a word where there is one.
+# A long line is cut, at the end of a word if possible.
 _LINE = re.compile(rf"([^\n]{{1,{PASSAGE_CHARS}}}(?!\w)|[^\n]{{1,{PASSAGE_CHARS}}})")
-# A record is indented JSON: a string a line, with its own line breaks escaped.
-_STRING = re.compile(r'^ *(?:"([^"\\\n]*)": )?"((?:[^"\\\n]|\\.)*+)",?$', re.MULTILINE)
-_STRING_LINE = re.compile(rf"(?:\\n)*((?:[^\\]|\\[^n]){{1,{PASSAGE_CHARS}}})")
-_NO_TEXT = frozenset({"role", "type", "id", "tool_use_id", "signature", "media_type"})
+# A record is indented JSON: one string a line, with the line breaks in it escaped.
+_JSON_STRING = re.compile(r'^ *(?:"([^"\\\n]*)": )?"((?:[^"\\\n]|\\.)*+)",?$', re.MULTILINE)
+_JSON_STRING_LINE = re.compile(rf"(?:\\n)*((?:[^\\]|\\[^n]){{1,{PASSAGE_CHARS}}})")
+_KEYS_WITHOUT_TEXT = frozenset({"role", "type", "id", "tool_use_id", "signature", "media_type"})
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 
 # Thai, Lao, Burmese, Khmer, kana and Han have no blanks between words.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+")
-_PAIR = re.compile(r"(?=\b(\w+[^\w\s]{1,3}\w+|\w+\s\w+))")
+_SCRIPTS_WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_WORD = re.compile(rf"[{_SCRIPTS_WITHOUT_BLANKS}]+|[^\W{_SCRIPTS_WITHOUT_BLANKS}]+")
+_NEIGHBORS = re.compile(r"(?=\b(\w+[^\w\s]{1,3}\w+|\w+\s\w+))")
 
 
 class Passage(NamedTuple):
-    """A part of a stored text, which begins at the character *offset*."""
+    """A part of a stored text; *offset* is the index of its first character in that text."""
 
     offset: int
     text: str
 
 
 def passages(text: str, *, is_record: bool) -> Iterator[Passage]:
-    """*text* in passages of whole lines, empty ones left out; a record's are its strings' lines."""
-    start = chars = 0
+    """Yield *text* as passages of whole lines, without empty lines and base64.
+
+    For a record, the lines are those of the strings in its JSON.
+    """
+    start = 0
+    chars = 0
     lines: list[str] = []
     for offset, line in _record_lines(text) if is_record else _lines(text):
         if line.isspace() or _BASE64.fullmatch(line):
@@ -45,7 +49,8 @@ def passages(text: str, *, is_record: bool) -> Iterator[Passage]:
             yield Passage(start, "\n".join(lines))
             lines = []
         if not lines:
-            start, chars = offset, 0
+            start = offset
+            chars = 0
         lines.append(line)
         chars += len(line) + 1
     if lines:
@@ -53,41 +58,50 @@ def passages(text: str, *, is_record: bool) -> Iterator[Passage]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset and the text of each line, long lines in parts."""
     for line in _LINE.finditer(text):
         yield line.start(1), line[1]
 
 
 def _record_lines(text: str) -> Iterator[tuple[int, str]]:
-    # What comes before the messages says the same in short.
-    for string in _STRING.finditer(text, max(0, text.find('\n  "messages": ['))):
-        if string[1] in _NO_TEXT:
+    """Yield the offset and the text of each line in the strings of a record."""
+    # What comes before the messages is a short form of them.
+    messages_start = max(0, text.find('\n  "messages": ['))
+    for string in _JSON_STRING.finditer(text, messages_start):
+        if string[1] in _KEYS_WITHOUT_TEXT:
             continue
-        for line in _STRING_LINE.finditer(text, *string.span(2)):
+        start, end = string.span(2)
+        for line in _JSON_STRING_LINE.finditer(text, start, end):
             yield line.start(1), _unescape(line[1])
 
 
 def _unescape(line: str) -> str:
     try:
         return without_surrogates(json.loads(f'"{line}"', strict=False))
-    except ValueError:  # it was cut in an escape
+    except ValueError:  # the line was cut in the middle of an escape
         return line
 
 
 def query_terms(query: str) -> list[str]:
-    """The terms of a person's *query*: its words, and as they stand pairs of neighbors.
+    """Return the search terms of a person's *query*: its words, and pairs of neighboring words.
 
-    Where words have no blanks between them, each two characters are one.
+    In scripts without blanks between words, every two neighboring characters are a term.
     """
-    found: list[str] = []
+    terms: list[str] = []
     query = query.lower()
     for word in _WORD.findall(query):
-        if re.match(f"[{_UNSPACED}]", word):
-            found += [word[start : start + 2] for start in range(max(1, len(word) - 1))]
-        found.append(word)
-    found += _PAIR.findall(query)
-    return list(dict.fromkeys(found))[:_MOST_TERMS]
+        if re.match(f"[{_SCRIPTS_WITHOUT_BLANKS}]", word):
+            terms += [word[start : start + 2] for start in range(max(1, len(word) - 1))]
+        terms.append(word)
+    terms += _NEIGHBORS.findall(query)
+    return list(dict.fromkeys(terms))[:_MAX_TERMS]
 
 
 def space_words(text: str) -> str:
-    """*text* with blanks around each character that is written without them: each is a word."""
-    return text if text.isascii() else re.sub(f"[{_UNSPACED}]", r" \g<0> ", text)
+    """Return *text* with blanks around each character of a script without blanks.
+
+    So each of these characters counts as a word.
+    """
+    if text.isascii():
+        return text
+    return re.sub(f"[{_SCRIPTS_WITHOUT_BLANKS}]", r" \g<0> ", text)

@@ -43,7 +43,7 @@ from .activity import (
     written_paths,
 )
 from .offload import placeholder_files
-from .shown import Shown
+from .shown import FileText
 from .views import changes_folder, viewed_path
 
 _MAX_COMPARED_CHARS = 500_000  # a longer file never comes back as a whole
@@ -61,7 +61,7 @@ class WorkingFile:
     path: str
     shown: str | None = attribute(default=None, repr=False)
     denied: bool = False
-    views: tuple[Shown, ...] = attribute(default=(), repr=False)
+    views: tuple[FileText, ...] = attribute(default=(), repr=False)
 
 
 def working_set(
@@ -120,7 +120,7 @@ def working_set(
         # No call after this one could have changed the file.
         last_change = max(last_command, last_writes.get(key, -1))
         file_views = tuple(
-            Shown(text, is_current=number >= last_change) for number, text in views.get(key, ())
+            FileText(text, is_current=number >= last_change) for number, text in views.get(key, ())
         )
         files.append(replace(file, views=file_views))
     return files
@@ -227,7 +227,7 @@ def _view_text(result: object) -> str | None:
 
 
 def was_changed(file: WorkingFile, text: str) -> bool:
-    """Return True if *text* certainly lacks the seen text of *file*, with or without line numbers."""
+    """Return True if *text* certainly lacks the seen text of *file*; line numbers do not count."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
     shown, _, _ = view(file.shown).text.partition(NOTE)

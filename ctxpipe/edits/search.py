@@ -1,4 +1,4 @@
-"""Find the lines of a long text that match a pattern, and show where to read on."""
+"""Search a long text for lines that match a pattern, and show where to read on."""
 
 from __future__ import annotations
 
@@ -8,60 +8,71 @@ from itertools import count, islice
 from typing import Any
 
 LINE_CHARS = 400
+"""A line with more characters is long: only a part of it is shown."""
 
 
 def literal_matches(pattern: str, text: str, limit: int, context: int = 0) -> list[str]:
-    """The first *limit* lines, or parts of long lines, that contain *pattern*.
+    """Return the first *limit* lines, or parts of long lines, that contain *pattern*.
 
-    Each with its line number and offset. With *context* it has so many lines before and after it,
-    and the number and offset are those of the first; no line is shown twice, and what matches in a
-    line that is shown already is not shown with lines of its own.
+    Each has its line number and offset. With a *context*, so many lines before and after it are
+    shown too, and the number and offset are those of the first line shown. No line is shown twice:
+    a match in a line that was shown before gets no lines of its own.
     """
     return list(islice(_excerpts(re.compile(re.escape(pattern)), text, context), limit))
 
 
 def _excerpts(pattern: Any, text: str, context: int) -> Iterator[str]:
-    """What is shown of *text* for each match of *pattern*, a compiled expression, in a line."""
-    shown = 0
+    """Yield the excerpt of *text* for each match of *pattern*, a compiled expression, in a line."""
+    shown_up_to = 0
     for number, start, line in _lines(text):
         is_long = len(line) > LINE_CHARS
         for match in pattern.finditer(line):
             offset = start + match.start()
-            if offset >= shown:
-                around = None if is_long else (shown, context)
-                shown, excerpt = _excerpt(text, number, start, offset, around)
-                yield excerpt
+            if offset < shown_up_to:
+                continue
+            if is_long:
+                shown_up_to, excerpt = _part_of_line(text, number, start, offset)
+            else:
+                shown_up_to, excerpt = _whole_lines(text, number, start, shown_up_to, context)
+            yield excerpt
 
 
-def _excerpt(
-    text: str, number: int, start: int, offset: int, around: tuple[int, int] | None
-) -> tuple[int, str]:
-    """Where the next excerpt may begin, and the text shown for *offset* in the line at *start*.
+def _part_of_line(text: str, number: int, start: int, offset: int) -> tuple[int, str]:
+    """Return the end and the text of an excerpt around *offset* in the long line at *start*.
 
-    *around* is where the last excerpt has ended, and how many lines before and after are shown;
-    None in a long line, of which a part is.
+    *number* is the number of the line.
     """
-    if around is None:
-        begin = max(start, offset - LINE_CHARS // 2)
-        line, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
-        # Not beyond its line: what matches in the next one is found, too.
-        return begin + min(LINE_CHARS, len(line) + 1), f"line {number}, offset {begin}: {line}"
-    shown, context = around
-    earliest = max(shown, start - context * LINE_CHARS)
+    begin = max(start, offset - LINE_CHARS // 2)
+    part, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
+    # Not beyond the line: a match in the next line has an excerpt of its own.
+    end = begin + min(LINE_CHARS, len(part) + 1)
+    return end, f"line {number}, offset {begin}: {part}"
+
+
+def _whole_lines(
+    text: str, number: int, start: int, shown_up_to: int, context: int
+) -> tuple[int, str]:
+    """Return the end and the text of an excerpt with the line at *start* and lines around it.
+
+    *number* is the number of the line, *shown_up_to* the end of the last excerpt, and *context* the
+    number of lines before and after it.
+    """
+    earliest = max(shown_up_to, start - context * LINE_CHARS)
     before = text[earliest:start].split("\n")[-1 - context : -1]
-    most = (context + 1) * LINE_CHARS
-    after = text[start : start + most].split("\n")[: context + 1]
+    max_chars = (context + 1) * LINE_CHARS
+    after = text[start : start + max_chars].split("\n")[: context + 1]
     begin = start - sum(len(line) + 1 for line in before)
-    end = start + min(most, sum(len(line) + 1 for line in after))
+    end = start + min(max_chars, sum(len(line) + 1 for line in after))
     lines = "\n".join(before + after)
     return end, f"line {number - len(before)}, offset {begin}: {lines}"
 
 
 def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
-    """The matches of a regular expression, as `literal_matches` gives them.
+    """Yield the matches of a regular expression, in the form of `literal_matches`.
 
-    *texts* are pattern, limit and text. An invalid pattern gives ``{"error": reason}``. A search
-    may never end, and may take all memory: run it in a process with limits.
+    *texts* are the pattern, the limit, the context and the text. For an invalid pattern ``{"error":
+    reason}`` is yielded. A search may never end, and may take all memory: run it in a process with
+    limits.
     """
     import regex
 
@@ -75,7 +86,10 @@ def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, int, str]]:
-    """Number, offset and text of each line; to split all at once would block the interpreter."""
+    """Yield number, offset and text of each line, one by one.
+
+    Splitting a long text at once would block the interpreter.
+    """
     start = 0
     for number in count(1):
         end = text.find("\n", start)

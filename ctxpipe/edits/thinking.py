@@ -133,12 +133,9 @@ def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
     if isinstance(betas, list | tuple):  # a header in addition would replace them
         return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}
     headers = _mapping(request.get("extra_headers"))
-    names: list[str] = []
     beta_headers = [name for name in headers if name.lower() == "anthropic-beta"]
     values = [str(headers.pop(name)) for name in beta_headers]
-    for name in ",".join(values[:1]).split(","):
-        if name.strip():
-            names.append(name.strip())
+    names = [name.strip() for name in ",".join(values[:1]).split(",") if name.strip()]
     headers["anthropic-beta"] = ",".join(dict.fromkeys([*names, BINDING_BETA]))
     return {"extra_headers": headers}
 

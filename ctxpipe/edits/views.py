@@ -1,4 +1,4 @@
-"""Which calls are file views: calls of reading tools, and command lines that only print a file."""
+"""Recognize file views: calls of reading tools, and command lines that only print a file."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from ..providers.agent_tools import (
 )
 from .paths import is_absolute
 
-LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
+MAX_COMMAND_CHARS = 2000
+"""A longer command line is not taken for a file view: it probably writes a script."""
 
 
 def viewed_path(
     call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool = False
 ) -> str | None:
-    """The path of the file that *call* views, as the call spells it; None if it is not a file view.
+    """Return the path of the file that *call* views, as the call spells it; None if it views none.
 
-    With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
-    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
+    If *shell* is True, a command line that prints one file and does nothing else is a view too
+    (`cat`, `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
     """
     if call.name in tools:
-        # An editor's tool also creates and changes.
+        # An editor's tool also creates and changes files.
         if call.input.get("command", VIEW_COMMAND) != VIEW_COMMAND:
             return None
         return path_argument(call.input, tools[call.name])
     if not shell or call.name.lower() not in SHELL_TOOLS:
         return None
-    lines = [call.input[key] for key in COMMAND_KEYS if key in call.input]
-    several = call.input.get(LINES_KEY)
-    if isinstance(several, list | tuple):
-        lines += several
-    paths = set(map(_file_of_command, lines))
+    commands = [call.input[key] for key in COMMAND_KEYS if key in call.input]
+    lines = call.input.get(LINES_KEY)
+    if isinstance(lines, list | tuple):
+        commands += lines
+    paths = {_file_of_command(command) for command in commands}
     if len(paths) != 1:
         return None
     path = paths.pop()
@@ -55,9 +56,9 @@ def viewed_path(
 
 
 def _in_folder(call: ToolCall, path: str) -> str | None:
-    """*path* in the folder that *call* names next to its command line.
+    """Return *path* in the folder that *call* names in addition to its command line.
 
-    None where several folders are possible, or an unknown one.
+    Returns None if several folders are possible, or an unknown one.
     """
     if is_absolute(path):
         return path
@@ -74,25 +75,33 @@ def _in_folder(call: ToolCall, path: str) -> str | None:
     return posixpath.join(*folders, path)
 
 
-def path_argument(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
-    """The path under one of *keys*; None where several differ, since the tool takes only one."""
+def path_argument(arguments: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
+    """Return the path under one of *keys*.
+
+    Returns None if several have different paths, since the tool accepts only one of them.
+    """
     if isinstance(keys, str):
         keys = [keys]
     paths: set[str] = set()
     for key in keys:
-        path = given.get(key)
-        # A URL of ours is a text of the storage, and no file of the user's.
+        path = arguments.get(key)
+        # A URL of ctxpipe names a text in the storage, not a file of the user.
         if isinstance(path, str) and 0 < len(path) <= MAX_PATH and not is_url(path):
             paths.add(path)
     return paths.pop() if len(paths) == 1 else None
 
 
 def changes_folder(call: ToolCall) -> bool:
-    """Whether *call* is a command line that may leave the shell in another folder."""
+    """Return True if *call* is a command line that may leave the shell in another folder."""
     if call.name.lower() not in SHELL_TOOLS:
         return False
-    lines = [line for line in map(call.input.get, COMMAND_KEYS) if isinstance(line, str)]
-    return any(len(line) > LONGEST_COMMAND or _CHANGE.search(line) for line in lines)
+    for key in COMMAND_KEYS:
+        line = call.input.get(key)
+        if not isinstance(line, str):
+            continue
+        if len(line) > MAX_COMMAND_CHARS or _FOLDER_CHANGE.search(line):
+            return True
+    return False
 
 
 # Command lines ------------------------------------------------------------------------------------
@@ -105,22 +114,25 @@ TOKEN = re.compile(
 _QUOTED = re.compile(r"['\"\\]")
 VIEWERS = frozenset({"bat", "cat", "head", "less", "more", "nl", "open", "sed", "tail"})
 FILTERS = VIEWERS - {"open"}
-VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl"}
+OPTIONS_WITH_VALUE = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl"}
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
-PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
-_FOLLOWS = re.compile(r"-\w*[fF]|--follow.*|--retry")
-UNNAMED = re.compile(r"[*?`${}]")
-_CHANGE = re.compile(  # after it the shell is in another folder, or on another machine
+PRINTING_SCRIPT = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
+_FOLLOWING_OPTION = re.compile(r"-\w*[fF]|--follow.*|--retry")
+WILDCARD = re.compile(r"[*?`${}]")
+# After such a command the shell is in another folder, or on another machine.
+_FOLDER_CHANGE = re.compile(
     r"(?:^|[;&|\n({!]|\b(?:then|do|else)\b)[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:builtin|command|exec)\s+)?"
     r"(?:(?:cd|chdir|pushd|popd|ssh|docker|podman|kubectl|su|sudo\s+-\w*[si]|source|chroot|nsenter|tmux|screen)\b|\.\s)"
 )
 
 
 def _file_of_command(command: object) -> str | None:
-    """The one file that *command*, a line or a list of words, prints."""
+    """Return the only file that *command* prints; None if it does anything else.
+
+    A command is a line or a list of words."""
     if isinstance(command, list | tuple) and all(isinstance(word, str) for word in command):
         command = shlex.join(command)
-    if not isinstance(command, str) or len(command) > LONGEST_COMMAND:
+    if not isinstance(command, str) or len(command) > MAX_COMMAND_CHARS:
         return None
     return _file_of_line(command)
 
@@ -146,13 +158,16 @@ def _file_of_line(line: str) -> str | None:
 
 
 def _runs_script(shell: str, option: str) -> bool:
-    """Whether *shell* with *option*, as in ``bash -lc script``, runs the script that follows."""
+    """Return True if *shell* with *option*, as in ``bash -lc script``, runs the script after it."""
     is_shell = posixpath.basename(shell) in {"bash", "sh", "zsh"}
     return is_shell and re.fullmatch(r"-\w*c", option) is not None
 
 
 def _pipelines(line: str) -> list[list[list[str]]]:
-    """*line* as pipelines of commands of words; empty if it is no plain list of commands."""
+    """Return *line* as pipelines of commands of words; empty if it is no plain list of commands.
+
+    ``cd src && cat a.py | head`` becomes ``[[["cd", "src"]], [["cat", "a.py"], ["head"]]]``.
+    """
     pipelines: list[list[list[str]]] = [[[]]]
     end = 0
     for token in TOKEN.finditer(line):
@@ -167,23 +182,26 @@ def _pipelines(line: str) -> list[list[list[str]]]:
             pipelines.append([[]])
     if end != len(line):
         return []
-    return [list(map(_unquote, pipeline)) for pipeline in pipelines if pipeline != [[]]]
+    nonempty_pipelines = [pipeline for pipeline in pipelines if pipeline != [[]]]
+    return [[_unquote(words) for words in pipeline] for pipeline in nonempty_pipelines]
 
 
 def _unquote(words: Sequence[str]) -> list[str]:
-    plain = [
-        part for word in words for part in (shlex.split(word) if _QUOTED.search(word) else [word])
-    ]
+    """Return *words* without quotes, and without a ``sudo`` or ``command`` before them."""
+    plain: list[str] = []
+    for word in words:
+        plain += shlex.split(word) if _QUOTED.search(word) else [word]
     if plain and plain[0] in ("command", "sudo"):
         return plain[1:]
     return plain
 
 
 def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
-    """The file that *pipeline* reads, if all other commands in it only pass text on."""
+    """Return the file that *pipeline* prints; None if it does more than print one file."""
     first, *others = pipeline
-    if not all(words and words[0] in FILTERS and _operands(words) == [] for words in others):
-        return None
+    for words in others:
+        if not words or words[0] not in FILTERS or _operands(words) != []:
+            return None
     if not first or first[0] not in VIEWERS:
         return None
     operands = _operands(first)
@@ -192,42 +210,47 @@ def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
     if operands is None or len(operands) != 1:
         return None
     path = operands[0]
-    if path in {"", "-"} or UNNAMED.search(path):
+    if path in {"", "-"} or WILDCARD.search(path):
         return None
     return path
 
 
 def _operands(words: Sequence[str]) -> list[str] | None:
-    """What a viewer reads; None when it does more than print."""
+    """Return the files that the viewer *words* reads; None if it does more than print."""
     name, *rest = words
-    options, operands = _split_options(rest, VALUES.get(name, ""))
+    options, operands = _split_options(rest, OPTIONS_WITH_VALUE.get(name, ""))
     if name == "sed":
         return _sed_operands(options, operands)
-    if name == "tail" and any(map(_FOLLOWS.fullmatch, options)):
+    if name == "tail" and any(_FOLLOWING_OPTION.fullmatch(option) for option in options):
         return None
     return operands
 
 
-def _split_options(words: Sequence[str], valued: str) -> tuple[list[str], list[str]]:
-    """The options and the operands in *words*; the options in *valued* take the next word too."""
+def _split_options(words: Sequence[str], with_value: str) -> tuple[list[str], list[str]]:
+    """Return the options and the operands in *words*.
+
+    An option of one letter that is in *with_value* takes the next word as its value.
+    """
     options: list[str] = []
     operands: list[str] = []
-    unread: Iterator[str] = iter(words)
-    for word in unread:
+    remaining: Iterator[str] = iter(words)
+    for word in remaining:
         if word.startswith("-") and word != "-":
             options.append(word)
-            if len(word) == 2 and word[1] in valued:
-                next(unread, None)
+            if len(word) == 2 and word[1] in with_value:
+                next(remaining, None)
         else:
             operands.append(word)
     return options, operands
 
 
 def _sed_operands(options: Sequence[str], operands: Sequence[str]) -> list[str] | None:
+    """Return the files that ``sed -n`` prints; None if its script does more than print."""
     flags = {flag for option in options for flag in option.lstrip("-")}
     if not operands or "n" not in flags or not flags <= set("neEru"):
         return None
     script, *files = operands
-    if not all(map(PRINTS.fullmatch, script.rstrip("; ").split(";"))):
-        return None
+    for command in script.rstrip("; ").split(";"):
+        if not PRINTING_SCRIPT.fullmatch(command):
+            return None
     return files

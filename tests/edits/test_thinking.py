@@ -22,7 +22,7 @@ from ctxpipe.edits.thinking import (
     mark_stale,
     open_loop,
     shift_stale,
-    strip,
+    strip_thinking,
 )
 from ctxpipe.messages import THINKING, Message, blocks, check, kind
 from ctxpipe.messages.vocabulary import UNSIGNED
@@ -94,7 +94,7 @@ def test_thinking_without_a_signature_is_never_stale():
     ]
 
     assert stale_from(history, 0, 0) == {5: 0}
-    assert thoughts(strip(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
+    assert thoughts(strip_thinking(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
     assert index_after_thinking(history[:5]) == 0
 
 
@@ -181,7 +181,7 @@ def test_exactly_the_thinking_from_the_place_on_is_stripped():
         user("thanks"),
     )
 
-    stripped = strip(history, stale_from(history, 2, 0))
+    stripped = strip_thinking(history, stale_from(history, 2, 0))
 
     assert stripped == conversation(
         user("go"),
@@ -198,33 +198,33 @@ def test_thinking_before_the_changed_block_of_the_same_message_stays():
     answer_in_two = assistant(thinking("kept"), "a", thinking("gone"), "b")
     history = [user("go"), answer_in_two, user("next")]
 
-    assert thoughts(strip(history, {1: 1})) == [(1, 0)]
+    assert thoughts(strip_thinking(history, {1: 1})) == [(1, 0)]
 
 
 def test_the_thinking_of_an_open_tool_loop_is_never_stripped():
     done = [user("go"), assistant(thinking(), "done"), user("more")]
     history = [*done, *step("t1", think="a"), *step("t2", think="b")]
 
-    assert thoughts(strip(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
+    assert thoughts(strip_thinking(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
 
 
 def test_nothing_to_strip_is_the_very_same_list():
     history = conversation(user("go"), assistant(thinking(), "done"), user("more"))
 
-    assert strip(history, {}) is history
-    assert strip(history, {1: 1}) is history
+    assert strip_thinking(history, {}) is history
+    assert strip_thinking(history, {1: 1}) is history
 
 
 def test_only_what_is_stale_is_stripped_even_before_thinking_that_is_not():
     history = [*talk_of(3), user("thanks")]
 
-    assert thoughts(strip(history, {1: 0})) == [(3, 0), (5, 0)]
+    assert thoughts(strip_thinking(history, {1: 0})) == [(3, 0), (5, 0)]
 
 
 def test_a_message_of_nothing_but_thinking_is_not_emptied():
     history = conversation(user("go"), assistant(thinking()), user("more"))
 
-    assert strip(history, {1: 0}) is history
+    assert strip_thinking(history, {1: 0}) is history
 
 
 @given(histories(), st.data())
@@ -235,7 +235,7 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
     before = copy.deepcopy(history)
     stale = stale_from(history, *place)
 
-    stripped = strip(history, stale)
+    stripped = strip_thinking(history, stale)
 
     assert history == before
     assert check(stripped) == []
@@ -244,7 +244,7 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
     assert stripped[loop:] == history[loop:]
     kinds = [kind(b) for m in stripped for b in blocks(m) if kind(b) not in THINKING]
     assert kinds == [kind(b) for m in history for b in blocks(m) if kind(b) not in THINKING]
-    assert strip(stripped, stale) is stripped
+    assert strip_thinking(stripped, stale) is stripped
 
 
 # Having it dropped --------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas(
 async def test_stripped_thinking_needs_no_control():
     async with talk() as (server, client):
         history = await rewritten_conversation(client)
-        history = strip(history, stale_from(history, 0, 0))
+        history = strip_thinking(history, stale_from(history, 0, 0))
 
         await client.messages.create(model="m", max_tokens=100, messages=history)
 
