@@ -38,6 +38,8 @@ MAX_DEPTH = 500
 Python's JSON gives up at about 1,000 levels, where the levels around a block and the calls that led
 there count as well. So what was written with more could not be read again.
 """
+_LEVELS_AROUND = 10
+"""Levels that an archive has around a block: the record, its messages, a message, its content."""
 
 # Characters. A longer value is encoded in steps: a single step would hold the interpreter too long.
 _IN_ONE_STEP = 1_000_000
@@ -204,7 +206,7 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
                 yield encoder.encode(plain)
             elif not plain:
                 yield "{}" if isinstance(plain, dict) else "[]"
-            elif len(unread) > MAX_DEPTH + 1:
+            elif len(unread) > MAX_DEPTH + _LEVELS_AROUND:
                 raise ValueError(f"it is nested more than {MAX_DEPTH:,} levels deep")
             else:
                 unread.append(_parts(encoder, plain, len(unread)))

@@ -36,7 +36,7 @@ from ctxpipe import (
     StorageError,
 )
 from ctxpipe.functions import load_archive
-from ctxpipe.messages import Message
+from ctxpipe.messages import MAX_DEPTH, Message, check
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.stages.compact import Evidence
 from ctxpipe.stages.protocol import Stage
@@ -204,6 +204,21 @@ def test_a_secret_deep_in_an_input_is_found(depth):
     assert PART not in text
     assert text.count("[hidden]") == 1
     assert parse_archive("".join(encode_record(history)), "a.json") == history
+
+
+@pytest.mark.parametrize("redact", [None, hiding(PART)], ids=["as it is", "redacted"])
+def test_an_archive_holds_a_block_that_is_nested_as_deeply_as_allowed(
+    redact: Callable[[str], str] | None,
+):
+    deep: Any = "x"
+    for _ in range(MAX_DEPTH - 1):  # the block itself is one more level
+        deep = {"x": deep}
+    history = [user("go"), assistant(tool_use("t", "run", deep)), user(tool_result("t"))]
+    assert check(history) == []
+
+    text = "".join(encode_record({"form": 1, "messages": history}, redact))
+
+    assert parse_archive(text, "a.json") == history
 
 
 # What is left alone -------------------------------------------------------------------------------
