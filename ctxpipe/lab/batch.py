@@ -288,6 +288,7 @@ def _submit(
 
 
 def _error_text(path: str, error: Exception) -> str:
+    """Return the text of *error* for the report, with the file's *path*."""
     if isinstance(error, CtxpipeError):
         return str(error)
     if isinstance(error, BrokenExecutor):

@@ -341,6 +341,7 @@ def _inspect_each(
 
 
 def _print_contents(name: str, view: Contents) -> None:
+    """Print the tokens by kind and by tool, and the largest blocks, of one *view*."""
     total = view.kinds.total() or 1
     kinds = view.kinds.most_common()
     shares = [(kind, as_number(n), as_percent(n / total)) for kind, n in kinds]
@@ -366,6 +367,7 @@ def _print_contents(name: str, view: Contents) -> None:
 
 
 def _print_cache(name: str, report: CacheReport) -> None:
+    """Print the cache misses of *report* by cause."""
     if report.tallies:
         print_table(f"{name}: {report}", HEADINGS, rows(report.tallies))
     else:
@@ -404,10 +406,12 @@ def _plan(transcript: Transcript, make: PipelineMaker) -> _Plan:
 
 
 def _total_plan(plans: Iterable[_Plan]) -> _Plan:
+    """Return the sum of *plans*: the saved tokens, without stages."""
     return _Plan([], sum(plan.saved for plan in plans))
 
 
 def _print_plan(name: str, plan: _Plan) -> None:
+    """Print what each stage of *plan* would change."""
     title = f"{name}: {as_number(plan.saved)} tokens would leave"
     if plan.stages:
         plans = [tuple(stage.values()) for stage in plan.stages]

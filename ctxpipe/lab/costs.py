@@ -192,6 +192,7 @@ def bill(requests: Iterable[ReplayRequest], prices: Prices) -> Bill:
 
 
 def _request_bill(request: ReplayRequest, prices: Prices) -> Bill:
+    """Return the cost of one *request* at *prices*."""
     use = request.use
     cliff = prices.cliff(use.prompt)
     return Bill(

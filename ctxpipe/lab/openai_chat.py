@@ -30,6 +30,7 @@ def is_chat_record(value: JsonObject) -> bool:
 
 
 def _is_chat_message(value: object) -> bool:
+    """Return True if *value* is a message in a form that only OpenAI's chat has."""
     if not isinstance(value, Mapping):
         return False
     if value.get("role") in ONLY_HERE or value.get("tool_calls") or value.get("function_call"):

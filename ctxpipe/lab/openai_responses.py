@@ -82,6 +82,7 @@ def _add_exchange(items: Items, record: FileRecord) -> None:
 
 
 def _is_item(value: JsonObject) -> bool:
+    """Return True if *value* is an item in a form that only OpenAI's responses have."""
     if kind(value) in ITEMS:
         return True
     content = value.get("content")

@@ -81,6 +81,7 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
 
 
 def _compact(bench: Workbench) -> Compact:
+    """Return the stage `Compact` of a replay, which asks no model for the summary."""
     return Compact(
         ExtractiveSummarizer(),
         archive=bench.storage,

@@ -42,6 +42,7 @@ def _console() -> Console:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table without a frame; columns of numbers are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.pad_edge = False
     table.padding = (0, 1, 0, 0)  # the box already has a blank between columns

@@ -170,6 +170,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
 
 
 def _system(request: JsonObject, name: str) -> object:
+    """Return the system prompt of *request*. Raises TranscriptError if it is invalid."""
     system = request.get("system")
     if not (system is None or isinstance(system, str) or _are_objects(system)):
         raise TranscriptError(f"{name}: the system prompt is neither text nor a list of blocks")
@@ -178,6 +179,7 @@ def _system(request: JsonObject, name: str) -> object:
 
 
 def _tools(request: JsonObject, name: str) -> list[object] | None:
+    """Return the tools of *request*, None without a list. Raises TranscriptError if invalid."""
     tools = request.get("tools")
     if not isinstance(tools, list):
         return None  # a header has the number of tools instead

@@ -90,6 +90,7 @@ class CollapseWatch(Observer):
                 self._count_call(call)
 
     def _count_call(self, call: ToolCall) -> None:
+        """Count *call*, and whether it repeats an earlier one or reads a collapsed step."""
         digest = text_digest(f"{call.name}\n{compact_json(call.input)}")
         is_repeated = self._earlier_calls.get(digest) is not None
         period = "after" if self._has_rewritten else "before"

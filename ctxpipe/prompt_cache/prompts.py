@@ -321,6 +321,7 @@ def _fields_key(block: Block) -> int:
 
 
 def _value_key(value: object) -> int:
+    """Return a digest of the *value* of a field."""
     if isinstance(value, str):
         return hash(value)
     # The source of an image, for example: its data can be long and is hashed once.

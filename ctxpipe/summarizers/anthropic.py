@@ -140,6 +140,10 @@ class AnthropicSummarizer:
         return await self._send({"messages": [{"role": "user", "content": prompt}]})
 
     async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
+        """Request the summary at the end of the agent's own conversation.
+
+        Raises PromptTooLong, with a summarizer of mode "transcript", if the API refuses the length.
+        """
         # Everything before the last message equals the agent's own request: another system prompt,
         # other tools or another tool_choice would miss its cache.
         body = dict(self.request_options)
@@ -163,6 +167,7 @@ class AnthropicSummarizer:
             ) from error
 
     async def _send(self, body: Mapping[str, Any]) -> Reply:
+        """Send *body* with the client, or with a new client that is closed afterwards."""
         request: dict[str, Any] = {
             "model": self.model or SUMMARY_MODEL(),
             "max_tokens": self._answer_tokens,

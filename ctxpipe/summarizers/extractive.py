@@ -144,6 +144,7 @@ def _requests(messages: Sequence[Message]) -> list[str]:
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
+    """Return the lines of the model's texts that have words of a decision, such as "because"."""
     decisions: list[str] = []
     for text in _assistant_texts(messages):
         for line in text.splitlines():
@@ -163,7 +164,7 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _calls(calls: Sequence[CallWithResult]) -> list[str]:
-    # Files have their own section.
+    """Return the outcome of each call except those about files, and the number of calls by tool."""
     lines = [_outcome(call, result) for call, result in calls if not is_about_file(call)]
     if calls:
         most = Counter(call.name for call, _ in calls).most_common(12)
@@ -180,6 +181,7 @@ def _outcome(call: ToolCall, result: object) -> str:
 
 
 def _errors(calls: Sequence[CallWithResult]) -> list[str]:
+    """Return each failed call with its error, and whether the same call worked later."""
     still_fails = {_action(call): is_failure(result) for call, result in calls}
     errors: list[str] = []
     for call, result in calls:
@@ -199,6 +201,7 @@ def _error_line(result: object) -> str:
 
 
 def _status(messages: Sequence[Message], calls: Sequence[CallWithResult]) -> list[str]:
+    """Return the last plan, the last six actions, the last reply and the newest results."""
     lines: list[str] = []
     plans = [call.input for call, _ in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:

@@ -142,6 +142,7 @@ def _render_message(message: Message, limit: int) -> str:
 
 
 def _render_blocks(message: Message, limit: int) -> Iterator[str]:
+    """Yield each block of *message* as text of at most about *limit* characters."""
     for block in as_blocks(message):
         own_text = block_text(block)
         match kind(block):
@@ -163,6 +164,7 @@ def _render_blocks(message: Message, limit: int) -> Iterator[str]:
 
 
 def _escape(text: str, limit: int) -> str:
+    """Return *text*, shortened to *limit* characters, with the transcript's own tags escaped."""
     return _TAGS.sub("&lt;", shorten(text, limit))
 
 
@@ -202,6 +204,7 @@ async def transcript_prompt(
 
 
 def _mark_as_data(message_texts: Iterable[str], request: str) -> str:
+    """Return a prompt with the transcript, a note that it is data, and the *request*."""
     text = without_surrogates("\n".join(message_texts))
     return f"<transcript>\n{text}\n</transcript>\n\n{_DATA}\n\n{request}"
 

@@ -293,6 +293,11 @@ async def _attempt(
 
 
 async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
+    """Call *summarize* with copies of *messages*, and check its result.
+
+    Raises SummaryFailed for a blank summary or an error that is not an Exception, SettingsError if
+    the result is not a Summary, and the errors of the summarizer.
+    """
     # A summarizer may modify its messages, and these belong to the caller.
     copies = await in_thread(deep_copy, list(messages))
     try:
@@ -336,6 +341,7 @@ def _passes_through(error: BaseException) -> bool:
 
 
 async def _answer_of(summarize: Summarizer, messages: Sequence[Message]) -> object:
+    """Call and await *summarize*. Raises SettingsError if it is not async."""
     answer: object = summarize(messages)  # object: the annotation may be wrong
     if not isawaitable(answer):
         raise SettingsError(
@@ -346,6 +352,7 @@ async def _answer_of(summarize: Summarizer, messages: Sequence[Message]) -> obje
 
 
 def _description(error: BaseException | None) -> str:
+    """Return the text of *error*, with its HTTP status if it has one."""
     if error is None:
         return "no answer"
     status = status_of(error)
@@ -402,6 +409,7 @@ def _seconds_until(date: object) -> float:
 
 
 def _warn(state: RetryCallState) -> None:
+    """Log a failed attempt before the wait for the next one."""
     logger.warning(
         "summary attempt %d failed (%s); next try in %.1f s",
         state.attempt_number,

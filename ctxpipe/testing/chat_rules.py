@@ -42,6 +42,7 @@ def chat_problems(body: JsonObject) -> list[str]:
 
 
 def _fields(body: JsonObject) -> Problems:
+    """Yield errors of the top-level fields of a request."""
     for name in ("model", "messages"):
         if name not in body:
             yield f"Missing required parameter: '{name}'."
@@ -55,6 +56,7 @@ def _fields(body: JsonObject) -> Problems:
 
 
 def _message(where: str, message: Any) -> Problems:
+    """Yield errors in the form of one message; *where* is its path, such as "messages[0]"."""
     if not isinstance(message, dict):
         yield wrong_type(where, "an object", message)
         return
@@ -70,6 +72,7 @@ def _message(where: str, message: Any) -> Problems:
 
 
 def _content(where: str, role: str, message: JsonObject) -> Problems:
+    """Yield errors of the content of a *message* with this *role*."""
     content = message.get("content")
     if content is None:
         alternatives = ("tool_calls", "function_call", "refusal")
@@ -86,6 +89,7 @@ def _content(where: str, role: str, message: JsonObject) -> Problems:
 
 
 def _calls(where: str, calls: Any) -> Problems:
+    """Yield errors of a list of tool calls."""
     if not isinstance(calls, list):
         yield wrong_type(where, "an array of objects", calls)
         return
@@ -96,6 +100,7 @@ def _calls(where: str, calls: Any) -> Problems:
 
 
 def _call(where: str, call: JsonObject) -> Problems:
+    """Yield errors of one tool call."""
     yield from missing_texts(where, call, "id")
     yield from too_long(f"{where}.id", call.get("id"), MAX_CALL_ID)
     kind = call.get("type")

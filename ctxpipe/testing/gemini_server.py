@@ -114,6 +114,7 @@ def _model(exchange: Received) -> str:
 
 
 def _part(block: JsonObject) -> JsonDict:
+    """Return *block* as a part of Gemini's content."""
     match block["type"]:
         case "tool_use":
             call = {"name": block["name"], "args": block["input"]}

@@ -121,6 +121,7 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
 
 
 def _deltas(message: JsonObject) -> Iterator[JsonObject]:
+    """Yield the deltas of a stream of *message*."""
     yield {"role": "assistant", "content": "", "refusal": None}
     for text in chunks(message.get("reasoning_content") or ""):
         yield {"reasoning_content": text}
@@ -142,6 +143,7 @@ def response_items(reply: Answer, numbers: Iterator[int]) -> list[JsonDict]:
 
 
 def _item(number: str, block: JsonObject) -> JsonDict:
+    """Return the output item for *block*; *number* makes its ids unique."""
     match block["type"]:
         case "thinking" | "redacted_thinking":
             words = block.get("thinking")
@@ -223,6 +225,7 @@ def response_events(body: JsonObject) -> Iterator[bytes]:
 
 
 def _events(body: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of a stream of the answer *body*, without their numbers."""
     initial_body = {**body, "status": "in_progress", "error": None, "output": [], "usage": None}
     yield {"type": "response.created", "response": initial_body}
     yield {"type": "response.in_progress", "response": initial_body}
@@ -232,6 +235,7 @@ def _events(body: JsonObject) -> Iterator[JsonDict]:
 
 
 def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of one output item: added, its contents in pieces, done."""
     at = {"item_id": item["id"], "output_index": index}
     initial_fields: JsonDict
     events: Iterator[JsonDict]
@@ -256,6 +260,7 @@ def _item_events(index: int, item: JsonObject) -> Iterator[JsonDict]:
 
 
 def _text_events(item_at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of the text in a message item."""
     [part] = item["content"]
     at = {**item_at, "content_index": 0}
     yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
@@ -266,12 +271,14 @@ def _text_events(item_at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
 
 
 def _custom_call_events(at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of the input of a custom tool call."""
     for text in chunks(item["input"]):
         yield {"type": "response.custom_tool_call_input.delta", **at, "delta": text}
     yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
 
 
 def _call_events(at: JsonObject, item: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of the arguments of a function call."""
     for text in chunks(item["arguments"]):
         yield {"type": "response.function_call_arguments.delta", **at, "delta": text}
     yield {

@@ -87,6 +87,7 @@ class OpenAIServer(ScriptedServer):
             yield self._too_long(exchange)
 
     def _too_long(self, exchange: Received) -> str:
+        """Return the error text of the API for a prompt that is too long."""
         if exchange.path == CHAT:
             return (
                 f"This model's maximum context length is {self.model.window} tokens. However, "
@@ -99,6 +100,7 @@ class OpenAIServer(ScriptedServer):
         )
 
     def _response_problems(self, exchange: Received, body: JsonObject) -> list[str]:
+        """Return the errors of a request for a response, with stored items filled in."""
         previous = body.get("previous_response_id")
         if previous is not None and previous not in self._conversations:
             return [f"Previous response with id '{previous}' not found."]
@@ -172,6 +174,7 @@ class OpenAIServer(ScriptedServer):
         return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
 
     def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
+        """Store the output *items* of a response, so that later requests can refer to them."""
         for previous_item, item in pairwise(items):
             if previous_item["type"] == "reasoning":
                 self._reasoning_ids[item["id"]] = previous_item["id"]

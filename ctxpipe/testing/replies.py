@@ -229,6 +229,7 @@ def stream_events(message: JsonObject) -> Iterator[JsonDict]:
 
 
 def _block_events(index: int, block: JsonObject) -> Iterator[JsonDict]:
+    """Yield the events of one block: start, deltas, stop."""
     start = dict(block)
     deltas: list[tuple[str, str]] = []  # name of the field, text
     match block["type"]:

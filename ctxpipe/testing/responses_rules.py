@@ -83,6 +83,7 @@ def responses_problems(body: JsonObject) -> list[str]:
 
 
 def _fields(body: JsonObject) -> Problems:
+    """Yield errors of the top-level fields of a request."""
     if "model" not in body:
         yield "Missing required parameter: 'model'."
     input_items = body.get("input", "")
@@ -96,6 +97,7 @@ def _fields(body: JsonObject) -> Problems:
 
 
 def _item(where: str, item: Any) -> Problems:
+    """Yield errors in the form of one input item; *where* is its path, such as "input[0]"."""
     if not isinstance(item, dict):
         yield wrong_type(where, "an object", item)
         return
@@ -114,6 +116,7 @@ def _item(where: str, item: Any) -> Problems:
 
 
 def _message(where: str, item: JsonObject) -> Problems:
+    """Yield errors of the role and the content of a message."""
     role = item.get("role")
     if role not in ROLES:
         yield role_problem(role, ROLES)
@@ -130,6 +133,7 @@ def _message(where: str, item: JsonObject) -> Problems:
 
 
 def _output(where: str, kind: str, output: Sequence[Any]) -> Problems:
+    """Yield errors of the parts of an output, which answers a call."""
     for place, part in enumerate(output):
         at = f"{where}.output[{place}]"
         if kind == "shell_call_output":
@@ -141,6 +145,7 @@ def _output(where: str, kind: str, output: Sequence[Any]) -> Problems:
 
 
 def _id(where: str, kind: str, name: object) -> Problems:
+    """Yield errors of the id of an item of this *kind*: its type, length and prefix."""
     if name is None:
         return
     if not isinstance(name, str):

@@ -132,6 +132,7 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
 
 
 def _fields(body: JsonObject, counting: bool) -> Problems:
+    """Yield errors of the top-level fields that all other rules need."""
     for name in ("model", "max_tokens", "messages"):
         if name not in body and not (counting and name == "max_tokens"):
             yield f"{name}: Field required"
@@ -149,6 +150,7 @@ def _fields(body: JsonObject, counting: bool) -> Problems:
 
 
 def _shape(messages: Messages) -> Problems:
+    """Yield errors in the form of the messages: objects with a role, content and no other field."""
     for index, message in enumerate(messages):
         where = f"messages.{index}"
         if not isinstance(message, dict):
@@ -168,6 +170,7 @@ def _shape(messages: Messages) -> Problems:
 
 
 def _content_shape(where: str, message: JsonObject) -> Problems:
+    """Yield errors in the form of the content of a *message*, which has the path *where*."""
     if "content" not in message:
         # Documented: a system message may set the effort without any content.
         if not _sets_effort(message):
@@ -179,6 +182,7 @@ def _content_shape(where: str, message: JsonObject) -> Problems:
 
 
 def _block_shape(where: str, block: Any) -> Problems:
+    """Yield errors in the form of one content block."""
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
         yield f"{where}: Input should be an object with a type"
         return
@@ -195,6 +199,7 @@ def _block_shape(where: str, block: Any) -> Problems:
 
 
 def _field_types(where: str, block: JsonObject) -> Problems:
+    """Yield an error for each required field of *block* that is missing or of a wrong type."""
     for name, expected_type in FIELDS.get(block["type"], {}).items():
         if name not in block:
             yield f"{where}.{name}: Field required"
@@ -217,6 +222,7 @@ def _name_length(where: str, block: JsonObject) -> Problems:
 
 
 def _result_shape(where: str, block: JsonObject) -> Problems:
+    """Yield errors in the form of the content of a tool result."""
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         yield f"{where}.tool_result.content: Input should be a valid array"
@@ -351,6 +357,7 @@ def _compaction_places(messages: Messages) -> Problems:
 
 
 def _system(body: JsonObject) -> Problems:
+    """Yield errors of the system prompt and of system messages."""
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"

@@ -181,6 +181,7 @@ class ScriptedServer(ABC):
     # Requests -------------------------------------------------------------------------------------
 
     async def _receive(self, request: Request) -> Response:
+        """Record *request* and respond, unless the client disconnects."""
         exchange = Received(
             path=request.url.path,
             headers=dict(request.headers),
@@ -192,6 +193,7 @@ class ScriptedServer(ABC):
         return await _while_connected(request, partial(self._respond, request, exchange))
 
     async def _respond(self, request: Request, exchange: Received) -> Response:
+        """Check the request and return a response; an error of the script becomes HTTP 500."""
         try:
             # In a worker thread, one request at a time: the loop is the caller's.
             failure = await anyio.to_thread.run_sync(
@@ -232,6 +234,7 @@ class ScriptedServer(ABC):
         return await self._render(request, exchange, reply)
 
     async def _ask(self, body: RequestBody) -> Answer | _Interruption:
+        """Return the next reply of the script. Raises TypeError if it is not a reply."""
         reply = self._next(body)
         if isinstance(reply, Awaitable):
             reply = await reply
@@ -303,6 +306,7 @@ def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
 
 
 def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
+    """Return a script function that returns *replies* one after the other."""
     remaining_replies = iter(replies)
     count = 0
 

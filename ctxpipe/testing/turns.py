@@ -133,6 +133,7 @@ def client_calls(messages: Messages) -> Problems:
 
 
 def _duplicate_ids(index: int, message: JsonObject) -> Problems:
+    """Yield an error for each call that has the id of an earlier call in *message*."""
     earlier_ids: set[str] = set()
     for place, block in enumerate(blocks_of(message)):
         if block["type"] != "tool_use":
@@ -195,6 +196,7 @@ def server_calls(messages: Messages) -> Problems:
 
 
 def _no_call(where: str, block: JsonObject) -> str:
+    """Return the error of a server tool's result without its call."""
     kind = block["type"]
     use = "mcp_tool_use" if kind == "mcp_tool_result" else "server_tool_use"
     return (

@@ -122,6 +122,7 @@ def _first_request(iterations: Sequence[object]) -> int:
 
 
 def _ran_server_tools(reply: object, usage: object) -> bool:
+    """Return True if the server ran tools for *reply*, by its blocks or its *usage*."""
     if any(kind(block) in SERVER_CALLS for block in _items(reply, "content")):
         return True
     counts = field(usage, "server_tool_use")

@@ -237,6 +237,7 @@ class TokenCounter:
     def _parts(
         self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
     ) -> Iterator[Part]:
+        """Yield all texts of a request, and the tokens of its images and documents."""
         for message in messages:
             yield from parts.content_parts(field(message, "content"))
         yield from parts.content_parts(system)
@@ -244,6 +245,7 @@ class TokenCounter:
             yield compact_json(tool)
 
     def _sum(self, content: Iterable[Part]) -> int:
+        """Return the tokens of *content*, encoding texts whose count is not remembered."""
         # A loop, because this takes most of the time of a turn in which no stage acts.
         total = 0
         for part in content:

@@ -80,6 +80,7 @@ class Tiktoken:
         return sum(self._count_segment(segment) for segment in segments(text))
 
     def _count_segment(self, text: str) -> int:
+        """Return the tokens of *text*, which is split into pieces if encoding it could block."""
         is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
         if len(text) < _MAX_ENGINE_CHARS and not is_slow:
             return len(self._ids(text))
@@ -90,6 +91,10 @@ class Tiktoken:
         return sum(len(self._ids(part)) for part in pieces(text, chars))
 
     def _ids(self, text: str) -> list[int]:
+        """Return the token ids of *text*; tokens that look special are encoded as text.
+
+        A text that is too long for the encoding is encoded in halves.
+        """
         encoding = self._encoding or self.load()
         if self._is_shipped:
             return encoding.encode_ordinary(text)

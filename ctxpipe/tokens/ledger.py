@@ -426,6 +426,10 @@ class Ledger:
                 self._samples[model] = self._next_sample(model, raw, reported_tokens)
 
     def _next_sample(self, model: str | None, raw: int, reported_tokens: int) -> UsageSample:
+        """Return the sample after the last one of *model*.
+
+        If the context became shorter than before, its growth is measured from here on.
+        """
         last = self._samples.get(model)
         if last is None:
             return UsageSample(raw, reported_tokens, growth_start=(raw, reported_tokens))

@@ -160,6 +160,7 @@ def size_of(data: str) -> Size | None:
 
 
 def _read_size(head: bytes) -> Size | None:
+    """Return width and height of the image that begins with *head*; None if they are not found."""
     with suppress(struct.error):  # the header is not complete
         if head.startswith(b"\x89PNG\r\n\x1a\n"):
             return struct.unpack_from(">II", head, 16)
@@ -181,6 +182,7 @@ def _decode(data: str) -> bytes:
 
 
 def _jpeg(head: bytes) -> Size | None:
+    """Return the size in the first start-of-frame segment of a JPEG image."""
     at = 2
     while head[at : at + 1] == b"\xff":
         marker, length, height, width = struct.unpack_from(">BHxHH", head, at + 1)
@@ -194,6 +196,7 @@ _NO_FRAME_START = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of a start of f
 
 
 def _webp(head: bytes) -> Size | None:
+    """Return the size of a WebP image in the extended, lossless or lossy format."""
     if len(head) < 30:
         return None
     if head[12:16] == b"VP8X":

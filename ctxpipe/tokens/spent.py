@@ -97,6 +97,7 @@ class Pieces:
         return self._pieces_by_id[id(message)][1]
 
     def _block(self, role: str, block: Block) -> Piece:
+        """Return the piece of *block*, which belongs to a message with this *role*."""
         name = kind(block)
         tokens = self._counter.block(block)
         if name == "text":
@@ -115,6 +116,7 @@ class Pieces:
         return Piece((name, f"{text}{id(block)}"), cast("Kind", role), label, text, tokens)
 
     def _call_or_result(self, block: Block, name: str, tokens: int) -> Piece:
+        """Return the piece of *block*, a tool_use or tool_result as *name* says."""
         call_id = str(field_of(block, _ID_KEYS[name]))
         call_label, tool = self._calls.get(call_id, ("a tool", "a tool"))
         if name == "tool_use":
@@ -133,6 +135,7 @@ _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 
 
 def _text(role: str, text: str, tokens: int) -> Piece:
+    """Return the piece of a text block; one that ctxpipe wrote has the kind "summary"."""
     text_kind = cast("Kind", role)
     message = cast("Message", {"role": role, "content": text})
     if role == "user" and (text.startswith((SUMMARY, RESTORED)) or note_of(message)):

@@ -90,6 +90,10 @@ def unpack(packed_ranks: bytes) -> dict[bytes, int]:
 
 
 def _build(name: str) -> tiktoken.Encoding:
+    """Return tiktoken's encoding *name* with the ranks that ship with ctxpipe.
+
+    Raises VocabularyError if the file is damaged, or tiktoken expects other ranks.
+    """
     import tiktoken
 
     openai_public = importlib.import_module("tiktoken_ext.openai_public")
@@ -111,6 +115,10 @@ def _build(name: str) -> tiktoken.Encoding:
 
 
 def _read(name: str) -> bytes:
+    """Return the packed ranks of the encoding *name*, after checking their digest.
+
+    Raises VocabularyError if the file cannot be read or is damaged.
+    """
     from importlib import resources
 
     path = resources.files(__package__) / "vocab" / f"{name}.bin"

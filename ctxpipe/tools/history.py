@@ -56,6 +56,7 @@ class History:
                 self._indexes.clear()
 
     async def _search(self, session_id: str, query: str) -> str:
+        """Update the index of the session with new texts, search in it, and save it."""
         generation, content = self._indexes.get(session_id, (Generation(session_id), b""))
         folder = session_folder(session_id)
         with generation.running():
@@ -95,6 +96,7 @@ class History:
         return texts
 
     async def _save(self, generation: Generation, content: bytes) -> None:
+        """Save the index *content* in the storage, or in memory if the storage cannot save it."""
         if hasattr(self.storage, "save_index"):
             with suppress(StorageError):  # the next search builds it again
                 await self.storage.save_index(generation.session_id, content)

@@ -144,6 +144,10 @@ class _OffloadedTexts:
     max_chars: int
 
     async def read(self, arguments: Mapping[str, object]) -> ToolAnswer:
+        """Return a page of the text at the argument "path", or its image or document.
+
+        Raises ToolInputError if an argument is invalid or there is no such text.
+        """
         offset = _whole_number(arguments, "offset", default=0)
         limit = min(
             _whole_number(arguments, "limit", default=self.max_chars, minimum=1), self.max_chars
@@ -167,6 +171,10 @@ class _OffloadedTexts:
         return f"{text}\n[Characters {offset} to {end} of {page.total}. Read on with offset={end}.]"
 
     async def search(self, arguments: Mapping[str, object]) -> str:
+        """Return the lines that match the argument "pattern", with their numbers.
+
+        Raises ToolInputError if an argument is invalid, or the search takes too long.
+        """
         pattern = _text(arguments, "pattern")
         if len(pattern) > _MAX_PATTERN_CHARS:
             raise ToolInputError(
@@ -189,6 +197,7 @@ class _OffloadedTexts:
         return self._cut("\n".join(lines[:limit])) + remarks
 
     async def search_history(self, history: History, arguments: Mapping[str, object]) -> str:
+        """Return passages of all texts of the session that match the argument "query"."""
         query = _text(arguments, "query")
         session_id = self.session_id or await self._session_of(await self._location(arguments))
         return self._cut(await history.search(session_id, query[:_MAX_PATTERN_CHARS]))
@@ -209,6 +218,10 @@ class _OffloadedTexts:
         return f"{text[: self.max_chars]}\n[Cut at {self.max_chars} characters.]"
 
     async def _location(self, arguments: Mapping[str, object]) -> str:
+        """Return the storage location of the argument "path".
+
+        Raises ToolInputError if the model may not read it.
+        """
         path = _text(arguments, "path")
         location = None
         if len(path) <= MAX_PATH:
@@ -258,6 +271,10 @@ async def _find_literal(pattern: str, text: str, limit: int, context: int) -> li
 
 
 async def _find_regex(pattern: str, text: str, limit: int, context: int) -> list[str]:
+    """Return the lines of *text* that match the regular expression *pattern*, up to *limit*.
+
+    Raises ToolInputError, with a text for the model, if the search fails or takes too long.
+    """
     # In a separate process: compiling and matching can take unlimited time and memory, and nothing
     # in this process can stop them.
     memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
@@ -291,6 +308,10 @@ def _text(arguments: Mapping[str, object], name: str) -> str:
 def _whole_number(
     arguments: Mapping[str, object], name: str, default: int, minimum: int = 0
 ) -> int:
+    """Return the argument *name*, or *default* if it is missing.
+
+    Raises ToolInputError if it is not a whole number of *minimum* or more.
+    """
     value = arguments.get(name)
     if value is None:
         return default
@@ -300,6 +321,7 @@ def _whole_number(
 
 
 def _quote(value: object) -> str:
+    """Return *value* for an error text, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return "too large a number"
     if not isinstance(value, str):
@@ -324,6 +346,10 @@ class _Compaction:
     last_request_turn: int | None = None
 
     async def ask(self, arguments: Mapping[str, object]) -> str:
+        """Request a compaction before the next turn; return the answer for the model.
+
+        Raises ToolInputError if the argument "focus" is invalid, or a summary is not useful now.
+        """
         focus = arguments.get("focus")
         if not isinstance(focus, str):
             raise ToolInputError("focus is missing; give a text")

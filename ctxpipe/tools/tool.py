@@ -96,6 +96,7 @@ def _sendable(content: object) -> ToolAnswer:
 
 
 def _error_result(block: Block, text: str) -> ToolResultBlockParam:
+    """Return a tool_result block with an error *text* that answers *block*."""
     return {
         "type": "tool_result",
         "tool_use_id": field(block, "id"),
