@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from .._threads.bulk import weight
 from .._threads.threads import in_thread
@@ -57,8 +58,9 @@ async def moves_to_make_room(
             for move, saved in zip(possible, await _savings(turn, possible), strict=True):
                 if await _is_low_enough(turn, left):
                     return chosen
-                chosen.append(move)
-                left -= saved
+                if saved > 0:
+                    chosen.append(move)
+                    left -= saved
         if await _is_low_enough(turn, left):
             return chosen
     return chosen
@@ -115,10 +117,21 @@ def _candidates(
 
 
 async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
-    """Return the tokens that each of *moves* saves."""
-    before = await turn.counter.texts([move.text for move in moves])
-    after = await turn.counter.texts([move.predict_placeholder(turn) for move in moves])
-    return [old - new for old, new in zip(before, after, strict=True)]
+    """Return the tokens that each of *moves* saves in the context.
+
+    The text that a move stores is not what the context loses: the file of several text blocks is
+    their JSON, which has more tokens than the blocks.
+    """
+    before: list[Message] = []
+    after: list[Message] = []
+    for move in moves:
+        content: Any = move.item.content if isinstance(move.item, ToolResult) else move.text
+        placeholder: Any = offload.with_placeholder(content, move.predict_placeholder(turn))
+        before.append({"role": "user", "content": content})
+        after.append({"role": "user", "content": placeholder})
+    counts_before = await turn.counter.counts(before)
+    counts_after = await turn.counter.counts(after)
+    return [old - new for old, new in zip(counts_before, counts_after, strict=True)]
 
 
 async def _is_low_enough(turn: Turn, raw: int) -> bool:

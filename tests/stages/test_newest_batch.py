@@ -99,6 +99,23 @@ async def test_the_largest_results_leave_until_the_others_fit(storage: LocalStor
     assert check(result.messages) == []
 
 
+async def test_results_of_several_texts_leave_until_the_others_fit(storage: LocalStorage):
+    # The JSON of a file has more tokens than the texts in the context, which are what leaves.
+    writer = Writer()
+    stages: list[Stage] = [DirectOffload(storage), Compact(writer, archive=storage)]
+    pipeline = ContextPipeline(stages, budget=ROOM)
+    calls = [tool_use(f"t{n}") for n in range(100)]
+    parts = [[text(f"{n}.{line}: " + "x-1;" * 20) for line in range(6)] for n in range(100)]
+    results = [tool_result(f"t{n}", content) for n, content in enumerate(parts)]
+
+    result = await pipeline.run([user("Go."), assistant(*calls), user(*results)], session_id="s")
+
+    assert writer.asked == []
+    assert len(list(tool_results(result.messages))) == 100
+    assert 0 < len(moved(result)) < 100
+    assert result.tokens_after < ROOM.trigger
+
+
 async def test_of_equal_results_the_first_leave(storage: LocalStorage, tmp_path):
     first = await shaped(batch([1_000] * 30), storage)
     second = await shaped(batch([1_000] * 30), LocalStorage(tmp_path))
