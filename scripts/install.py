@@ -1,9 +1,9 @@
-"""Install the project into this environment for work on it: its tests' extras, and `test`.
+"""Install the project and the packages that its tests need into the current environment.
 
     python scripts/install.py [--group NAME]... [--extras NAME,…] [arguments of pip]
 
-`--group` adds one of the dependency groups of pyproject.toml, which pip knows from 25.1 on: an
-older one is renewed first. `--wheel` installs that wheel instead of this folder.
+That is the dependency group "test" of pyproject.toml, and the extras in `EXTRAS`. pip supports
+groups since 25.1; an older pip is updated first.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 EXTRAS = ("dask", "gateway", "mcp", "object-store", "openai", "postgres", "redis", "testing")
-"""What `make test` tests without the frameworks, each of which brings many packages."""
-KNOWS_GROUPS = (25, 1)
+"""Extras that `make test` needs. Those with a framework are left out: they bring many packages."""
+FIRST_PIP_WITH_GROUPS = (25, 1)
 
 
 def main() -> None:
-    """Install. Exits with pip's status."""
+    """Run pip. Exits with its status."""
     parser = argparse.ArgumentParser(description="Install the project for work on it.")
-    parser.add_argument("--group", action="append", default=[], help="beside the group test")
-    parser.add_argument("--extras", default="", help="beside those of the tests")
-    parser.add_argument("--wheel", help="a wheel, instead of this folder")
+    parser.add_argument("--group", action="append", default=[], help="another dependency group")
+    parser.add_argument("--extras", default="", help="more extras, separated by commas")
+    parser.add_argument("--wheel", help="install this wheel instead of this folder")
     options, others = parser.parse_known_args()
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     major, minor = version("pip").split(".")[:2]
-    if (int(major), int(minor)) < KNOWS_GROUPS:
+    if (int(major), int(minor)) < FIRST_PIP_WITH_GROUPS:
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
-    extras = ",".join(filter(None, [*EXTRAS, options.extras]))
+    extras = ",".join(EXTRAS)
+    if options.extras:
+        extras += f",{options.extras}"
     target = ["--editable", f"{PROJECT}[{extras}]"]
     if options.wheel:
         target = [f"{options.wheel}[{extras}]"]

@@ -1,12 +1,13 @@
-"""The pages of the documentation, block by block, and how a block is run.
+"""Read the code blocks of the documentation, and run them.
 
-A comment before a block says what is not run as it stands:
+A block runs exactly as it is on the page, unless there is a comment above it:
 
-- ``<!-- not run: why -->``: by nothing here;
-- ``<!-- make first-hour: why -->``: by scripts/first_hour.sh only.
+- ``<!-- not run: why -->``: nothing runs the block;
+- ``<!-- make first-hour: why -->``: only scripts/release/first_hour.sh runs it.
 
-A block of kind "text" right behind a Python block is what that prints, lines behind a command are
-what the command prints. "…" stands for any text of a line; a line that is "…", for any lines.
+Pages also show the output. A block of kind "text" right after a Python block is the output of that
+block; the lines after a command are the output of the command. In an output "…" matches any text
+within a line, and a line that is only "…" matches any number of lines.
 """
 
 from __future__ import annotations
@@ -35,12 +36,16 @@ START = re.compile(r"^  - Start:\n((?:   .*\n)+)", re.MULTILINE)
 
 
 class Deviation(Exception):
-    """Something is not as a page says."""
+    """A block fails, or prints something else than its page says."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; *promised* is what the page says that it prints."""
+    """A fenced block of a page.
+
+    *line* is the line of its opening fence. *follows* is True if no text is between this block and
+    the one before. *expected* is the output on the page, None if the page shows none.
+    """
 
     page: Path
     line: int
@@ -48,53 +53,50 @@ class Block:
     code: str
     mark: str | None
     follows: bool
-    promised: str | None = None
+    expected: str | None = None
 
     @property
     def where(self) -> str:
-        """The page and the line."""
+        """Page and line, such as "docs/index.md:14"."""
         page = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
         return f"{page}:{self.line}"
 
     @property
     def is_program(self) -> bool:
-        """Whether it is a program of its own; the others of a page follow on each other."""
+        """True if it is a complete program. The other Python blocks of a page share their names."""
         return self.kind == "python" and "asyncio.run(" in self.code
 
     @property
     def commands(self) -> list[tuple[str, str]]:
-        """The commands of a console block, each with what it is said to print."""
+        """Commands of a console block, each with its output on the page ("" for none)."""
         commands: list[tuple[str, str]] = []
         for line in self.code.splitlines(keepends=True):
             if line.startswith("$ "):
                 commands.append((line[2:].partition("  #")[0].strip(), ""))
             else:
-                command, promised = commands[-1]
-                commands[-1] = command, promised + line
+                command, expected = commands[-1]
+                commands[-1] = (command, expected + line)
         return commands
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of *page*, in order."""
-    text, end = page.read_text("utf-8"), 0
-    found = []
+    """Return the blocks of *page*, in order."""
+    text = page.read_text("utf-8")
+    end_of_previous = 0
+    blocks: list[Block] = []
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start("code"))
-        follows = not text[end : match.start()].strip()
-        found.append(Block(page, line, match["kind"], match["code"], match["mark"], follows))
-        end = match.end()
-    return [with_promise(block, found[place + 1 :]) for place, block in enumerate(found)]
-
-
-def with_promise(block: Block, later: Sequence[Block]) -> Block:
-    """*block* with what the text right behind it promises."""
-    if block.kind == "python" and later and later[0].kind == "text" and later[0].follows:
-        return replace(block, promised=later[0].code)
-    return block
+        follows = not text[end_of_previous : match.start()].strip()
+        block = Block(page, line, match["kind"], match["code"], match["mark"], follows)
+        if follows and block.kind == "text" and blocks and blocks[-1].kind == "python":
+            blocks[-1] = replace(blocks[-1], expected=block.code)
+        blocks.append(block)
+        end_of_previous = match.end()
+    return blocks
 
 
 def first_hour_pages() -> list[Path]:
-    """The README, the pages of "Start" in mkdocs.yml, and others with blocks for the first hour."""
+    """Return the pages of `start_pages`, then others with blocks that only first_hour.sh runs."""
     pages = start_pages()
     for page in sorted((ROOT / "docs").rglob("*.md")):
         marks = {block.mark for block in blocks_of(page)}
@@ -104,32 +106,30 @@ def first_hour_pages() -> list[Path]:
 
 
 def start_pages() -> list[Path]:
-    """The README and the pages of "Start" in mkdocs.yml, in order."""
+    """Return the README and the pages of "Start" in mkdocs.yml, in order."""
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
-    found = START.search(navigation)
-    if found is None:
+    section = START.search(navigation)
+    if section is None:
         raise Deviation("mkdocs.yml has no section Start")
-    return [
-        ROOT / "README.md",
-        *(ROOT / "docs" / name for name in re.findall(r"\S+\.md", found[1])),
-    ]
+    names = re.findall(r"\S+\.md", section[1])
+    return [ROOT / "README.md", *(ROOT / "docs" / name for name in names)]
 
 
-def ensure_promised(where: str, said: str, promised: str, folder: Path) -> None:
-    """Raise Deviation where *said* is not what the page at *where* promises.
+def ensure_output(where: str, output: str, expected: str, folder: Path) -> None:
+    """Raise Deviation if *output* is not what the page at *where* shows.
 
-    Pages write /project for *folder*.
+    Pages write /project for the path of *folder*.
     """
-    for place in (os.path.realpath(folder), str(folder)):
-        said = said.replace(place, "/project")
-    if not re.fullmatch(pattern_of(promised), said):
-        raise Deviation(f"{where} promises\n{promised}\nand this was printed\n{said}")
+    for path in (os.path.realpath(folder), str(folder)):
+        output = output.replace(path, "/project")
+    if not re.fullmatch(output_pattern(expected), output):
+        raise Deviation(f"{where} shows\n{expected}\nbut this was printed\n{output}")
 
 
-def pattern_of(promised: str) -> str:
-    """The regular expression of all texts that *promised* stands for."""
+def output_pattern(expected: str) -> str:
+    """Return the regular expression of the outputs that *expected* allows."""
     lines = []
-    for line in promised.splitlines(keepends=True):
+    for line in expected.splitlines(keepends=True):
         if line.strip() == "…":
             lines.append(r"(?:.*\n)*")
         else:
@@ -138,10 +138,11 @@ def pattern_of(promised: str) -> str:
 
 
 class Prompt:
-    """A prompt in a process of its own, which runs Python blocks: ``async with Prompt(…)``.
+    """A process that runs Python blocks one after the other: ``async with Prompt(…) as prompt``.
 
-    *python* is the command of the interpreter. When it ends it raises Deviation where a function
-    that a block defines was never called, or a coroutine never awaited.
+    It starts with the first block, in *folder* and with the variables of *environment*. *python* is
+    the command of the interpreter. Raises Deviation at the end if a function that a block defines
+    was never called, or a coroutine was never awaited.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Prompt:
         return self
 
     async def run(self, block: Block) -> None:
-        """Run *block*. Raises Deviation where it fails, or prints something else than promised."""
+        """Run *block*. Raises Deviation if it fails, or prints something else than expected."""
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 *self._python,
@@ -178,19 +179,19 @@ class Prompt:
         answer = await self._answer(block.where)
         if answer["error"] is not None:
             raise Deviation(f"{block.where} fails\n{answer['error']}")
-        if block.promised is not None:
-            ensure_promised(block.where, answer["printed"], block.promised, self.folder)
+        if block.expected is not None:
+            ensure_output(block.where, answer["printed"], block.expected, self.folder)
 
     async def _answer(self, where: str) -> dict[str, Any]:
-        assert self._process is not None  # noqa: S101  it was asked something
+        assert self._process is not None  # noqa: S101  a request was sent
         assert self._process.stdout is not None  # noqa: S101  a pipe
         line = await self._process.stdout.readline()
         if not line:
-            raise Deviation(f"{where} ended the prompt\n{self._said_in_errors()}")
+            raise Deviation(f"{where} ended the process\n{self._error_output()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _said_in_errors(self) -> str:
+    def _error_output(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode("utf-8", "replace")
 
@@ -210,10 +211,11 @@ class Prompt:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None  # noqa: S101  a pipe
         process.stdin.close()
-        uncalled = (await self._answer("the last block"))["uncalled"]
+        answer = await self._answer("the last block")
         await process.wait()
-        if uncalled:
-            raise Deviation(f"defined, and never called: {', '.join(uncalled)}")
-        said = self._said_in_errors()
-        if "was never awaited" in said:
-            raise Deviation(f"something was never awaited\n{said}")
+        if answer["uncalled"]:
+            names = ", ".join(answer["uncalled"])
+            raise Deviation(f"defined, but never called: {names}")
+        errors = self._error_output()
+        if "was never awaited" in errors:
+            raise Deviation(f"a coroutine was never awaited\n{errors}")

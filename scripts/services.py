@@ -1,6 +1,6 @@
-"""What `make test-services` needs: it names what is missing, and installs it with ``--install``.
+"""List the packages that `make test-services` needs and that are missing.
 
-Exit status 1 when something is missing.
+With ``--install`` they are installed. Exits with 1 if something is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from glob import glob
 from importlib import invalidate_caches
 from importlib.util import find_spec
 
-# The command of each Debian package, and the module of each Python package.
+# Commands with the Debian package that has them, and modules with their Python package.
 COMMANDS = {
     "initdb": "postgresql",
     "pgbouncer": "pgbouncer",
@@ -32,8 +32,8 @@ MODULES = {
 
 
 def missing_packages() -> tuple[list[str], list[str]]:
-    """The Debian packages and the Python packages that are missing."""
-    # Debian keeps the commands of PostgreSQL out of the way, and PgBouncer where root's are.
+    """Return the Debian packages and the Python packages that are missing."""
+    # Debian does not put the commands of PostgreSQL and PgBouncer on the PATH of every user.
     places = [os.environ.get("PATH", ""), *glob("/usr/lib/postgresql/*/bin"), "/usr/sbin"]
     path = os.pathsep.join(places)
     debian = {package for name, package in COMMANDS.items() if not shutil.which(name, path=path)}
@@ -42,7 +42,7 @@ def missing_packages() -> tuple[list[str], list[str]]:
 
 
 def install(debian: list[str], python: list[str]) -> None:
-    """Install what is missing. Raises CalledProcessError."""
+    """Install these packages. Raises CalledProcessError."""
     if debian:
         apt = ["apt-get"] if os.geteuid() == 0 else ["sudo", "apt-get"]
         subprocess.run([*apt, "update", "--quiet"], check=True)
@@ -55,6 +55,7 @@ def install(debian: list[str], python: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--install", action="store_true", help="install what is missing")
     options = parser.parse_args(arguments)

@@ -140,7 +140,7 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 # How many processes ------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(wrapper=True, optionalhook=True)  # mounts are tested without pytest-xdist
+@pytest.hookimpl(wrapper=True, optionalhook=True)  # adapters are tested without pytest-xdist
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
     """Two for each core: a third of the time a test waits, for a disk, a process or a socket."""
     return (yield) * 2

@@ -19,7 +19,7 @@ import pytest
 from places import ROOT
 from recorded import NIGHTLY
 
-from scripts.oldest import oldest
+from scripts.release.oldest_versions import oldest_versions
 
 Made = Callable[[str, Callable[[Path], object]], Path]
 
@@ -81,7 +81,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, made: Made) -> Path:
     def install(folder: Path):
         limits: list[str] = []
         if request.param == "oldest":
-            (folder / "oldest.txt").write_text("\n".join(oldest()), "utf-8")
+            (folder / "oldest.txt").write_text("\n".join(oldest_versions()), "utf-8")
             limits = ["--constraint", str(folder / "oldest.txt")]
         venv.create(folder / "venv", with_pip=False, symlinks=True)
         pip = ("pip", "--disable-pip-version-check", "--python", str(folder / "venv"))

@@ -1,4 +1,4 @@
-"""The recipe for LangGraph, with its own checkpointers: `make test-langgraph` installs them."""
+"""The recipe for LangGraph, with its own checkpointers, which `make examples` installs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models import MODEL
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, Sessions, Tool
 from ctxpipe.testing import MessagesServer, RequestBody, answer, tool_use
 
-REASON = "there is no langgraph: make test-langgraph installs it in an environment of its own"
+REASON = "langgraph is not installed: make examples installs it in a new environment"
 pytest.importorskip("langgraph", reason=REASON)
 pytest.importorskip("langgraph.checkpoint.sqlite.aio", reason=REASON)
 

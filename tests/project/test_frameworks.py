@@ -6,7 +6,7 @@ import re
 
 from places import ROOT
 
-from scripts.mount_tests import MOUNTS
+from scripts.release.test_adapters import ADAPTERS
 
 PAGE = (ROOT / "docs" / "mounts" / "openai.md").read_text("utf-8")
 TABLE = PAGE.split("\n## Frameworks on the openai SDK\n")[1]
@@ -15,4 +15,6 @@ TABLE = PAGE.split("\n## Frameworks on the openai SDK\n")[1]
 def test_each_row_is_run_with_the_version_that_it_names():
     rows = re.findall(r"^\| (.+) ([\d.]+) \| `", TABLE, re.MULTILINE)
 
-    assert sorted(rows) == sorted((mount.row, mount.oldest) for mount in MOUNTS if mount.row)
+    assert sorted(rows) == sorted(
+        (adapter.row, adapter.oldest) for adapter in ADAPTERS if adapter.row
+    )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from places import ROOT
 
-SCRIPT = ROOT / "scripts" / "list_licenses.py"
+SCRIPT = ROOT / "scripts" / "release" / "list_licenses.py"
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +55,20 @@ def test_every_extra_that_is_installed_brings_only_what_is_allowed():
     ids=str,
 )
 def test_a_permissive_licence_is_allowed(script, tmp_path, facts):
-    assert script["package"](installed(tmp_path, *facts)).problem == ""
+    assert script["read_package"](installed(tmp_path, *facts)).problem == ""
 
 
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        ((), "pack-age does not say its licence"),
+        ((), "pack-age names no licence"),
         (("License-Expression: GPL-3.0-only",), "pack-age is under GPL-3.0-only"),
         (("License-Expression: MIT AND LGPL-3.0-only",), "pack-age is under MIT AND LGPL"),
     ],
     ids=["unknown", "copyleft", "both"],
 )
 def test_another_is_refused_with_the_name_of_its_package(script, tmp_path, facts, problem):
-    assert script["package"](installed(tmp_path, *facts)).problem.startswith(problem)
+    assert script["read_package"](installed(tmp_path, *facts)).problem.startswith(problem)
 
 
 def test_copyleft_is_allowed_by_the_package_only(script):
@@ -79,4 +79,4 @@ def test_copyleft_is_allowed_by_the_package_only(script):
 
 
 def test_the_size_of_a_package_is_that_of_its_files(script, tmp_path):
-    assert script["package"](installed(tmp_path)).size == 200
+    assert script["read_package"](installed(tmp_path)).size == 200

@@ -9,15 +9,15 @@ import pytest
 from places import ROOT
 from processes import prepared_python
 
-from scripts.first_hour import FIRST
 from scripts.pages import (
     Deviation,
     Prompt,
     blocks_of,
-    ensure_promised,
+    ensure_output,
     first_hour_pages,
     start_pages,
 )
+from scripts.release.first_hour import FIRST
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,10 +64,10 @@ async def test_a_program_has_names_of_its_own_and_starts_its_loop(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (["print(1)", "> 2"], "promises"),
+        (["print(1)", "> 2"], "shows"),
         (["1 / 0"], "ZeroDivisionError"),
         (["raise SystemExit"], "fails"),
-        (["import os\nos._exit(3)"], "ended the prompt"),
+        (["import os\nos._exit(3)"], "ended the process"),
         (["def build():\n    return 1"], "never called: build"),
         (["async def ask(prompt): ...", "made = [ask]"], "never called: ask"),
         (["class Stage:\n    def plan(self): ..."], "never called: Stage.plan"),
@@ -82,18 +82,18 @@ async def test_a_page_that_is_wrong_is_a_deviation(parts: list[str], said, tmp_p
 
 
 def test_an_ellipsis_stands_for_anything_on_its_line(tmp_path):
-    ensure_promised("here", "took 3.1 ms\nin /x\n", "took … ms\nin …\n", tmp_path)
+    ensure_output("here", "took 3.1 ms\nin /x\n", "took … ms\nin …\n", tmp_path)
 
     with pytest.raises(Deviation):
-        ensure_promised("here", "took 3.1 ms\nor so\n", "took …\n", tmp_path)
+        ensure_output("here", "took 3.1 ms\nor so\n", "took …\n", tmp_path)
 
 
 def test_a_line_of_an_ellipsis_stands_for_any_lines(tmp_path):
-    ensure_promised("here", "first\na\nb\nlast\n", "first\n…\nlast\n", tmp_path)
+    ensure_output("here", "first\na\nb\nlast\n", "first\n…\nlast\n", tmp_path)
 
 
 def test_the_folder_is_called_project(tmp_path):
-    ensure_promised("here", f"in {tmp_path}/x\n", "in /project/x\n", tmp_path)
+    ensure_output("here", f"in {tmp_path}/x\n", "in /project/x\n", tmp_path)
 
 
 def test_commands_have_what_is_said_below_them(tmp_path):

@@ -1,6 +1,6 @@
 """The README's size, tables and links, and those of the pages that it sends its reader to.
 
-`test_docs` runs its examples, `scripts/first_hour.sh` all of it on the built wheel.
+`test_docs` runs its examples, `scripts/release/first_hour.sh` all of it on the built wheel.
 """
 
 from __future__ import annotations

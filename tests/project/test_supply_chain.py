@@ -106,7 +106,7 @@ def test_what_it_brings_is_under_a_permissive_licence(installed, tmp_path):
     assert [line for line in lines if not any(licence in line for licence in PERMISSIVE)] == []
 
 
-WEIGHT = runpy.run_path(str(ROOT / "scripts" / "list_weight.py"))
+SIZES = runpy.run_path(str(ROOT / "scripts" / "release" / "list_sizes.py"))
 ROW = re.compile(r"^\| ([\w-]+) \| [\d.]+ \| .+ \|$", re.MULTILINE)
 TOTAL = re.compile(r"^\| (\d+) packages \| ([\d.]+) \|", re.MULTILINE)
 newest_only = pytest.mark.parametrize("installed", ["newest"], indirect=True)
@@ -115,7 +115,7 @@ newest_only = pytest.mark.parametrize("installed", ["newest"], indirect=True)
 @newest_only
 def test_the_page_of_settings_has_the_reason_for_each_package(installed):
     page = (ROOT / "docs" / "settings.md").read_text("utf-8")
-    found = WEIGHT["packages"](str(installed))
+    found = SIZES["installed_packages"](str(installed))
     megabytes = sum(one["bytes"] for one in found.values()) / 1e6
     [(count, told_megabytes)] = TOTAL.findall(page)
 
@@ -126,8 +126,8 @@ def test_the_page_of_settings_has_the_reason_for_each_package(installed):
 
 @newest_only
 def test_each_package_is_needed_by_another(installed):
-    found = WEIGHT["packages"](str(installed))
-    unneeded = [name for name in found if not WEIGHT["needed_by"](name, found)]
+    found = SIZES["installed_packages"](str(installed))
+    unneeded = [name for name in found if not SIZES["needed_by"](name, found)]
 
     assert unneeded == ["ctxpipe"]
 

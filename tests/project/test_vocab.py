@@ -62,7 +62,7 @@ def test_the_official_rank_file_is_rebuilt_byte_for_byte(name: str):
 
 @each_encoding
 def test_the_build_script_makes_exactly_the_shipped_file_from_the_official_one(name: str):
-    pack = runpy.run_path(str(ROOT / "scripts" / "build_vocab.py"))["pack"]
+    pack = runpy.run_path(str(ROOT / "scripts" / "release" / "build_vocab.py"))["pack"]
 
     assert pack(stock.official(name)) == (VOCAB / f"{name}.bin").read_bytes()
 

@@ -9,7 +9,7 @@ import tomllib
 
 from places import ROOT
 
-SCRIPT = runpy.run_path(str(ROOT / "scripts" / "test_wheel.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "release" / "test_wheel.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 

@@ -1,7 +1,7 @@
-"""Do what the README and the pages of "Start" tell a new user to do, in their order.
+"""Follow the README and the pages of "Start" like a new user, in their order.
 
-scripts/first_hour.sh calls this with a wheel, an empty environment, an empty folder and a clone.
-Exits with 1 at the first deviation, which it prints.
+scripts/release/first_hour.sh runs this with a wheel, an empty environment, an empty folder and a
+clone. Exits with 1 at the first deviation from a page, and prints it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ from typing import Any
 from ctxpipe.messages import tool_results
 from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
 
-sys.path.append(str(Path(__file__).parents[1]))  # last: ctxpipe is that of the wheel
+# At the end of the path, so that ctxpipe is imported from the wheel.
+sys.path.append(str(Path(__file__).parents[2]))
 
-from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_promised, first_hour_pages
+from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_output, first_hour_pages
 
-COMMAND_SECONDS = 1800  # `make test` in a clone installs everything first
+TIMEOUT_SECONDS = 1800  # of a command: `make test` in a clone installs everything first
 FIRST = {
     "ctxpipe demo": "result",
     "ctxpipe replay session.jsonl --html report.html": "report",
 }
-"""Commands of the README, and what a new user has for the first time after each."""
+"""Commands of the README with which a new user gets the first result, and the first report."""
 
 
 @dataclass
 class Hour:
-    """The user's machine: an environment with *python*, a *folder* for projects, and a *clone*."""
+    """The machine of the user: an environment, a folder for projects, and a clone.
+
+    *without* are commands to skip. *seconds_in_clone* counts the time that `make` took.
+    """
 
     python: Path
     folder: Path
@@ -45,12 +49,12 @@ class Hour:
     variables: dict[str, str]
     without: Sequence[str] = ()
     project: Path = Path()
-    began: float = field(default_factory=time.monotonic)
-    in_clone: float = 0.0
+    start_time: float = field(default_factory=time.monotonic)
+    seconds_in_clone: float = 0.0
     background: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     async def read(self, page: Path) -> None:
-        """Do what *page* says, in a project of its own. Raises Deviation."""
+        """Run the blocks of *page* in a new project. Raises Deviation."""
         self.project = self.folder / "-".join(page.with_suffix("").parts[-2:])
         self.project.mkdir()
         write_recordings(self.project)
@@ -76,25 +80,25 @@ class Hour:
             await program.run(block)
 
     async def _run_commands(self, block: Block) -> None:
-        for command, promised in block.commands:
+        for command, expected in block.commands:
             if command in self.without:
-                print(f"  {block.where}: {command} is left out", flush=True)
+                print(f"  {block.where}: {command} is skipped", flush=True)
                 continue
             print(f"  {block.where}: {command}", flush=True)
             if command.endswith("&"):
-                await self._start(block.where, command.removesuffix("&"), promised)
+                await self._start_server(block.where, command.removesuffix("&"), expected)
             else:
-                await self._run_command(block.where, command, promised)
+                await self._run_command(block.where, command, expected)
 
-    def _place(self, command: str) -> tuple[Path, dict[str, str]]:
-        """Where *command* is run, and with which variables: `make` in the clone, as it is."""
+    def _surroundings(self, command: str) -> tuple[Path, dict[str, str]]:
+        """Return the folder and the variables for *command*: `make` runs in the clone."""
         if shlex.split(command)[0] == "make":
             return self.clone, dict(os.environ)
         return self.project, self.variables
 
-    async def _run_command(self, where: str, command: str, promised: str) -> None:
-        folder, variables = self._place(command)
-        started = time.monotonic()
+    async def _run_command(self, where: str, command: str, expected: str) -> None:
+        folder, variables = self._surroundings(command)
+        start_time = time.monotonic()
         process = await asyncio.create_subprocess_shell(
             command,
             stdout=asyncio.subprocess.PIPE,
@@ -102,22 +106,22 @@ class Hour:
             cwd=folder,
             env=variables,
         )
-        async with asyncio.timeout(COMMAND_SECONDS):
-            said, errors = await process.communicate()
-        ended = time.monotonic()
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            output, errors = await process.communicate()
+        end_time = time.monotonic()
         if folder == self.clone:
-            self.in_clone += ended - started
+            self.seconds_in_clone += end_time - start_time
         if command in FIRST:
-            seconds = ended - self.began - self.in_clone
-            print(f"    the first {FIRST[command]}: after {seconds:.0f} s, without those of make")
+            seconds = end_time - self.start_time - self.seconds_in_clone
+            print(f"    the first {FIRST[command]}: after {seconds:.0f} s, not counting make")
         if process.returncode:
-            texts = (said + errors).decode("utf-8", "replace")
+            texts = (output + errors).decode("utf-8", "replace")
             raise Deviation(f"{where}: {command} exits with {process.returncode}\n{texts}")
-        if promised:
-            ensure_promised(where, said.decode(), promised, self.project)
+        if expected:
+            ensure_output(where, output.decode(), expected, self.project)
 
-    async def _start(self, where: str, command: str, promised: str) -> None:
-        """Start *command*, which serves until it is stopped; its first lines are promised."""
+    async def _start_server(self, where: str, command: str, expected: str) -> None:
+        """Start *command*, which runs until it is stopped, and compare its first lines."""
         process = await asyncio.create_subprocess_exec(
             str(self.python.with_name(shlex.split(command)[0])),
             *shlex.split(command)[1:],
@@ -128,18 +132,18 @@ class Hour:
         self.background.append(process)
         assert process.stdout is not None  # noqa: S101  a pipe
         async with asyncio.timeout(60):
-            said = [await process.stdout.readline() for _ in promised.splitlines()]
-        ensure_promised(where, b"".join(said).decode(), promised, self.project)
+            lines = [await process.stdout.readline() for _ in expected.splitlines()]
+        ensure_output(where, b"".join(lines).decode(), expected, self.project)
 
-    async def end(self) -> None:
-        """Stop what is still running."""
+    async def stop_servers(self) -> None:
+        """Stop the commands that are still running."""
         for process in self.background:
             process.terminate()
             await process.wait()
 
 
 def model(request: Mapping[str, Any]) -> Any:
-    """A model that calls the first tool that it is given once, and then is polite."""
+    """Answer like a model that calls the first tool in `ARGUMENTS` once, then ends its turn."""
     tools = [tool for tool in request.get("tools") or () if tool.get("name") in ARGUMENTS]
     if tools and not any(tool_results(request["messages"])):
         name = tools[0]["name"]
@@ -148,11 +152,11 @@ def model(request: Mapping[str, Any]) -> Any:
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {"bash": {"command": "ls"}, "read_log": {"day": 1}}
-"""What the pages' tools are called with."""
+"""Arguments for the tools of the pages, by name."""
 
 
 def write_recordings(folder: Path) -> None:
-    """Two recorded conversations, which a new user has."""
+    """Write two recorded conversations, which the pages expect."""
     for name in ("session.jsonl", "other.jsonl"):
         lines: list[dict[str, Any]] = [{"role": "user", "content": f"Go, {name}."}]
         for number in range(4):
@@ -168,11 +172,11 @@ def write_recordings(folder: Path) -> None:
 
 
 def variables_of(options: argparse.Namespace, servers: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the user's shell; pip finds the wheel beside what the index has."""
+    """Return the variables of the user's shell. pip finds the wheel in addition to the index."""
     links = [str(options.wheel.parent), os.environ.get("PIP_FIND_LINKS", "")]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {
-        **kept,
+        **inherited,
         **servers,
         "HOME": str(options.folder.parent),
         "PATH": f"{options.environment / 'bin'}:{os.environ['PATH']}",
@@ -183,16 +187,16 @@ def variables_of(options: argparse.Namespace, servers: Mapping[str, str]) -> dic
 
 
 def ensure_from_wheel(wheel: Path, python: Path) -> None:
-    """Raise Deviation where what pip has installed is not what is in *wheel*."""
+    """Raise Deviation if an installed file differs from the file in *wheel*."""
     [packages] = python.parents[1].glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if ".dist-info/" not in name and archive.read(name) != (packages / name).read_bytes():
-                raise Deviation(f"{packages / name} is not that of {wheel}")
+                raise Deviation(f"{packages / name} is not the file of {wheel}")
 
 
-async def first_hour(options: argparse.Namespace) -> None:
-    """Read every page. Raises Deviation."""
+async def follow_pages(options: argparse.Namespace) -> None:
+    """Run the blocks of every page. Raises Deviation."""
     async with MessagesServer(model) as messages, OpenAIServer(model) as openai:
         servers = {
             "ANTHROPIC_BASE_URL": messages.url,
@@ -209,25 +213,27 @@ async def first_hour(options: argparse.Namespace) -> None:
                 await hour.read(page)
             ensure_from_wheel(options.wheel, python)
         finally:
-            await hour.end()
-        refused = [*messages.refused, *openai.refused]
-    if refused:
-        raise Deviation(f"{len(refused)} requests were refused; the first: {refused[0]}")
+            await hour.stop_servers()
+        refusals = [*messages.refused, *openai.refused]
+    if refusals:
+        raise Deviation(f"{len(refusals)} requests were refused; the first: {refusals[0]}")
 
 
 def main() -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("wheel", "environment", "folder", "clone"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--without", action="append", default=[], metavar="COMMAND")
     parser.add_argument("pages", nargs="*", type=Path)
     options = parser.parse_args()
-    started = time.monotonic()
+    start_time = time.monotonic()
     try:
-        asyncio.run(first_hour(options))
+        asyncio.run(follow_pages(options))
     except Deviation as deviation:
         raise SystemExit(f"\n{deviation}") from None
-    print(f"All is as the pages say, after {(time.monotonic() - started) / 60:.0f} minutes.")
+    minutes = (time.monotonic() - start_time) / 60
+    print(f"Everything is as the pages say, after {minutes:.0f} minutes.")
 
 
 if __name__ == "__main__":

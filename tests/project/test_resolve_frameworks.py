@@ -1,4 +1,4 @@
-"""What scripts/resolves.py makes of pip's answers, and the table that it has written."""
+"""The reasons that scripts/release/resolve_frameworks.py reads from pip, and its table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import runpy
 
 from places import ROOT
 
-RESOLVES = runpy.run_path(str(ROOT / "scripts" / "resolves.py"))
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "release" / "resolve_frameworks.py"))
 CONFLICT = """\
 ERROR: Cannot install aider-chat==0.86.2 and ctxpipe==0.9.0 because of conflicts.
 
@@ -20,23 +20,23 @@ To fix this you could try to:
 """
 
 
-def test_of_a_conflict_the_first_line_and_that_of_ctxpipe_are_told():
-    assert RESOLVES["reason"](CONFLICT) == (
+def test_a_conflict_is_reported_by_its_first_line_and_the_one_about_ctxpipe():
+    assert SCRIPT["conflict_of"](CONFLICT) == (
         "aider-chat 0.86.2 depends on tiktoken==0.12.0; ctxpipe 0.9.0 depends on tiktoken>=0.13"
     )
 
 
-def test_without_a_conflict_the_error_is_told():
+def test_another_failure_is_reported_by_pips_error():
     output = "Looking\nERROR: No matching distribution found for nothing-such\n"
 
-    assert RESOLVES["reason"](output) == "No matching distribution found for nothing-such"
+    assert SCRIPT["conflict_of"](output) == "No matching distribution found for nothing-such"
 
 
-def test_the_table_of_the_documentation_has_every_package_that_is_asked_for():
-    _, rest = RESOLVES["PAGE"].read_text("utf-8").split(RESOLVES["BEGIN"])
-    rows = [line.split("|") for line in rest.split(RESOLVES["END"])[0].splitlines()[3:]]
+def test_the_table_of_the_documentation_has_every_framework():
+    _, rest = SCRIPT["PAGE"].read_text("utf-8").split(SCRIPT["BEGIN"])
+    rows = [line.split("|") for line in rest.split(SCRIPT["END"])[0].splitlines()[3:]]
     names = [name for row in rows for name in re.findall(r"`(.+?)`", row[3])]
 
-    assert sorted(names) == sorted(RESOLVES["BESIDE"])
+    assert sorted(names) == sorted(SCRIPT["FRAMEWORKS"])
     assert len(names) == 20
     assert {row[1].strip() for row in rows} == {"yes"}
