@@ -1,4 +1,4 @@
-"""Move to files again what other conversations of the same name have moved to files before."""
+"""Move texts to files again that other conversations of the same name moved to files before."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from .offload import BatchOffload, DirectOffload
 from .protocol import Change, Skip, Stage, Stored, Turn
 from .reports import Offloaded
 
-_LONG = 200_000  # characters whose tokens are counted in a worker thread
+_LONG = 200_000  # characters; the tokens of more are counted in a worker thread
 
 
 def pointers_of(stages: Sequence[Stage]) -> dict[bool, Pointers]:
-    """Return how *stages* name files and point to them: by whether batch offloading does it."""
+    """Return the file names and placeholders of the offloading *stages*.
+
+    The key is True for batch offloading, False for direct offloading.
+    """
     pointers: dict[bool, Pointers] = {}
     for stage in stages:
         if isinstance(stage, DirectOffload | BatchOffload):
@@ -39,17 +42,19 @@ def pointers_of(stages: Sequence[Stage]) -> dict[bool, Pointers]:
 def stages_again(
     matches: DecisionMatches, start: int, pointers: Mapping[bool, Pointers]
 ) -> dict[int, OffloadAgain]:
-    """Return a stage for each storage of *pointers*, by places before those of the pipeline."""
+    """Return a stage for each storage of *pointers*, by negative places: they run first."""
     stages: dict[int, OffloadAgain] = {}
     storages = {id(each.storage): each.storage for each in pointers.values()}
     for place, storage in enumerate(storages.values(), -len(storages)):
-        own = {form: each for form, each in pointers.items() if each.storage is storage}
-        stages[place] = OffloadAgain(matches, start, own)
+        pointers_here = {
+            is_batch: each for is_batch, each in pointers.items() if each.storage is storage
+        }
+        stages[place] = OffloadAgain(matches, start, pointers_here)
     return stages
 
 
-class _Text(NamedTuple):
-    """A text on its way to a file: under which key, by which decision, and what replaces it."""
+class _MovingText(NamedTuple):
+    """A text to move: its storage key, its *stored* form, and the decision to move it."""
 
     key: str
     stored: str
@@ -57,6 +62,7 @@ class _Text(NamedTuple):
     pointers: Pointers
 
     def placeholder(self, location: str) -> str:
+        """Return the placeholder for the text in the file at *location*."""
         path = self.pointers.visible_path(self.key, location)
         return self.decision.placeholder(path, self.stored)
 
@@ -65,8 +71,8 @@ class _Text(NamedTuple):
 class OffloadAgain:
     """Move the texts in *matches* into files of this conversation.
 
-    The messages before *start* stay. *pointers* say where the files are, by whether the decision is
-    one of batch offloading. What cannot be written stays inline.
+    The messages before *start* stay. *pointers* has the file names and placeholders of batch
+    offloading (True) and direct offloading (False). Texts that cannot be written stay in place.
     """
 
     matches: DecisionMatches = field(repr=False)
@@ -76,37 +82,37 @@ class OffloadAgain:
     __repr__ = short_repr
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Write first, then replace. Raises StorageError when nothing can be written."""
+        """Write the texts, then replace them. Raises StorageError if nothing can be written."""
         start = max(self.start, turn.protected)
         texts = self._texts(turn, start)
         if not texts:
-            return Skip("nothing that has left before is in the messages that are new")
+            return Skip("the new messages repeat no text that was moved to a file before")
         await turn.counter.warm()
         is_long = sum(len(text.stored) for text in texts.values()) > _LONG
         texts = await in_thread_if(is_long, _worthwhile, texts, turn.counter)
         if not texts:
             return Skip("no placeholder would be cheaper than what it replaces")
-        moving = list(texts.items())
-        storage = moving[0][1].pointers.storage
-        files = await write_texts(storage, [(text.key, text.stored) for _, text in moving])
-        pairs, failed = pair_written(moving, files)
+        moving_texts = list(texts.items())
+        storage = moving_texts[0][1].pointers.storage
+        files = await write_texts(storage, [(text.key, text.stored) for _, text in moving_texts])
+        pairs, failed = pair_written(moving_texts, files)
         placeholders: Placeholders = {
             lookup: text.placeholder(file) for (lookup, text), file in pairs
         }
+        chars = sum(len(text.stored) for (_, text), _ in pairs)
+        saved_chars = chars - sum(len(placeholder) for placeholder in placeholders.values())
+        written_files = tuple(file for _, file in pairs)
+        detail = Offloaded(written_files, chars, saved_chars, results=len(pairs), failed=failed)
         placeholders |= self._messages_with(turn, start, placeholders)
         messages = offload_again(
             placeholders, list(turn.messages), start, turn.messages[:start], start
         )
-        chars = sum(len(text.stored) for (_, text), _ in pairs)
-        saved = chars - sum(len(placeholders[lookup]) for (lookup, _), _ in pairs)
-        written = tuple(file for _, file in pairs)
-        detail = Offloaded(written, chars, saved, results=len(pairs), failed=failed)
         locations = {text.stored: file for (_, text), file in pairs}
         return Change(messages, detail, stored=Stored(storage, locations))
 
-    def _texts(self, turn: Turn, start: int) -> dict[int, _Text]:
-        """Return the texts that may go, by `lookup_key`."""
-        texts: dict[int, _Text] = {}
+    def _texts(self, turn: Turn, start: int) -> dict[int, _MovingText]:
+        """Return the texts that may leave, by `lookup_key`."""
+        texts: dict[int, _MovingText] = {}
         for result in tool_results(turn.messages, start):
             lookup = lookup_key(result.tool_use_id, text_of(result.content))
             pointers = self._pointers(lookup)
@@ -123,52 +129,52 @@ class OffloadAgain:
                     texts[lookup] = self._text(turn, name, text, lookup, pointers)
         for text in self._messages(turn, start):
 
-            def note(passage: str, decision: Decision) -> str:
+            def add_passage(passage: str, decision: Decision) -> str:
                 pointers = self.pointers.get(decision.is_batch)
                 if pointers is not None:
                     key = pointers.key(turn.session_id, f"repeated-{content_hash(passage, 16)}")
-                    texts[lookup_key("", passage)] = _Text(key, passage, decision, pointers)
-                return ""
+                    texts[lookup_key("", passage)] = _MovingText(key, passage, decision, pointers)
+                return ""  # only the passages are of interest here, not the new text
 
-            replace_passages(text, self.matches.passages[lookup_key("", text)], note)
+            replace_passages(text, self.matches.passages[lookup_key("", text)], add_passage)
         return texts
 
     def _pointers(self, lookup: int) -> Pointers | None:
+        """Return the pointers for the text with the key *lookup*; None if it does not leave."""
         decision = self.matches.texts.get(lookup)
         return None if decision is None else self.pointers.get(decision.is_batch)
 
-    def _text(self, turn: Turn, name: str, stored: str, lookup: int, pointers: Pointers) -> _Text:
+    def _text(
+        self, turn: Turn, name: str, stored: str, lookup: int, pointers: Pointers
+    ) -> _MovingText:
         key = pointers.key(turn.session_id, name)
-        return _Text(key, stored, self.matches.texts[lookup], pointers)
+        return _MovingText(key, stored, self.matches.texts[lookup], pointers)
 
     def _messages(self, turn: Turn, start: int) -> list[str]:
-        """Return the texts of messages that repeat what has left."""
+        """Return the texts of messages that repeat a text that was moved before."""
         if not self.matches.passages:
             return []
         texts = long_message_texts(turn.messages, start, in_replies=True)
         return [text for text in texts if lookup_key("", text) in self.matches.passages]
 
     def _messages_with(self, turn: Turn, start: int, placeholders: Placeholders) -> Placeholders:
-        """Return the texts of messages with the *placeholders* of their passages."""
+        """Return the new text of each message with a passage in *placeholders*, by `lookup_key`."""
 
         def replacement(passage: str, _: Decision) -> str:
             return placeholders.get(lookup_key("", passage), passage)
 
-        return {
-            lookup_key("", text): replace_passages(
-                text, self.matches.passages[lookup_key("", text)], replacement
-            )
-            for text in self._messages(turn, start)
-        }
+        new_texts: Placeholders = {}
+        for text in self._messages(turn, start):
+            lookup = lookup_key("", text)
+            new_texts[lookup] = replace_passages(text, self.matches.passages[lookup], replacement)
+        return new_texts
 
 
-def _worthwhile(texts: Mapping[int, _Text], counter: TokenCounter) -> dict[int, _Text]:
-    """Return those of *texts* whose placeholder is cheaper, as long as their keys are free."""
-    return {
-        lookup: text
-        for lookup, text in texts.items()
-        if counter.over(
-            text.stored,
-            counter.text(text.placeholder(text.pointers.storage.location(text.key))),
-        )
-    }
+def _worthwhile(texts: Mapping[int, _MovingText], counter: TokenCounter) -> dict[int, _MovingText]:
+    """Return the *texts* whose placeholder has fewer tokens, if no other file has its key."""
+    worthwhile: dict[int, _MovingText] = {}
+    for lookup, text in texts.items():
+        placeholder = text.placeholder(text.pointers.storage.location(text.key))
+        if counter.over(text.stored, counter.text(placeholder)):
+            worthwhile[lookup] = text
+    return worthwhile

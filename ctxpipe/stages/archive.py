@@ -1,4 +1,4 @@
-"""Raw messages saved before they leave the context, and read back."""
+"""Archive raw messages before they leave the context, and read them back."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 
 FORM = 1
-"""The form in which archives are written.
+"""Version of the format in which archives are written.
 
-A newer one is refused; a bare list of messages is read, too.
+A newer version is refused; a bare list of messages can be read too.
 """
 
-# Of an archive that a context names: more than many windows of any model.
 MAX_CHARACTERS = 256_000_000
+"""Largest archive that is read because a context names it: many windows of any model."""
 _GROUP = 8
 _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
 def archive_record(messages: Sequence[Message], facts: Facts | None = None) -> Record:
-    """The record that keeps *messages*, for `Archive.save`.
+    """Return the record of *messages* for `Archive.save`.
 
-    Plain messages come back equal from `load_archive`; model objects of the SDK are written as they
-    would be sent and come back as plain dicts, tuples as lists. The archives that a summary at the
-    beginning names, with their digests, are kept as ``before``. *facts* are those of the whole
-    conversation up to their end, so that a later compaction need not open the archives before.
+    Plain messages are equal when `load_archive` returns them; model objects of the SDK become plain
+    dicts as they would be sent, and tuples become lists. ``before`` has the archives that a summary
+    at the beginning names, with their digests. *facts* are those of the whole conversation up to
+    the end of *messages*, so that a later compaction need not read the archives before.
     """
-    first = next(texts(messages[0]), "") if messages else ""
-    named = archive_references(first) if isinstance(first, str) else []
+    first_text = next(texts(messages[0]), "") if messages else ""
+    references = archive_references(first_text) if isinstance(first_text, str) else []
     before: list[list[str]] = []
-    for path, digest in named:
+    for path, digest in references:
         name = last_part(path)
-        # It is kept beside the messages, where nobody redacts it: so only what can be nothing else
-        # than a name of ours.
+        # This is stored outside the messages, without redaction: so only texts that can be nothing
+        # but a name and a digest of ctxpipe.
         if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
             before.append([name, digest])
     record: dict[str, object] = {"form": FORM}
@@ -62,7 +62,7 @@ def archive_record(messages: Sequence[Message], facts: Facts | None = None) -> R
 
 
 def _encode_facts(facts: Facts) -> dict[str, object]:
-    # Pairs: as keys two paths could become one when they are redacted.
+    # Lists of pairs: as keys of an object, two paths could become equal when they are redacted.
     return {
         "paths": list(facts.paths.items()),
         "commands": list(facts.commands.items()),
@@ -78,16 +78,19 @@ def _decode_facts(value: Any) -> Facts | None:
     return Facts(
         paths={str(path): bool(written) for path, written in value["paths"]},
         commands={str(line): bool(failed) for line, failed in value["commands"]},
-        identifiers=list(map(str, value["identifiers"])),
-        requests=list(map(str, value["requests"])),
-        orders=list(map(str, value["orders"])),
+        identifiers=[str(name) for name in value["identifiers"]],
+        requests=[str(text) for text in value["requests"]],
+        orders=[str(text) for text in value["orders"]],
     )
 
 
 async def save_raw(
     archive: Archive, session_id: str, name: str, record: Record, *, required: bool
 ) -> str | None:
-    """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
+    """Save *record* and return its location; None if it cannot be saved.
+
+    Raises StorageError instead if the archive is *required*.
+    """
     try:
         with storage_errors():
             return await archive.save(session_id, name, record)
@@ -102,12 +105,14 @@ async def save_raw(
 async def load_archive(
     path: str | os.PathLike[str], storage: TextReader | None = None
 ) -> list[Message]:
-    """The messages that a compaction or truncation saved at *path*, as they were.
+    """Return the messages that a compaction or truncation saved at *path*, as they were.
 
-    With *storage* they are read from there: an archive that is in no file has a URL. Without it the
-    file is opened wherever *path* leads: give it no path that a model or a tool has named. Raises
-    StorageError when there is no such file, when it is a pipe or device, or when a newer ctxpipe
-    wrote it, InvalidHistory when it holds something else.
+    If *storage* is given, they are read from it: an archive that is in no file has a URL. Otherwise
+    the file at *path* is opened, wherever it is: do not pass a path that a model or a tool has
+    named.
+
+    Raises StorageError if there is no such file, if it is a pipe or device, or if a newer ctxpipe
+    wrote it; InvalidHistory if it has other content.
     """
     if storage is not None:
         return parse_archive((await storage.read(str(path))).text, path)
@@ -121,17 +126,18 @@ async def load_archive(
 
 
 async def _read(path: str | os.PathLike[str]) -> str:
-    import aiofiles  # here: it takes as long to import as the rest of this package
+    # Imported here because it takes as long as importing the rest of this package.
+    import aiofiles
 
     async with aiofiles.open(path, encoding="utf-8", opener=open_file) as file:
         return await file.read()
 
 
-class Archived(NamedTuple):
-    """What an archive holds: its *messages*, and the archives *before* it.
+class ArchiveContent(NamedTuple):
+    """The content of an archive: its *messages*, and the archives *before* it.
 
-    The latter are named, with their digests, by the summary that the messages begin with. *facts*
-    are those of the whole conversation up to the end of the messages, where they were kept.
+    *before* has the names and digests in the summary that the messages begin with. *facts* are
+    those of the whole conversation up to the end of the messages; None if they were not stored.
     """
 
     messages: list[Message]
@@ -140,36 +146,36 @@ class Archived(NamedTuple):
 
 
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
-    """The messages in an archive's *text*; errors name its *path*.
+    """Return the messages in the *text* of the archive at *path*, which is used for errors only.
 
-    Raises StorageError when a newer ctxpipe wrote it, InvalidHistory when it holds something else.
+    Raises StorageError if a newer ctxpipe wrote it, InvalidHistory if it has other content.
     """
     return _parse(text, path).messages
 
 
-def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
-    names: Any = ()
+def _parse(text: str, path: str | os.PathLike[str]) -> ArchiveContent:
+    references: Any = ()
     facts: Facts | None = None
     try:
         record: Any = json.loads(text)
         if isinstance(record, Mapping):
             ensure_known_form(record.get("form"), path)
-            names = record.get("before", ())
+            references = record.get("before", ())
             facts = _decode_facts(record.get("facts"))
             record = record.get("messages")
         messages: list[Message] = record
         ensure_messages(messages)
-        before = [(str(name), str(digest)) for name, digest in names]
-    except (TypeError, ValueError, KeyError, RecursionError) as error:  # InvalidHistory, too
+        before = [(str(name), str(digest)) for name, digest in references]
+    except (TypeError, ValueError, KeyError, RecursionError) as error:  # also InvalidHistory
         reason = textwrap.shorten(str(error), 200)
         raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
     if messages and not before:
         before = archive_references(text_of(messages[0]))
-    return Archived(messages, before, facts)
+    return ArchiveContent(messages, before, facts)
 
 
 def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
-    """Raise StorageError for a *form* newer than this version knows, InvalidHistory for none."""
+    """Raise StorageError if *form* is newer than `FORM`, InvalidHistory if it is no version."""
     if not isinstance(form, int) or form < 1:
         raise InvalidHistory(f"its form is {textwrap.shorten(repr(form), 40)}, not {FORM}")
     if form > FORM:
@@ -178,20 +184,20 @@ def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
         )
 
 
-# Archives that a context names --------------------------------------------------------------------
+# Archives named in a context ----------------------------------------------------------------------
 
 
 async def archive_digest(archive: Archive | None, path: str) -> str | None:
-    """The digest of the archive just saved at *path*, over what is stored.
+    """Return the digest of the stored text of the archive at *path*, which was just saved.
 
-    None when it cannot be read back.
+    Returns None if it cannot be read back.
     """
     text = await _archive_text(archive, path)
     return None if text is None else await in_thread(_digest, text)
 
 
 async def _archive_text(archive: object, path: str) -> str | None:
-    """The whole text of the archive at *path*; None where it cannot be read."""
+    """Return the whole text of the archive at *path*; None if it cannot be read."""
     if not isinstance(archive, TextReader):
         return None
     try:
@@ -204,10 +210,10 @@ async def _archive_text(archive: object, path: str) -> str | None:
 
 
 async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[str, str]:
-    """The records of the session *session_id*, by the last part of their paths.
+    """Return the records of the session *session_id* by the last part of their paths.
 
-    A context names an archive by a path of which the model may see another form. None where they
-    cannot be listed.
+    A context names an archive by a path that may have another form than the storage's. Returns an
+    empty dict if the records cannot be listed.
     """
     if archive is None:
         return {}
@@ -220,23 +226,26 @@ async def records_by_name(archive: Archive | None, session_id: str) -> Mapping[s
     return {last_part(record): record for record in records}
 
 
-async def read_verified(archive: Archive | None, record: str, digest: str) -> Archived | None:
-    """What *record*, one of `records_by_name`, holds; None where it has not this *digest*."""
+async def read_verified(archive: Archive | None, record: str, digest: str) -> ArchiveContent | None:
+    """Return the content of *record*, one of `records_by_name`.
+
+    Returns None if it cannot be read, or if its digest is not *digest*.
+    """
     text = await _archive_text(archive, record)
     if text is None or await in_thread(_digest, text) != digest:
         return None
     try:
         return await in_thread(_parse, text, record)
     except CtxpipeError as error:
-        logger.debug("an archive that the context names is not believed: %s", error)
+        logger.debug("an archive that the context names is not valid: %s", error)
         return None
 
 
 def last_part(path: str) -> str:
-    """The name of the file at *path*, written with slashes of either kind."""
+    """Return the name of the file at *path*, which may have slashes of either kind."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _digest(text: str) -> str:
-    """A digest in short groups: who redacts long runs of hex leaves it alone."""
+    """Return a digest of *text* in short groups: a redaction of long hex numbers keeps it."""
     return "-".join(textwrap.wrap(content_hash(text, 4 * _GROUP), _GROUP))

@@ -1,4 +1,4 @@
-"""A summary that is written in the background, while the agent goes on."""
+"""Write a summary in the background while the agent continues."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ..summarizers import Retry, Summarizer, Summary, summarize_with_retry
 from ..summarizers.retry import digest_of
 from .protocol import Turn
 
-BEGINS_AT = 0.85
-"""At this share of the budget's trigger a summary is begun in the background.
+BACKGROUND_SHARE = 0.85
+"""Share of the budget's trigger at which a summary is started in the background.
 
-Later, a slow model is not ready in time; earlier, each summary covers less, and more are paid for.
+With a larger share, a slow model would not be ready in time. With a smaller one, each summary would
+cover less, and more of them would have to be paid for.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSummary:
-    """The summary of the first *count* messages of a history, which have this *digest*.
+    """A summary of the first *count* messages of a history, which is being written.
 
-    *task* writes it; its result is None where that failed. It is kept in the memory of a session,
-    which cancels it when it ends.
+    *digest* is that of these messages. *task* writes the summary; its result is None if it failed.
+    The memory of a session holds this object, and cancels the task when the session ends.
     """
 
     count: int
@@ -38,7 +39,10 @@ class PendingSummary:
 
     @classmethod
     async def begin(cls, turn: Turn, writer: Summarizer, retry: Retry) -> None:
-        """Have *writer* begin with what the model has answered in *turn*, if that can leave."""
+        """Start *writer* on the messages of *turn* that the model has answered.
+
+        Does nothing if none of them can leave.
+        """
         history = turn.history or ()
         count, place = answer_boundary(turn)
         if place:
@@ -48,13 +52,19 @@ class PendingSummary:
             turn.memory[cls] = cls(count, digest, task)
 
     def place(self, turn: Turn) -> int:
-        """Where what it leaves begins in *turn*, after the head; 0 where nothing could leave."""
+        """Return the index, after the head, of the first message that the summary leaves in *turn*.
+
+        It is 0 if nothing could leave.
+        """
         return place_after(turn, self.count)
 
     async def summary(self, turn: Turn) -> Summary | None:
-        """The summary, once it is written; None where it failed, or is of another history."""
-        known = (turn.history or ())[: self.count]
-        if await in_thread(digest_of, known) != self.digest:
+        """Wait for the summary and return it.
+
+        Returns None if it failed, or if it summarizes another history than that of *turn*.
+        """
+        summarized = (turn.history or ())[: self.count]
+        if await in_thread(digest_of, summarized) != self.digest:
             return None
         await self.wait()
         if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
@@ -62,21 +72,21 @@ class PendingSummary:
         return self.task.result()
 
     async def wait(self) -> None:
-        """Wait until it has ended, unless another event loop has it.
+        """Wait until the task has ended; do nothing if it belongs to another event loop.
 
-        Where this is cancelled it goes on.
+        The task continues if this call is cancelled.
         """
         if not self.task.done() and self.task.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([self.task])
 
     def cancel(self) -> None:
-        """Cancel it, from any thread."""
+        """Cancel the task, from any thread."""
         with suppress(RuntimeError):  # its event loop is closed
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
 def answer_boundary(turn: Turn) -> tuple[int, int]:
-    """Return how many messages of the history the model has answered, and where the rest begins.
+    """Return the number of answered messages of the history, and where the rest begins.
 
     The second value is an index into the messages of *turn* after the head. It is 0 if nothing
     before it could be removed, and without a history.
@@ -86,21 +96,22 @@ def answer_boundary(turn: Turn) -> tuple[int, int]:
 
 
 def place_after(turn: Turn, count: int) -> int:
-    """Where what follows the first *count* messages of the history begins, after the head.
+    """Return where the messages after the first *count* of the history begin, after the head.
 
-    0 where nothing before it could leave, and where the model has not answered all of that.
+    Returns 0 if nothing before that could leave, or if the model has not answered all of it.
     """
     head, rest = split_system(turn.messages)
     if turn.tracked is None:
         return 0
-    last, place = (turn.tracked.place_of(index) - len(head) for index in (count - 1, count))
+    last = turn.tracked.place_of(count - 1) - len(head)
+    place = turn.tracked.place_of(count) - len(head)
     return place if leading_count(rest) <= last and place <= open_tail(rest) else 0
 
 
 async def _write(writer: Summarizer, messages: Sequence[Message], retry: Retry) -> Summary | None:
     try:
         return await summarize_with_retry(writer, messages, retry)
-    except Exception as error:  # noqa: BLE001  nobody may ever ask for the result
+    except Exception as error:  # noqa: BLE001  the result may never be read
         # No traceback: it may quote anything.
         logger.error("a summary in the background failed: %s", safe_text(error))  # noqa: TRY400
         return None

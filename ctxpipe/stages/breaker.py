@@ -1,4 +1,4 @@
-"""Whether an expensive attempt is made: a session's circuit breaker and refill guard."""
+"""Decide whether a compaction is tried: a session's circuit breaker and refill guard."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..summarizers import Retry
 FAILURES_IN_A_ROW = 3
 REFILLS_IN_A_ROW = 3
 REFILL_TURNS = 3
-_LAST = ", the last with: "
-NOTABLE_CHANGE = 0.1  # of the tokens: after that the history is another one
+_LAST_ERROR = ", the last with: "
+NOTABLE_CHANGE = 0.1
+"""Share of the tokens that must change before a context that stayed too long is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """How often `Compact` tries to get a summary, and when it stops trying for a while.
+    """Limits for `Compact`: how often it tries to get a summary, and when it pauses.
 
-    *retry* says how often, and for how long, one summary is asked for. After three compactions in a
-    row have failed, and when compaction does not help or has to come back too often, none is tried
-    for *cooldown_seconds* of *clock*.
+    *retry* limits the attempts for one summary. `Compact` pauses for *cooldown_seconds* of *clock*
+    after three failed compactions in a row, and if compaction does not help or is needed too often.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     retry: Retry = field(default_factory=Retry)
     cooldown_seconds: float = 300.0
-    clock: Callable[[], float] = time.time  # a journal hands the seconds to other processes
+    clock: Callable[[], float] = time.time  # wall clock: a journal passes it to other processes
 
     def __post_init__(self) -> None:
         check_settings(
@@ -42,19 +42,23 @@ class Breaker:
         )
 
     def cooldown_end(self) -> float:
-        """When a cooldown that begins now ends."""
+        """Return the time at which a cooldown that begins now ends."""
         return self.clock() + self.cooldown_seconds
 
 
 @dataclass(slots=True)
 class Attempts:
-    """What a session remembers about its compactions.
+    """The record of a session's compactions.
 
-    It decides whether one is tried, never what its result is. For a cooldown the breaker is open,
-    and no attempt is made: after three failures in a row (then one trial, and another cooldown if
-    it fails), after a compaction that left the context too long, and after compactions that came
-    back within three turns three times in a row (then one more, and another cooldown if that comes
-    back as soon). Seconds are those of the caller's clock.
+    It decides whether a compaction is tried, never what its result is. No attempt is made during a
+    cooldown, which begins
+
+    - after three failures in a row (then one trial, and another cooldown if it fails),
+    - after a compaction that left the context too long,
+    - after compactions were needed again within three turns, three times in a row (then one more
+      trial, and another cooldown if compaction is needed again as soon).
+
+    Seconds are those of the caller's clock. The names of the fields are those in a journal.
     """
 
     turns: int = 0
@@ -64,29 +68,32 @@ class Attempts:
     last_turn: int | None = None
     open_until: float = -math.inf
     open_at_tokens: int | None = None
-    why: str = ""
-    archive: str = ""  # where the messages are that were archived, and are not compacted yet
-    archived: str = ""  # their digest
-    warned: bool = False  # that there is no model to write the summaries
+    why: str = ""  # the reason of the cooldown
+    archive: str = ""  # path of messages that were archived but are not compacted yet
+    archived: str = ""  # digest of these messages
+    warned: bool = False  # True once the log has said that no model writes the summaries
 
     def saved(self) -> dict[str, Any]:
-        """What another process has to know, as JSON values: the fields that are not as at first."""
-        changed = [own.name for own in _SAVED if getattr(self, own.name) != own.default]
-        values = {name: getattr(self, name) for name in changed}
+        """Return the fields that another process needs, as JSON values, without default values."""
+        values: dict[str, Any] = {}
+        for own_field in _SAVED_FIELDS:
+            value = getattr(self, own_field.name)
+            if value != own_field.default:
+                values[own_field.name] = value
         if self.last_turn is not None and self.turns - self.last_turn <= REFILL_TURNS:
             values["last_turn"] = self.last_turn - self.turns
         if self.why:
-            values["why"] = self.why.partition(_LAST)[0]  # an error may quote anything
+            values["why"] = self.why.partition(_LAST_ERROR)[0]  # an error may quote anything
         return values
 
     @classmethod
     def load(cls, values: Mapping[str, Any]) -> Self:
-        """The attempts of which *values* were saved."""
-        names = {own.name for own in fields(cls)}
+        """Return the attempts from *values* that `saved` returned."""
+        names = {own_field.name for own_field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
 
     def refusal(self, now: float, tokens: int) -> str:
-        """Why no attempt is made for a context of *tokens*; "" when one may be."""
+        """Return the reason why a context of *tokens* is not compacted; "" if it may be."""
         if now >= self.open_until:
             return ""
         opened_at = self.open_at_tokens
@@ -95,22 +102,24 @@ class Attempts:
         return f"{self.why}; no attempt for {self.open_until - now:.0f} s"
 
     def record_failure(self, until: float, why: str) -> None:
-        """An attempt failed, for whatever reason."""
+        """Record a failed attempt; after too many of them, open the breaker *until* a time."""
         self.failures += 1
         if self.failures >= FAILURES_IN_A_ROW:
-            self._open(until, f"{self.failures} attempts failed in a row{_LAST}{why}")
+            self._open(until, f"{self.failures} attempts failed in a row{_LAST_ERROR}{why}")
 
     def record_success(self, until: float) -> bool:
-        """An attempt succeeded; return whether the next ones pause.
+        """Record that an attempt succeeded.
 
-        They do when the context filled up again too soon, too often.
+        Returns True if the next attempts pause *until* a time, because the context filled up again
+        too soon, too often.
         """
         if self.last_turn is not None and self.turns - self.last_turn <= REFILL_TURNS:
             self.refills += 1
         elif not self.on_trial:
             self.refills = 0
         self.failures = 0
-        self.archive = self.archived = ""
+        self.archive = ""
+        self.archived = ""
         self.last_turn = self.turns
         self.on_trial = False
         if self.refills < REFILLS_IN_A_ROW:
@@ -124,9 +133,9 @@ class Attempts:
         return True
 
     def record_no_progress(self, until: float, tokens: int) -> None:
-        """An attempt left the context at *tokens*, still too long.
+        """Record that an attempt left the context at *tokens*, still too long.
 
-        Another is worth it only when that changes.
+        No further attempt is made until the number of tokens changes.
         """
         self._open(until, f"compaction cannot bring the context below {tokens:,} tokens", tokens)
 
@@ -136,4 +145,8 @@ class Attempts:
         self.open_at_tokens = tokens
 
 
-_SAVED = [own for own in fields(Attempts) if own.name not in ("turns", "last_turn", "warned")]
+_SAVED_FIELDS = [
+    own_field
+    for own_field in fields(Attempts)
+    if own_field.name not in ("turns", "last_turn", "warned")
+]

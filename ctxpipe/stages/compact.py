@@ -63,7 +63,7 @@ from ..summarizers.protocol import Summary, summarizer_name
 from ..summarizers.retry import FinishedSummary, digest_of
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
 from .archive import (
-    Archived,
+    ArchiveContent,
     archive_digest,
     archive_record,
     last_part,
@@ -72,7 +72,7 @@ from .archive import (
     records_by_name,
     save_raw,
 )
-from .background import BEGINS_AT, PendingSummary, answer_boundary
+from .background import BACKGROUND_SHARE, PendingSummary, answer_boundary
 from .breaker import Attempts, Breaker
 from .layout import (
     FileFolder,
@@ -154,7 +154,7 @@ async def _expand(
 
 async def _first_verified(
     candidates: Sequence[tuple[str, str]], records: Mapping[str, str], archive: Archive | None
-) -> tuple[str, Archived | None]:
+) -> tuple[str, ArchiveContent | None]:
     """The first of the archives *candidates*, by path and digest, that is verified.
 
     Its record, one of the session's *records* by their names, and what it holds.
@@ -400,11 +400,11 @@ class Compact:
 
     *breaker* says how often a summary is tried, and when no attempt is made for a while.
 
-    With *background* a session that is handed its history begins the summary at `BEGINS_AT` of the
-    trigger, while the agent goes on. The turn that reaches the trigger waits only for what is still
-    missing; the messages that came since stay behind the summary, word for word. As each summary
-    then covers less, there are more of them. Where one fails, or the history was edited, the turn
-    asks for its own, as with a focus. The end of the session's ``async with`` cancels what
+    With *background* a session that is handed its history begins the summary at `BACKGROUND_SHARE`
+    of the trigger, while the agent goes on. The turn that reaches the trigger waits only for what
+    is still missing; the messages that came since stay behind the summary, word for word. As each
+    summary then covers less, there are more of them. Where one fails, or the history was edited,
+    the turn asks for its own, as with a focus. The end of the session's ``async with`` cancels what
     is not written yet.
 
     Nothing is believed because of what a text says: in a session the evidence comes from the
@@ -523,7 +523,7 @@ class Compact:
         Not where kept thinking may forbid to keep what comes after it; and what costs nothing is
         not waited for.
         """
-        is_early = await turn.tokens() < BEGINS_AT * turn.budget.trigger
+        is_early = await turn.tokens() < BACKGROUND_SHARE * turn.budget.trigger
         if is_early or turn.protected or isinstance(self._writer(turn), ExtractiveSummarizer):
             return False
         pending = turn.memory.get(PendingSummary)

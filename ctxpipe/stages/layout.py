@@ -1,4 +1,4 @@
-"""Decide how much passes a compaction word for word: as much as the carry budget allows."""
+"""Decide which parts of a compacted context are carried over verbatim, within the carry budget."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ OMISSIONS = "compact-left-out.txt"
 
 @runtime_checkable
 class FileFolder(Protocol):
-    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
-        """What each (path, source text) is reduced to, as a text that follows a summary.
+    """Something that reduces source files to the names that they define."""
 
-        None where a file cannot be reduced.
+    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
+        """Return the reduced text of each (path, source text), as a text that follows a summary.
+
+        The text is None for a file that cannot be reduced.
         """
         ...
 
@@ -56,20 +58,21 @@ FOLDER = instance_of(FileFolder, "something that can fold, such as a Folder")
 async def fold_files(
     folder: FileFolder | None, files: Sequence[tuple[str, str]], counter: TokenCounter
 ) -> Sequence[str | None]:
-    """What *folder* makes of *files*; by default it keeps the names which they define."""
+    """Return *files* reduced by *folder*; the default one keeps the names that they define."""
     if folder is None:
         folder = await in_thread(_new_folder, counter)
     return await folder.fold(files)
 
 
 def _new_folder(counter: TokenCounter) -> FileFolder:
-    from ..folding.folder import Folder  # here, and in a thread: it brings the parser, in 200 ms
+    # Imported here, in a thread: it imports the parser, which takes 200 ms.
+    from ..folding.folder import Folder
 
     return Folder(counter=counter)
 
 
 async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
-    """What the files that exceed the budget are reduced to, by path."""
+    """Return the reduced text of each of *files*, which exceed the budget, by path."""
     if not files:
         return {}
     texts = await fold_files(None, [(file.path, file.text) for file in files], counter)
@@ -80,9 +83,10 @@ async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> di
 class Layout:
     """A context to propose.
 
-    *files* are in it whole, *folded* reduced, and the evidence may take *evidence_tokens*.
-    *carried* says which pieces of the history are in it word for word. *carried_tokens* are those
-    of all that, in raw tokens. *left_out* are the paths that exceed the budget of the evidence.
+    *files* are in it as a whole, *folded* are the reduced texts of others, and the evidence may
+    take *evidence_tokens*. *carried* are the pieces of the history that it carries verbatim.
+    *carried_tokens* are the raw tokens of all that. *left_out* are the paths that do not fit into
+    the evidence.
     """
 
     files: Sequence[RestoredFile]
@@ -98,7 +102,7 @@ class Layout:
 class OmissionsFile:
     """The file with the pieces of a history that a context does not carry.
 
-    *path* is where the model finds it, "" without one. *before* is the path of the file of an
+    *path* is the path for the model, "" if there is no file. *before* is the path of the file of an
     earlier compaction.
     """
 
@@ -106,7 +110,7 @@ class OmissionsFile:
     before: str = ""
 
     def note(self, carried: Selection) -> list[str]:
-        """Return the line of the evidence that names what is left out, if anything is."""
+        """Return the line of the evidence that names the pieces left out, if there are any."""
         if carried.left_out:
             return [omission_line(omission_names(carried.left_out), self.path)]
         if self.before:
@@ -123,12 +127,14 @@ async def choose_layout(
 ) -> tuple[Replacement, Layout]:
     """Return the first of *replacements* that is smaller and meets the target, and its layout.
 
-    What it carries takes at most half of the target: first the pieces of the history, in the order
-    of `CarryKind`, then files, then the evidence. Where the context exceeds the target in spite of
-    that, files and evidence give way first, then the pieces, the least important first. A short
-    context that is compacted by force keeps them all, even if it does not become smaller. The next
-    replacement cuts the newest message: it is not used as long as the window holds the leanest
-    layout of the first one. When nothing fits, it is the leanest layout of the last one.
+    A context carries at most half of the target verbatim: first the pieces of the history, in the
+    order of `CarryKind`, then files, then the evidence. If the context still exceeds the target,
+    files and evidence are reduced first, then the pieces, the least important first. A short
+    context that is compacted by force keeps all pieces, even if it does not become smaller.
+
+    A later replacement cuts the newest message. It is used only if the window does not hold the
+    leanest layout of the first one. If nothing fits, the leanest layout of the last replacement is
+    returned.
     """
     limits = _Limits(
         before=await turn.raw_tokens() - turn.overhead,
@@ -144,20 +150,23 @@ async def choose_layout(
         layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
         if await _fits(turn, layout, limits):
             return replacement, layout
-    lighter = layout
+    leaner = layout
+    # A short context within the target need not become smaller: nothing is left out for that.
     is_done = await is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
-    if not is_done:  # else it gets no smaller, and need not: nothing is left out for that
-        lighter = await _carry_less(turn, replacement, layout, limits, file)
-    if is_done or await _meets_target(turn, lighter, limits):
-        return replacement, lighter
-    fits_whole = await _fits_whole(turn, layout)
-    while not fits_whole:
-        less = layout.carried.lighter(1 + layout.carried.used // _STEPS)
-        if less is None:
+    if not is_done:
+        leaner = await _carry_less(turn, replacement, layout, limits, file)
+    if is_done or await _meets_target(turn, leaner, limits):
+        return replacement, leaner
+    # Above the target, but maybe within the window, with as many pieces as possible.
+    is_accepted = await _will_be_accepted(turn, layout)
+    while not is_accepted:
+        tokens_to_remove = 1 + layout.carried.used // _REMOVAL_STEPS
+        fewer_pieces = layout.carried.lighter(tokens_to_remove)
+        if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, carried=less), file)
-        fits_whole = await _fits_whole(turn, layout)
-    if fits_whole or await _was_shortened(turn):
+        layout = await _lay_out(turn, replacement, replace(layout, carried=fewer_pieces), file)
+        is_accepted = await _will_be_accepted(turn, layout)
+    if is_accepted or await _was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
         carried = await _select(turn, replacement, limits.carried)
@@ -171,14 +180,16 @@ async def choose_layout(
     return replacement, layout
 
 
-_STEPS = 8  # in which carried pieces go until the window holds the context
+# Carried pieces are removed in about so many steps, until the window holds the context.
+_REMOVAL_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The most raw tokens of a context without the overhead, and of what it carries.
+    """Limits of a context in raw tokens, without the overhead.
 
-    A context has fewer than *before*, and at most *target*.
+    A context must have fewer than *before* and at most *target* tokens. It may carry *carried*
+    tokens verbatim.
     """
 
     before: int
@@ -186,43 +197,45 @@ class _Limits:
     carried: int
 
 
-async def _select(turn: Turn, replacement: Replacement, room: int) -> Selection:
-    """Return which pieces of the history *replacement* carries in *room* raw tokens."""
+async def _select(turn: Turn, replacement: Replacement, max_tokens: int) -> Selection:
+    """Return the pieces of the history that *replacement* carries in *max_tokens* raw tokens."""
     candidates = replacement.candidates
     framed_pieces = [with_frame(candidate) for candidate in candidates]
     counts = iter(await turn.counter.counts(chain.from_iterable(framed_pieces)))
     sizes = [sum(islice(counts, len(messages))) for messages in framed_pieces]
-    return await in_thread_if(len(candidates) > _MANY, select, candidates, sizes, room)
+    is_large = len(candidates) > _MAX_INLINE_CANDIDATES
+    return await in_thread_if(is_large, select, candidates, sizes, max_tokens)
 
 
-_MANY = 100
+_MAX_INLINE_CANDIDATES = 100  # for more, the choice runs in a worker thread
 
 
 async def _carry_less(
     turn: Turn, replacement: Replacement, layout: Layout, limits: _Limits, file: OmissionsFile
 ) -> Layout:
-    """Return *layout* with fewer carried pieces: as many as the target allows, maybe none."""
+    """Return *layout* with only as many carried pieces as the target allows, maybe none."""
     while not await _meets_target(turn, layout, limits):
         raw = await turn.counter.count(layout.messages)
-        less = layout.carried.lighter(max(1, raw - min(limits.target, limits.before - 1)))
-        if less is None:
+        excess = raw - min(limits.target, limits.before - 1)
+        fewer_pieces = layout.carried.lighter(max(1, excess))
+        if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, carried=less), file)
+        layout = await _lay_out(turn, replacement, replace(layout, carried=fewer_pieces), file)
     return layout
 
 
 async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
-    """Return True if *layout* meets the target, and what it carries keeps to its share."""
+    """Return True if *layout* meets the target, and carries no more verbatim than its share."""
     if _has_rivals(layout) and layout.carried_tokens > limits.carried:
         return False
     return await _meets_target(turn, layout, limits)
 
 
 def _has_rivals(layout: Layout) -> bool:
-    """Return True if files and evidence share a part of the context with other carried pieces.
+    """Return True if files and evidence take tokens from other carried pieces.
 
-    The leanest layout has no more of them than it must. Evidence beside nothing but the request
-    takes from nobody: the target alone limits it.
+    The leanest layout has no files and no evidence. If the request is the only piece, evidence
+    takes tokens from no other piece: only the target limits it.
     """
     if layout.files or layout.folded:
         return True
@@ -237,28 +250,28 @@ async def _meets_target(turn: Turn, layout: Layout, limits: _Limits) -> bool:
     return raw < limits.before and raw <= limits.target
 
 
-async def _fits_whole(turn: Turn, layout: Layout) -> bool:
-    """Whether *layout*, above the target as it may be, is one that the model will take.
+async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
+    """Return True if the model will accept *layout*, which may be above the target.
 
-    By force is how a refused context is shortened: that one counts as the window at least,
-    whatever its estimate says. One that is far too short to have been refused for its length keeps
-    what the user has said last.
+    A turn is forced because the model refused the context, so that context counts as filling the
+    window, independent of its estimate. But if it is far too short to have been refused for its
+    length, its end in the user's words is kept.
     """
     raw = await turn.counter.count(layout.messages) + turn.overhead
     if not turn.force:
         return window_holds(turn, raw)
-    if await is_short(turn) and any(
-        map(closes_turn, turn.messages[unanswered_start(turn.messages) :])
-    ):
-        return True
+    if await is_short(turn):
+        unanswered = turn.messages[unanswered_start(turn.messages) :]
+        if any(closes_turn(message) for message in unanswered):
+            return True
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)
 
 
 async def holds_context(turn: Turn, raw: int) -> bool:
-    """Return True if the model will take a context of *raw* tokens.
+    """Return True if the model will accept a context of *raw* tokens.
 
-    A turn is forced where a context was refused. So that one has filled the window at least,
-    whatever its estimate says, and a shorter one is measured by it.
+    A turn is forced because the model refused the context. So that context has filled the window at
+    least, independent of its estimate, and a shorter one is measured by it.
     """
     if not turn.force:
         return window_holds(turn, raw)
@@ -276,7 +289,7 @@ async def is_short(turn: Turn) -> bool:
 async def _was_shortened(turn: Turn) -> bool:
     """Return True if earlier stages have made a refused context short enough.
 
-    Then nothing that the model has not answered has to go.
+    Then no unanswered message has to be cut.
     """
     if not turn.force:
         return False
@@ -285,26 +298,26 @@ async def _was_shortened(turn: Turn) -> bool:
 
 
 async def _tokens_before_stages(turn: Turn) -> int:
-    """Return the raw tokens of the context as it was before the first stage of a forced turn."""
+    """Return the raw tokens that the context had before the first stage of a forced turn."""
     if turn.tracked is not None and turn.tracked.tokens_before:
         return turn.tracked.tokens_before
     return await turn.raw_tokens()
 
 
 def raw_limit(turn: Turn, tokens: int) -> int:
-    """Return the most raw tokens that are estimated at no more than *tokens*."""
+    """Return the largest number of raw tokens whose estimate is at most *tokens*."""
     candidates = range(tokens + 1)  # an estimate is never below the raw count
     return max(0, bisect_right(candidates, tokens, key=turn.ledger.estimate) - 1)
 
 
 def window_holds(turn: Turn, raw: int) -> bool:
-    """Whether the window holds *raw* tokens beside a reply, as far as it was measured."""
+    """Return True if the window holds *raw* tokens and a reply, as far as it was measured."""
     reserve = turn.budget.reserve_output or 0
     return turn.ledger.measured_estimate(raw) <= turn.budget.window - reserve
 
 
 async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
-    """Whether *messages* may follow a summary as they are, with the target in sight."""
+    """Return True if *messages* may follow a summary unchanged without exceeding the target."""
     head, _ = split_system(turn.messages)
     raw = turn.overhead + await turn.counter.count([*head, *messages])
     return not turn.protected and turn.ledger.estimate(raw) <= turn.budget.target
@@ -313,7 +326,10 @@ async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
 async def _from_rich_to_lean(
     restored: RestoredFiles, evidence_tokens: int, counter: TokenCounter
 ) -> AsyncIterator[Layout]:
-    """Restored files give way first, the one read longest ago first of all, then the evidence."""
+    """Yield layouts with less and less: fewer restored files, then less evidence.
+
+    The file that was read longest ago is left out first.
+    """
     folded = await fold_texts(restored.unfit, counter)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
@@ -329,7 +345,7 @@ async def _from_rich_to_lean(
 async def _lay_out(
     turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
 ) -> Layout:
-    """Return *layout* with its messages."""
+    """Return *layout* with its messages and the tokens that it carries."""
     evidence = replacement.evidence
     notes = [*evidence.notes, *file.note(layout.carried)]
     block, left_out = await in_thread(
@@ -352,9 +368,10 @@ async def write_omissions(
     shown: Callable[[str], str],
     file: OmissionsFile,
 ) -> tuple[Layout, OmissionsFile, str]:
-    """Write the pieces that *layout* leaves out into a file, and return a layout that names it.
+    """Write the pieces that *layout* leaves out to a file, and return a layout that names it.
 
-    The text at the end is what went wrong, or "". *shown* gives a path as the model sees it.
+    The second value is that file, the third the reason if it could not be written, otherwise "".
+    *shown* returns a location as the model sees it.
     """
     pieces = layout.carried.left_out
     if not pieces or archive is None:
@@ -389,9 +406,10 @@ async def list_paths(
     shown: Callable[[str], str],
     file: OmissionsFile,
 ) -> tuple[Layout, str]:
-    """List the paths left out of *layout* in a file, and return a layout that names the file.
+    """Write the paths left out of *layout* to a file, and return a layout that names it.
 
-    The text beside it is what went wrong, or "". *shown* gives the path as the model sees it.
+    The second value is the reason if the file could not be written, otherwise "". *shown* returns a
+    location as the model sees it.
     """
     number = len(layout.left_out)
     if number == 0 or archive is None:
@@ -413,7 +431,7 @@ async def list_paths(
 
 
 async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:
-    """Return what the context is made of, the largest part first."""
+    """Return the parts of the context with their tokens, the largest first."""
     count = turn.counter.count
     summary = layout.messages[len(replacement.head)]
     closing = list(replacement.tail)

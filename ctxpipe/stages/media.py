@@ -15,7 +15,7 @@ from ..errors import SettingsError
 from ..settings import COUNT, SIZE, check_settings
 from ..storage import TextWriter
 from ..storage.records import redactor_of
-from .moves import Act, Moving, Written, pair_written
+from .moves import Act, FileOrError, Moving, pair_written
 from .protocol import Change, Skip, Stored, Turn
 from .reports import Offloaded
 
@@ -107,7 +107,7 @@ class MediaOffload(Moving):
         turn: Turn,
         places: Sequence[int],
         leaving: Mapping[str, JsonDict],
-        files: Sequence[Written],
+        files: Sequence[FileOrError],
     ) -> Change:
         """Return the context with placeholders for the blocks that were written to *files*."""
         pairs, failed = pair_written(leaving, files)

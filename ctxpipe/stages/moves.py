@@ -1,4 +1,4 @@
-"""Move texts out of the context into files: choose the names, write, then point to the files."""
+"""Move texts out of the context: choose file names, write the files, then point to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .reports import Offloaded
 T = TypeVar("T")
 
 Place: TypeAlias = tuple[int, int]
-"""Where a block is: the index of its message, and its own index there."""
+"""The place of a block: the index of its message, and its own index in the message."""
 
 _NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _SAMPLE = "SAMPLEOFANAME"
@@ -42,7 +42,11 @@ _SAMPLE = "SAMPLEOFANAME"
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """How one stage names files and points to them."""
+    """The file names and placeholders of one stage.
+
+    *form* is the text of a placeholder, *prefix* the beginning of each file name. *indent* is that
+    of the JSON of text blocks in a file. *preview* is the part of a text that stays visible.
+    """
 
     storage: TextWriter
     form: str
@@ -51,6 +55,7 @@ class Pointers:
     indent: int | None = None
 
     def check(self) -> None:
+        """Raise SettingsError if the storage or the preview cannot be used for placeholders."""
         check_settings(
             self,
             storage=instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')"),
@@ -73,24 +78,25 @@ class Pointers:
         )
 
     def key(self, session_id: str, name: str) -> str:
-        # Named after the id as it will be sent: the id is how the placeholder is recognized later.
+        """Return the storage key of the file *name* of a session."""
+        # Surrogates are replaced as in the request: a placeholder is recognized by the call's id.
         return f"{session_folder(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
 
     def visible_path(self, key: str, location: str) -> str:
-        """The path that the model sees for the file at *location*.
+        """Return the path that the model sees for the file at *location*.
 
-        Its name differs from the key's where that name was in use already.
+        Its name differs from that of *key* if that name was in use already.
         """
         return visible_path(reference_of(self.storage), key.rsplit("/", 1)[0], location)
 
     def replacement(self, turn: Turn, move: Move, location: str) -> str:
-        """The placeholder of what *move* moves to the file at *location*."""
+        """Return the placeholder for the text of *move*, which is in the file at *location*."""
         form = self.form + SEARCHABLE if turn.can_search else self.form
         path = self.visible_path(move.key, location)
         return placeholder(form, path, move.text, self.preview, sources=move.sources)
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
-        """Finds the path of a file of ours in a text, in any form that we print."""
+        """Return a pattern for the path of a file of ctxpipe in a text, in any of its forms."""
         folder = session_folder(session_id)
         sample = f"{folder}/{self.prefix}{_SAMPLE}.md"
         location = self.storage.location(sample)
@@ -102,8 +108,8 @@ class Pointers:
             forms.append(rf"{re.escape(root)}(?:/{_NAME})+")
         forms += [
             re.escape(self.visible_path(sample, location)).replace(_SAMPLE, _NAME),
-            # All stages recognize the plain forms of each; a session may be named like one of the
-            # user's folders.
+            # The last two are forms that every stage uses. They need the full names: a session may
+            # be named like one of the user's folders.
             rf"{re.escape(folder)}/{_NAME}\.md",
             rf"tool-result-{_NAME}\.md",
         ]
@@ -111,15 +117,15 @@ class Pointers:
 
 
 class _RulesByFolder(dict[str, OffloadRules]):
-    """What a stage may offload in a session, by the current folder that relative paths are for."""
+    """The rules of a stage in one session, by the current folder: relative paths depend on it."""
 
 
 def recall_rules(
     turn: Turn, storage: TextWriter, make: Callable[[str], OffloadRules]
 ) -> OffloadRules:
-    """What *make* returns for the session, called once.
+    """Return what *make* returns for the session; it is called once and remembered.
 
-    It costs more than all else in a turn with nothing to do.
+    Making the rules costs more than everything else in a turn with nothing to do.
     """
     rules_by_folder = turn.recall(_RulesByFolder)
     folder = os.getcwd() if reference_of(storage) == "relative" else ""
@@ -130,7 +136,7 @@ def recall_rules(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One text on its way out of the context: the block that it is in, and its key."""
+    """One text that leaves the context: the block that it is in, and its storage key."""
 
     item: ToolResult | ToolCall
     key: str
@@ -139,40 +145,43 @@ class Move:
 
     @property
     def sources(self) -> list[str]:
-        """Where the search results and documents in the text come from."""
-        return offload.sources_in(self.item.content) if isinstance(self.item, ToolResult) else []
+        """The sources of the search results and documents in the text."""
+        if not isinstance(self.item, ToolResult):
+            return []
+        return offload.sources_in(self.item.content)
 
     def predict_placeholder(self, turn: Turn) -> str:
-        """The placeholder of the text, as long as the key is free."""
+        """Return the placeholder of the text if no other file has the key."""
         return self.pointers.replacement(turn, self, self.pointers.storage.location(self.key))
 
 
 async def worthwhile_moves(
-    pointers: Pointers, turn: Turn, chosen: Sequence[OffloadCandidate], rules: OffloadRules
+    pointers: Pointers, turn: Turn, candidates: Sequence[OffloadCandidate], rules: OffloadRules
 ) -> list[Move]:
-    """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
-    if not chosen:
+    """Return the moves of *candidates* whose placeholder has fewer tokens than the text."""
+    if not candidates:
         return []
-    await turn.counter.warm()  # what is counted below is short
-    is_long = _is_long([candidate.chars for candidate in chosen])
-    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, chosen, rules)
+    await turn.counter.warm()
+    is_long = _is_long([candidate.chars for candidate in candidates])
+    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, candidates, rules)
 
 
 def _is_long(sizes: Sequence[int]) -> bool:
-    """Whether replacing texts of these *sizes* would hold up the event loop."""
+    """Return True if replacing texts of these *sizes* (characters) would block the event loop."""
     return len(sizes) > 50 or sum(sizes) > 200_000
 
 
 def _cheaper_moves(
-    pointers: Pointers, turn: Turn, chosen: Iterable[OffloadCandidate], rules: OffloadRules
+    pointers: Pointers, turn: Turn, candidates: Iterable[OffloadCandidate], rules: OffloadRules
 ) -> list[Move]:
     counter = turn.counter
     moves: list[Move] = []
-    for candidate in chosen:
+    for candidate in candidates:
         for name, text in _texts(candidate, rules, pointers.indent):
             key = pointers.key(turn.session_id, name)
             move = Move(candidate.item, key, text, pointers)
-            if counter.over(text, counter.text(move.predict_placeholder(turn))):
+            placeholder_tokens = counter.text(move.predict_placeholder(turn))
+            if counter.over(text, placeholder_tokens):
                 moves.append(move)
     return moves
 
@@ -180,7 +189,7 @@ def _cheaper_moves(
 def _texts(
     candidate: OffloadCandidate, rules: OffloadRules, indent: int | None
 ) -> list[tuple[str, str]]:
-    """The texts to store for *candidate*, each with the name of its file."""
+    """Return the texts to store for *candidate*, each after the name of its file."""
     item = candidate.item
     if isinstance(item, ToolResult):
         return [(item.tool_use_id, offload.stored_text(item.content, indent=indent))]
@@ -188,62 +197,65 @@ def _texts(
     return [(f"{item.id}-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[Written]) -> Change:
-    """The context with placeholders instead of the texts of *moves*, as far as they are in *files*.
+def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[FileOrError]) -> Change:
+    """Return the context with a placeholder for each text of *moves* that is in a file.
 
-    Raises StorageError when none is.
+    *files* has the file of each move, or the error. Raises StorageError if no text was written.
     """
     pairs, failed = pair_written(moves, files)
     locations: dict[str, str] = {}
     results: dict[Place, object] = {}
     inputs: dict[Place, object] = {}
     chars = 0
-    saved = 0
+    saved_chars = 0
     for move, file in pairs:
         locations[move.text] = file
         replacement = move.pointers.replacement(turn, move, file)
         chars += len(move.text)
-        saved += len(move.text) - len(replacement)
+        saved_chars += len(move.text) - len(replacement)
         item = move.item
         if isinstance(item, ToolResult):
             results[item.place] = offload.with_placeholder(item.content, replacement)
         else:
-            given = inputs.get(item.place, item.input)
-            inputs[item.place] = _substitute(given, move.text, replacement)
+            # Another text of the same input may have been replaced already.
+            current_input = inputs.get(item.place, item.input)
+            inputs[item.place] = _substitute(current_input, move.text, replacement)
     messages = rewrite(rewrite(turn.messages, results), inputs, key="input")
     if any(has_citations(message) for message in messages):
         messages = without_dangling_citations(turn.messages, messages)
-    written = tuple(file for _, file in pairs)
-    detail = Offloaded(written, chars, saved, len(results), len(inputs), failed=failed)
+    written_files = tuple(file for _, file in pairs)
+    detail = Offloaded(written_files, chars, saved_chars, len(results), len(inputs), failed=failed)
     return Change(messages, detail, stored=Stored(moves[0].pointers.storage, locations))
 
 
 def _substitute(value: object, old: str, new: str) -> object:
-    """*value* with the same keys, and *new* for each text in it that is *old*."""
+    """Return *value* with *new* in place of each text in it that is *old*; keys stay."""
     return rebuilt(value, lambda item: new if item == old else item)
 
 
 async def move_texts(turn: Turn, moves: Sequence[Move], act: Act) -> Change:
-    """Have *act* write first, then replace; what cannot be written stays inline.
+    """Write the texts of *moves* with *act*, then replace them; unwritten texts stay in place.
 
-    Raises StorageError when nothing can be written.
+    Raises StorageError if no text can be written.
     """
-    files = await act(moves[0].pointers.storage, [(each.key, each.text) for each in moves])
-    is_long = _is_long([len(each.text) for each in moves])
+    files = await act(moves[0].pointers.storage, [(move.key, move.text) for move in moves])
+    is_long = _is_long([len(move.text) for move in moves])
     return await in_thread_if(is_long, _point_to_files, turn, moves, files)
 
 
 # Writing ------------------------------------------------------------------------------------------
 
-Written: TypeAlias = str | StorageError
-"""Where a text is, or why it could not be written."""
+FileOrError: TypeAlias = str | StorageError
+"""The location of a text that was written, or the reason why it could not be written."""
 
-Act: TypeAlias = Callable[[TextWriter, Sequence[tuple[str, str]]], Awaitable[Sequence[Written]]]
-"""What is done with each (key, text) of a turn: `write_texts`, or `predict_files` for a plan."""
+Act: TypeAlias = Callable[[TextWriter, Sequence[tuple[str, str]]], Awaitable[Sequence[FileOrError]]]
+"""The handling of the (key, text) pairs of a turn: `write_texts`, or `predict_files` for a plan."""
 
 
-async def write_texts(storage: TextWriter, texts: Sequence[tuple[str, str]]) -> Sequence[Written]:
-    """Write *texts* together, or one by one where that fails."""
+async def write_texts(
+    storage: TextWriter, texts: Sequence[tuple[str, str]]
+) -> Sequence[FileOrError]:
+    """Write *texts* together; if that fails, one by one."""
     try:
         with storage_errors():
             return await storage.write(texts)
@@ -251,30 +263,36 @@ async def write_texts(storage: TextWriter, texts: Sequence[tuple[str, str]]) -> 
         if len(texts) == 1:
             return [error]
     # One text that cannot be written must not keep the others in the context for ever.
-    files: list[Written] = []
+    files: list[FileOrError] = []
     for text in texts:
         files += await write_texts(storage, [text])
     return files
 
 
-async def predict_files(storage: TextWriter, texts: Sequence[tuple[str, str]]) -> Sequence[Written]:
-    """Where `write_texts` would put them as long as every key is free; nothing is written."""
+async def predict_files(
+    storage: TextWriter, texts: Sequence[tuple[str, str]]
+) -> Sequence[FileOrError]:
+    """Return where `write_texts` would put *texts* if every key is free; nothing is written."""
     return [storage.location(key) for key, _ in texts]
 
 
 def pair_written(
-    items: Iterable[T], files: Sequence[Written]
+    items: Iterable[T], files: Sequence[FileOrError]
 ) -> tuple[list[tuple[T, str]], tuple[str, ...]]:
-    """Each of *items* that is in a file, with that file; and why others are in none.
+    """Return each of *items* that was written, with its file, and the errors of the others.
 
-    Raises StorageError when all are in none.
+    Raises StorageError if none was written.
     """
-    both = zip(items, files, strict=True)
-    pairs = [(item, file) for item, file in both if not isinstance(file, StorageError)]
-    errors = [file for file in files if isinstance(file, StorageError)]
+    pairs: list[tuple[T, str]] = []
+    errors: list[StorageError] = []
+    for item, file in zip(items, files, strict=True):
+        if isinstance(file, StorageError):
+            errors.append(file)
+        else:
+            pairs.append((item, file))
     if not pairs:
         raise errors[0]
-    return pairs, tuple(map(safe_text, errors))
+    return pairs, tuple(safe_text(error) for error in errors)
 
 
 class Moving(ABC):
@@ -290,21 +308,21 @@ class Moving(ABC):
 
     @property
     def file_pointers(self) -> Pointers:
-        """How the stage names its files and points to them."""
+        """The file names and placeholders of the stage."""
         return self._pointers
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """What cannot be written stays inline.
+        """Write the texts and replace them; texts that cannot be written stay in place.
 
-        Raises StorageError when nothing else is left to do.
+        Raises StorageError if nothing can be written.
         """
         return await self._propose(turn, write_texts)
 
     async def plan(self, turn: Turn) -> Change | Skip:
-        """The same decision, with no write."""
+        """Return the change that this turn would make, without writing anything."""
         proposal = await self._propose(turn, predict_files)
         return proposal if isinstance(proposal, Skip) else replace(proposal, stored=None)
 
     @abstractmethod
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
-        """The decision, of which *act* makes a change."""
+        """Decide what moves, and return the change that *act* makes of it."""

@@ -1,4 +1,4 @@
-"""Make room for results that the model has not seen: the largest of them go to files."""
+"""Move the largest new results to files, before the model sees them, if they do not fit."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .protocol import Turn
 
 _TOKENS_PER_WORD = 2
 _EVIDENCE_TOKENS = 6_000
-_MOST_OF_TARGET = 4  # a quarter of the budget's target, for summary and evidence
+_TARGET_DIVISOR = 4  # summary and evidence take at most a quarter of the budget's target
 
 
-async def moves_to_make_room(
+async def moves_to_fit_window(
     pointers: Pointers, turn: Turn, moves: Sequence[Move], rules: OffloadRules
 ) -> list[Move]:
-    """Return the moves without which the results since the last reply do not fit into the window.
+    """Return the moves that are needed for the results since the last reply to fit the window.
 
     Old messages can be summarized, so they count only with what a compaction would keep of them.
-    What is left is the system prompt, the tools, and what the model has not answered. Where that
-    alone exceeds the window, the largest results leave until it is below the budget's trigger,
-    whatever their length; *moves* leave anyway. A result that was read back from a file leaves only
-    if the others are not enough. A preview stays in sight, unless there is no room for it either.
+    The rest is the system prompt, the tools, and what the model has not answered. If that alone
+    exceeds the window, the largest results leave, however short, until it is below the budget's
+    trigger; *moves* leave anyway. A result that was read back from a file leaves only if the others
+    are not enough. A preview stays visible, unless it does not fit either.
     """
     fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
     if fits:
@@ -41,45 +41,46 @@ async def moves_to_make_room(
     head, rest = split_system(turn.messages)
     tail = open_tail(rest)
     unanswered = _with_placeholders(turn, moves)[len(head) + tail :]
-    fixed = turn.overhead + await turn.counter.count([*head, *unanswered])
-    fixed += await _compaction_tokens(turn, rest[:tail])
-    if await holds_context(turn, fixed):
+    fixed_tokens = turn.overhead + await turn.counter.count([*head, *unanswered])
+    fixed_tokens += await _compaction_tokens(turn, rest[:tail])
+    if await holds_context(turn, fixed_tokens):
         return []
     start = offload.unanswered_start(turn.messages)
-    leaving = {move.item.place for move in moves}
-    tiers = await in_thread(_candidates, turn.messages, start, rules, leaving)
-    chosen: list[Move] = []
+    leaving_places = {move.item.place for move in moves}
+    tiers = await in_thread(_candidates, turn.messages, start, rules, leaving_places)
+    further_moves: list[Move] = []
     for preview in (pointers.preview or Preview(), None):
-        chosen = []
-        left = fixed
+        further_moves = []
+        tokens = fixed_tokens
+        tier_pointers = replace(pointers, preview=preview)
         for candidates in tiers:
-            own = replace(pointers, preview=preview)
-            possible = await worthwhile_moves(own, turn, candidates, rules)
-            for move, saved in zip(possible, await _savings(turn, possible), strict=True):
-                if await _is_low_enough(turn, left):
-                    return chosen
-                if saved > 0:
-                    chosen.append(move)
-                    left -= saved
-        if await _is_low_enough(turn, left):
-            return chosen
-    return chosen
+            possible_moves = await worthwhile_moves(tier_pointers, turn, candidates, rules)
+            savings = await _savings(turn, possible_moves)
+            for move, saved_tokens in zip(possible_moves, savings, strict=True):
+                if await _is_low_enough(turn, tokens):
+                    return further_moves
+                if saved_tokens > 0:
+                    further_moves.append(move)
+                    tokens -= saved_tokens
+        if await _is_low_enough(turn, tokens):
+            return further_moves
+    return further_moves
 
 
 def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:
-    """Return True if the window holds the whole context even if each new character is a token.
+    """Return True if the window holds the context even if each new character is a token.
 
-    This is so in most turns, and costs next to nothing.
+    This holds in most turns, and costs almost nothing to check.
     """
     ledger = turn.ledger
-    moved = sum(len(move.text) for move in moves)
-    room = turn.budget.window + moved
-    new = weight(turn.messages[ledger.known :], room) - moved
-    return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new))
+    moved_chars = sum(len(move.text) for move in moves)
+    limit = turn.budget.window + moved_chars
+    new_chars = weight(turn.messages[ledger.known :], limit) - moved_chars
+    return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new_chars))
 
 
 def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
-    """Return the messages of *turn* as they will be without the results of *moves*."""
+    """Return the messages of *turn* as they will be after *moves* of results."""
     contents: dict[Place, object] = {}
     for move in moves:
         if isinstance(move.item, ToolResult):
@@ -89,31 +90,35 @@ def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
 
 
 async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
-    """Return the tokens that a compaction keeps of *messages*: summary, evidence, the request."""
+    """Estimate the tokens that a compaction keeps of *messages*: summary, evidence, the request."""
     request: Sequence[Message] = ()
     for message in reversed(messages):
         if own_words(message):
             request = [message]
             break
-    extras = SUMMARY_MAX_WORDS() * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
-    kept = min(extras, turn.budget.target // _MOST_OF_TARGET) + await turn.counter.count(request)
-    return min(kept, await turn.counter.count(messages))
+    summary_tokens = SUMMARY_MAX_WORDS() * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
+    summary_tokens = min(summary_tokens, turn.budget.target // _TARGET_DIVISOR)
+    tokens = summary_tokens + await turn.counter.count(request)
+    return min(tokens, await turn.counter.count(messages))
 
 
 def _candidates(
-    messages: Sequence[Message], start: int, rules: OffloadRules, leaving: set[Place]
+    messages: Sequence[Message], start: int, rules: OffloadRules, leaving_places: set[Place]
 ) -> list[list[OffloadCandidate]]:
-    """Return the results that may leave, the longest first, those read back from files apart."""
+    """Return two lists of results that may leave, the longest first.
+
+    The second list has the results that were read back from files.
+    """
     others: list[OffloadCandidate] = []
-    read_back: list[OffloadCandidate] = []
+    read_backs: list[OffloadCandidate] = []
     for result, call in offload.results_with_calls(messages, start, 1):
-        if result.place in leaving or not rules.can_leave(result, call):
+        if result.place in leaving_places or not rules.can_leave(result, call):
             continue
-        tier = read_back if rules.is_read_back(call) else others
+        tier = read_backs if rules.is_read_back(call) else others
         tier.append(offload.candidate_of(result))
-    for tier in (others, read_back):
+    for tier in (others, read_backs):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
-    return [others, read_back]
+    return [others, read_backs]
 
 
 async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
@@ -135,7 +140,7 @@ async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
 
 
 async def _is_low_enough(turn: Turn, raw: int) -> bool:
-    """Return True if a context of *raw* tokens needs no compaction, and the model takes it."""
+    """Return True if a context of *raw* tokens needs no compaction, and the model accepts it."""
     if turn.budget.reached(turn.ledger.estimate(raw)):
         return False
     return await holds_context(turn, raw)

@@ -1,4 +1,4 @@
-"""Move bulky tool results into files, and leave a placeholder that says where they are."""
+"""Move large tool results into files, and leave placeholders that name the files."""
 
 from __future__ import annotations
 
@@ -43,18 +43,19 @@ from .moves import (
     worthwhile_moves,
     write_texts,
 )
-from .newest_batch import moves_to_make_room
+from .newest_batch import moves_to_fit_window
 from .protocol import Change, Skip, Turn
 
-# The functions, literal to the requirements -------------------------------------------------------
+# The requirement functions ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OffloadedMessage:
-    """What `offload_tool_result` did.
+    """The result of `offload_tool_result`.
 
-    *freed_chars* is net of the placeholders; *file* is the first of *files*. With nothing
-    to offload, *message* is the same object, *files* empty and *file* None.
+    *freed_chars* is the number of characters saved, less those of the placeholders; *file* is the
+    first of *files*. If there was nothing to offload, *message* is the same object, *files* is
+    empty and *file* is None.
     """
 
     message: Message = field(repr=False)
@@ -65,15 +66,16 @@ class OffloadedMessage:
 
     @property
     def file(self) -> str | None:
-        """The absolute path of the first file written."""
+        """The absolute path of the first file that was written."""
         return self.files[0] if self.files else None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OffloadResult:
-    """What `offload_tool_results` did.
+    """The result of `offload_tool_results`.
 
-    *freed_chars* is gross, *files* are absolute paths in message order.
+    *freed_chars* is the number of characters that left; the placeholders are not subtracted.
+    *files* are absolute paths in message order.
     """
 
     messages: list[Message] = field(repr=False)
@@ -94,15 +96,14 @@ async def offload_tool_result(
     """Write each tool result of *message* to a file, and replace it by a placeholder.
 
     The file is ``<output_dir>/<session_id>/<tool_use_id>.md``. No threshold is checked: the caller
-    has decided. A result with images, or one that is a placeholder already, stays. The same
-    id again overwrites its file. *message* is not modified.
+    has decided. A result with images stays, and so does one that is a placeholder already. A second
+    result with the same id overwrites the file of the first. *message* is not modified.
 
-    Raises InvalidHistory when *message* holds no tool result, StorageError when a file cannot be
-    written.
+    Raises InvalidHistory if *message* has no tool result, StorageError if a file cannot be written.
     """
     ensure_messages([message])
     if not any(tool_results([message])):
-        raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
+        raise InvalidHistory("message 0 has no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
     movable = offload.movable([message])
     if not movable:
@@ -112,8 +113,9 @@ async def offload_tool_result(
     )
     pointers = [DIRECT.format(file) for file in files]
     [rewritten] = _point_to([message], movable, pointers)
-    freed = offload.total_characters(movable)
-    return OffloadedMessage(rewritten, freed - sum(map(len, pointers)), files)
+    placeholder_chars = sum(len(pointer) for pointer in pointers)
+    freed_chars = offload.total_characters(movable) - placeholder_chars
+    return OffloadedMessage(rewritten, freed_chars, files)
 
 
 async def offload_tool_results(
@@ -124,15 +126,15 @@ async def offload_tool_results(
     min_chars: int | None = None,
     writer: TextWriter | None = None,
 ) -> OffloadResult:
-    """Write every tool result of *min_chars* (100) characters or more to a file.
+    """Write every tool result of *min_chars* (100) characters or more to a file, if that pays.
 
-    The file is ``<output_dir>/tool-result-<id>.md``. It happens only when these results hold at
-    least *ratio* (0.2) of all characters; below it the very same list comes back and no disk is
-    touched. A repeated id gets the next free number. *messages* is not modified;
-    messages without such a result come back by reference.
+    It pays if these results hold at least *ratio* (0.2) of all characters. Otherwise the very same
+    list is returned and no file is written. The file is ``<output_dir>/tool-result-<id>.md``; if an
+    id repeats, the next free number is added. *messages* is not modified; messages without such a
+    result are the same objects in the returned list.
 
-    Raises InvalidHistory before anything is written, StorageError when a file cannot be written,
-    SettingsError when a variable of the environment is not a number.
+    Raises InvalidHistory before anything is written, StorageError if a file cannot be written,
+    SettingsError if an environment variable is not a number.
     """
     ensure_messages(messages)
     min_chars = OFFLOAD_CHAR_THRESHOLD(min_chars)
@@ -151,7 +153,7 @@ async def offload_tool_results(
 async def _write_results(
     writer: TextWriter, results: Sequence[ToolResult], name: str, indent: int | None
 ) -> tuple[str, ...]:
-    """Write each of *results* to a file of this *name*, with its id in place of ``{}``."""
+    """Write each of *results* to a file, named *name* with the result's id in place of ``{}``."""
     keys = [name.format(safe_name(result.tool_use_id)) for result in results]
     texts = [offload.stored_text(result.content, indent=indent) for result in results]
     return tuple(await writer.write(list(zip(keys, texts, strict=True))))
@@ -160,8 +162,9 @@ async def _write_results(
 def _point_to(
     messages: list[Message], results: Iterable[ToolResult], pointers: Iterable[str]
 ) -> list[Message]:
-    """*messages* with one of *pointers*, and nothing else, in place of each of *results*."""
-    return rewrite(messages, dict(zip([result.place for result in results], pointers, strict=True)))
+    """Return *messages* with one of *pointers* as the content of each of *results*."""
+    places = [result.place for result in results]
+    return rewrite(messages, dict(zip(places, pointers, strict=True)))
 
 
 # The stages ---------------------------------------------------------------------------------------
@@ -169,24 +172,23 @@ def _point_to(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DirectOffload(Moving):
-    """Move each new tool result that is too long into a file of its own.
+    """Move each new tool result that is too long into a file, before the model sees it.
 
-    It happens before the model has seen the result. Only the results after the last reply are
-    looked at, so nothing that the provider has cached ever changes.
+    Only the results after the last reply are read, so nothing that the provider has cached changes.
 
-    A result goes when it has *min_chars* characters or more (*per_tool* by tool name, None: never)
-    and the placeholder is cheaper in tokens. Images stay in place, and so does the result of a call
-    that a program on the server has made and reads. The result of a call that reads an offloaded
-    file back is not offloaded again; where it is long, `TrimReadBacks` shortens it.
+    A result leaves if it has *min_chars* characters or more (*per_tool* by tool name, None: never)
+    and its placeholder has fewer tokens. Images stay in place. The result of a call that a program
+    on the server made, and reads, stays too. The result of a call that reads an offloaded file back
+    is not offloaded again; if it is long, `TrimReadBacks` shortens it.
 
-    Where the new results, with the system prompt, the tools and what a compaction carries on,
-    exceed the window together, the largest of them go as well, with a preview, until the rest fits:
-    otherwise they would be summarized before the model has seen them. If that is not enough, what
-    was read back goes, too.
+    If the new results do not fit the window together with the system prompt, the tools and what a
+    compaction carries over, the largest of them leave too, with a preview, until the rest fits:
+    otherwise they would be summarized before the model has seen them. If that is not enough,
+    results that were read back leave as well.
 
     *preview* keeps head and tail visible after the placeholder.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     storage: TextWriter
@@ -214,11 +216,13 @@ class DirectOffload(Moving):
         start = offload.unanswered_start(turn.messages)
         moves: list[Move] = []
         if (await turn.columns()).result_chars(start) >= rules.least_chars:
-            is_bulky = turn.is_bulky(max(0, start - 1))
-            chosen = await in_thread_if(is_bulky, offload.candidates, turn.messages, start, rules)
-            moves = await worthwhile_moves(self._pointers, turn, chosen, rules)
+            is_large = turn.is_bulky(max(0, start - 1))
+            candidates = await in_thread_if(
+                is_large, offload.candidates, turn.messages, start, rules
+            )
+            moves = await worthwhile_moves(self._pointers, turn, candidates, rules)
         if start < len(turn.messages):
-            moves += await moves_to_make_room(self._pointers, turn, moves, rules)
+            moves += await moves_to_fit_window(self._pointers, turn, moves, rules)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await move_texts(turn, moves, act)
@@ -226,19 +230,19 @@ class DirectOffload(Moving):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BatchOffload(Moving):
-    """Move old tool results into files, all at once, when the gate finds it worthwhile.
+    """Move old tool results into files, all at once, when the gate decides that it pays.
 
-    Results that the model has answered fewer than *keep_recent* times since are protected. Below
-    the gate the very same list comes back; with a session's memory that costs the new messages
-    only.
+    A result is old if the model has replied *keep_recent* times or more since. If the gate lets
+    nothing leave, the very same list is returned; in a session such a turn only reads its new
+    messages.
 
-    *inputs* names tools whose input texts of 1,000 characters or more go as well, such as
-    `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their
-    results. What was read back from our files stays for good; without *keep_read_backs* it
-    leaves again once it is old, like any other result. The other settings are those of
-    `DirectOffload`.
+    *inputs* names tools whose inputs leave too, such as `WRITING_TOOLS`: texts of 1,000 characters
+    or more in them are replaced, and the keys stay. Calls of a program stay unchanged, with their
+    results. Results that were read back from offloaded files stay for good; if *keep_read_backs* is
+    False, they leave again when they are old, like any other result. The other settings are those
+    of `DirectOffload`.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     storage: TextWriter
@@ -265,7 +269,8 @@ class BatchOffload(Moving):
         _check_limits(self.per_tool)
         if not (self.keep_read_backs or self.keep_recent):
             raise SettingsError(
-                "keep_read_backs is False and keep_recent 0: what is read back would leave unseen"
+                "keep_read_backs is False and keep_recent is 0: results that are read back would "
+                "leave before the model sees them; set keep_recent to 1 or more"
             )
 
     @property
@@ -282,25 +287,25 @@ class BatchOffload(Moving):
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         rules = recall_rules(turn, self.storage, self._rules)
-        running = turn.recall(offload.CandidateIndex)
-        await in_thread_if(
-            turn.is_bulky(running.message_count), running.extend, turn.messages, rules
-        )
+        index = turn.recall(offload.CandidateIndex)
+        is_large = turn.is_bulky(index.message_count)
+        await in_thread_if(is_large, index.extend, turn.messages, rules)
         end = (await turn.columns()).recent_from(self.keep_recent)
-        scan, candidates = running.between(turn.protected, end)
-        chosen: Sequence[OffloadCandidate] | str
+        scan, candidates = index.between(turn.protected, end)
+        leaving: Sequence[OffloadCandidate] | str
         if turn.force:
-            chosen = candidates() or "no old result is long enough to offload"
+            leaving = candidates() or "no old result is long enough to offload"
         else:
-            chosen = await self.gate(turn, scan, candidates)
-        if isinstance(chosen, str):
+            leaving = await self.gate(turn, scan, candidates)
+        if isinstance(leaving, str):
+            reason = leaving
             waiting = candidates()
             if not waiting:
-                return Skip(chosen)
+                return Skip(reason)
             if act is write_texts:
-                turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, chosen)
-            return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {chosen}")
-        moves = await worthwhile_moves(self._pointers, turn, chosen, rules)
+                turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, reason)
+            return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {reason}")
+        moves = await worthwhile_moves(self._pointers, turn, leaving, rules)
         if not moves:
             return Skip("no placeholder would be cheaper than what it replaces")
         return await move_texts(turn, moves, act)

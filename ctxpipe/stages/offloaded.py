@@ -1,4 +1,4 @@
-"""The texts behind placeholders, as they were before they went to files."""
+"""Find the original texts behind placeholders, and restore files that were lost."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "tex
 async def read_offloaded(
     storage: object, session_id: str, files: Mapping[str, str]
 ) -> dict[str, str]:
-    """By placeholder: the text in its file, by name, in the session's own folder of *storage*.
+    """Return the text of each file in *files*, by placeholder.
 
-    What cannot be read is left out.
+    *files* has the name of a file by placeholder; it is read from the folder of *session_id* in
+    *storage*. Files that cannot be read are left out.
     """
     texts: dict[str, str] = {}
     if not isinstance(storage, TextReader):
@@ -53,127 +54,138 @@ async def read_offloaded(
 
 
 def _plain(text: str) -> str:
-    """What a stored *text* says: several text blocks are stored as their JSON."""
+    """Return the content of a stored *text*; text blocks, which are stored as JSON, are joined."""
     if not text.startswith(_TEXT_BLOCKS):
         return text
     try:
         return "".join(block["text"] for block in json.loads(text))
     except (ValueError, TypeError, KeyError, RecursionError):
-        return text  # a tool's own
+        return text  # a tool's text that looks like blocks
 
 
 async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
-    """Write each file again that the context of *timeline* points to, that is gone, and that its
-    history holds.
+    """Write lost files again that the context of *timeline* points to, from its history.
 
-    How many were written, and how many are gone for good. Raises StorageError.
+    Returns the number of files written, and of files that are lost for good because the history
+    does not have their text. Raises StorageError.
     """
     texts: dict[str, str] = {}
-    for where, text in _pointers(timeline):
-        texts.setdefault(where, text)
-    gone = await _missing(storage, list(texts))
+    for location, text in _texts_by_location(timeline):
+        texts.setdefault(location, text)
+    lost = await _missing(storage, list(texts))
     if not isinstance(storage, TextWriter):
-        return 0, len(gone)
-    # A journal that refers to a file has an empty text in its place: that is not the file's.
-    batch = [(_key(where), texts[where]) for where in gone if texts[where]]
+        return 0, len(lost)
+    # A journal that refers to a file has an empty text instead, which is not the file's.
+    batch = [(_key(location), texts[location]) for location in lost if texts[location]]
     if batch:
         await storage.write(batch)
-    return len(batch), len(gone) - len(batch)
+    return len(batch), len(lost) - len(batch)
 
 
-def _key(where: str) -> str:
-    return "/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:])
+def _key(location: str) -> str:
+    """Return the storage key of the file at *location*: its folder and name."""
+    return "/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:])
 
 
 async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
-    """Those of *locations* at which there is no text."""
-    ask = getattr(storage, "missing", None)
-    if ask is not None:
-        return list(await ask(locations))
-    return [where for where in locations if await _is_gone(where, storage)]
+    """Return the *locations* where the storage has no text."""
+    find_missing = getattr(storage, "missing", None)
+    if find_missing is not None:
+        return list(await find_missing(locations))
+    return [location for location in locations if await _is_missing(location, storage)]
 
 
-async def _is_gone(where: str, storage: TextReader) -> bool:
+async def _is_missing(location: str, storage: TextReader) -> bool:
     try:
-        await storage.read(where, 0, 1)
+        await storage.read(location, 0, 1)
     except StorageError as error:
         return error.errno == errno.ENOENT
     return False
 
 
-def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
-    """Each path in a placeholder of ours, with the text for which it stands."""
+def _texts_by_location(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Yield the path in each placeholder of ctxpipe, with the text that it replaced."""
     starts = timeline.starts
     ends = timeline.ends
     for place, message in enumerate(timeline.context):
-        start, end = starts[place], ends[place]
+        start = starts[place]
+        end = ends[place]
         if start == end or timeline.sent[place] is timeline.history[start]:
-            continue  # part of the edit before, or the caller's own
+            continue  # part of the edit before, or the caller's own message
         if note_of(message):
+            # The notes of one collapse follow each other, with the messages between them.
             after = place + 1
             while after < len(starts) and starts[after] == ends[after]:
                 after += 1
-            notes = [one for one in timeline.context[place:after] if note_of(one)]
+            notes = [note for note in timeline.context[place:after] if note_of(note)]
             yield from texts_of_notes(timeline.history[start:end], notes).items()
         elif end - start == 1:
             original = timeline.history[start]
             yield from _texts_behind_placeholders(original["content"], message["content"])
 
 
-def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
-    """Where *shown* has a placeholder and *raw* a text."""
-    pending = [(raw, shown)]
-    while pending:
-        raw, shown = pending.pop()
-        if raw is shown:
-            continue
-        where = any_reference(shown, MAX_SHOWN)
-        are_mappings = isinstance(raw, Mapping) and isinstance(shown, Mapping)
-        are_lists = isinstance(raw, list | tuple) and isinstance(shown, list | tuple)
-        note = media_reference(shown.get("text")) if are_mappings else None
-        if note is not None and is_movable(raw):
-            yield note, media_text(raw)
-        elif where is not None and shown != raw:
-            yield where, stored_text(raw, indent=2 if is_batch(shown) else None)
-        elif isinstance(raw, str) and isinstance(shown, str):
-            yield from _passages_behind_placeholders(raw, shown)
-        elif are_mappings:
-            pending += [(raw[key], held) for key, held in shown.items() if key in raw]
-        elif are_lists:
-            pending += _pairs(raw, shown)
+def _texts_behind_placeholders(raw: Any, shaped: Any) -> Iterator[tuple[str, str]]:
+    """Yield the path of each placeholder in *shaped*, with the text in its place in *raw*.
 
-
-def _passages_behind_placeholders(raw: str, shown: str) -> Iterator[tuple[str, str]]:
-    """Yield the paths of placeholders inside *shown*, with the passages of *raw* in their places.
-
-    What is between two placeholders is the same in both texts.
+    Both are the content of the same message, before and after offloading.
     """
-    placeholders = list(references_inside(shown)) if shown != raw else []
+    pending = [(raw, shaped)]
+    while pending:
+        raw, shaped = pending.pop()
+        if raw is shaped:
+            continue
+        path = any_reference(shaped, MAX_SHOWN)
+        are_mappings = isinstance(raw, Mapping) and isinstance(shaped, Mapping)
+        are_lists = isinstance(raw, list | tuple) and isinstance(shaped, list | tuple)
+        media_path = media_reference(shaped.get("text")) if are_mappings else None
+        if media_path is not None and is_movable(raw):
+            yield media_path, media_text(raw)
+        elif path is not None and shaped != raw:
+            yield path, stored_text(raw, indent=2 if is_batch(shaped) else None)
+        elif isinstance(raw, str) and isinstance(shaped, str):
+            yield from _passages_behind_placeholders(raw, shaped)
+        elif are_mappings:
+            pending += [(raw[key], value) for key, value in shaped.items() if key in raw]
+        elif are_lists:
+            pending += _pairs(raw, shaped)
+
+
+def _passages_behind_placeholders(raw: str, shaped: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each placeholder inside *shaped*, with the passage in its place in *raw*.
+
+    The text between two placeholders is the same in both:
+
+        raw       intro LONG PASSAGE middle OTHER PASSAGE end
+        shaped    intro [placeholder 1] middle [placeholder 2] end
+    """
+    placeholders = list(references_inside(shaped)) if shaped != raw else []
     if not placeholders:
         return
     position = placeholders[0][0]
-    ends = [*(start for start, _, _ in placeholders[1:]), len(shown)]
+    ends = [*(start for start, _, _ in placeholders[1:]), len(shaped)]
     for (_, stop, path), end in zip(placeholders, ends, strict=True):
-        after = shown[stop:end]
-        is_last = end == len(shown)
-        if not (after or is_last):
-            return  # nobody knows where one passage ends and the next begins
-        found = len(raw) - len(after) if is_last else raw.find(after, position)
-        if found < position:
+        text_after = shaped[stop:end]
+        is_last = end == len(shaped)
+        if not text_after and not is_last:
+            return  # it is unknown where this passage ends and the next begins
+        passage_end = raw.find(text_after, position)
+        if is_last:
+            passage_end = len(raw) - len(text_after)
+        if passage_end < position:
             return
-        yield path, raw[position:found]
-        position = found + len(after)
+        yield path, raw[position:passage_end]
+        position = passage_end + len(text_after)
 
 
-def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
-    first = shown[0] if shown else None
+def _pairs(raw: Any, shaped: Any) -> list[tuple[Any, Any]]:
+    """Return the elements of two lists that correspond to each other."""
+    first = shaped[0] if shaped else None
     is_result = any(has_text(block) for block in raw)
     if is_result and isinstance(first, Mapping) and any_reference(first.get("text"), MAX_SHOWN):
-        # A result of several blocks, of which the first now stands for all texts; others are after
-        # it, such as images, of which some may have left, too.
+        # A result of several blocks: the first now replaces all texts. Blocks without text, such as
+        # images, come after it, and some of them may have been replaced too.
         others = [block for block in raw if not has_text(block)]
-        both = zip(others, shown[1:], strict=False)
-        return [(raw, first.get("text")), *both]
-    if len(raw) == len(shown):
-        return list(zip(raw, shown, strict=True))
+        return [(raw, first.get("text")), *zip(others, shaped[1:], strict=False)]
+    if len(raw) == len(shaped):
+        return list(zip(raw, shaped, strict=True))
     return []

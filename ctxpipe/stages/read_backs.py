@@ -1,4 +1,4 @@
-"""Shorten what the model has read back from a file of ours, and is too long to stay."""
+"""Shorten long tool results that the model has read back from offloaded files."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ from .reports import Offloaded
 class TrimReadBacks(Moving):
     """Cut a new tool result that was read back from an offloaded file to its head and tail.
 
-    No stage offloads such a result again, so a long one would stay whole. Above *max_chars*
-    characters, three quarters of them from the head and the rest from the tail, it is cut after a
-    pointer to the file that was read. What is in no file yet, such as the output of a filter over
-    one, is moved to a file of its own first. What a program on the server reads stays whole.
+    No stage offloads such a result again, so a long one would stay whole. If it has more than
+    *max_chars* characters, it is replaced by a pointer to the file that was read, followed by its
+    head (three quarters of *max_chars*) and its tail. If the text is in no file yet, such as the
+    output of a filter over one, it is moved to a file of its own first. A result for a program on
+    the server stays whole.
 
-    Put it after `DirectOffload`, with the same *storage*. Like that stage it acts
-    before the model has seen the result, so nothing that the provider has cached ever changes.
+    Put it after `DirectOffload`, with the same *storage*. Like that stage it acts before the model
+    has seen the result, so nothing that the provider has cached changes.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     storage: TextWriter
@@ -53,7 +54,7 @@ class TrimReadBacks(Moving):
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        # A limit of 0 would show the model nothing of what it asks for, however often it asks.
+        # With a limit of 0 the model would never see anything of what it reads back.
         check_settings(self, max_chars=COUNT)
 
     @property
@@ -80,33 +81,36 @@ class TrimReadBacks(Moving):
         return _apply_cuts(change, cuts)
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
-        """What goes into files, and what replaces results that are in a file already."""
+        """Return the moves into files, and the cut texts for results that are in a file already."""
         start = offload.unanswered_start(turn.messages)
         if (await turn.columns()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)
-        is_long = turn.is_bulky(max(0, start - 1))
-        too_long = await in_thread_if(is_long, offload.long_read_backs, turn.messages, start, rules)
+        is_large = turn.is_bulky(max(0, start - 1))
+        read_backs = await in_thread_if(
+            is_large, offload.long_read_backs, turn.messages, start, rules
+        )
         moves: list[Move] = []
         cuts: list[tuple[ToolResult, str]] = []
-        for read_back in too_long:
+        for read_back in read_backs:
             result = read_back.result
-            cut = await self._shorten(turn, read_back)
-            # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
-            await turn.counter.texts([offload.text_of(result.content), cut or ""])
-            if cut is not None:
-                cuts.append((result, cut))
+            cut_text = await self._shorten(turn, read_back)
+            # Counted now, in a worker thread: later the counter only looks these texts up.
+            await turn.counter.texts([offload.text_of(result.content), cut_text or ""])
+            if cut_text is not None:
+                cuts.append((result, cut_text))
             elif read_back.call.name not in rules.exempt_tools:
-                # Checked without a preview: this one is longer than another stage's may be.
+                # The pointers were checked without a preview: this one may be longer than allowed
+                # in other stages.
                 pointers = replace(self._pointers, preview=self._preview)
                 candidate = offload.candidate_of(result)
                 moves += await worthwhile_moves(pointers, turn, [candidate], rules)
         return moves, cuts
 
     async def _shorten(self, turn: Turn, read_back: ReadBack) -> str | None:
-        """Head and tail after the pointer to the file that was read.
+        """Return the head and tail of a result, after a pointer to the file that was read.
 
-        None when the text is not in that file.
+        Returns None if the file does not contain the text between them.
         """
         text = offload.text_of(read_back.result.content)
         preview = self._preview
@@ -124,7 +128,7 @@ class TrimReadBacks(Moving):
 
 
 def _apply_cuts(change: Change, cuts: Sequence[tuple[ToolResult, str]]) -> Change:
-    """*change* with the texts in *cuts* instead of the results beside them."""
+    """Return *change* with each result in *cuts* replaced by the text that follows it."""
     contents: dict[Place, object] = {}
     detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
     saved = detail.saved_chars

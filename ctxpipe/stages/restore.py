@@ -1,4 +1,4 @@
-"""Restore the working set of files from disk, as they are now."""
+"""Read the files of the working set again, as they are on disk now, after a compaction."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ from ..storage.secrets import is_secret
 from ..tokens import Counting, TokenCounter, as_counter
 from .offloaded import read_offloaded
 
-_BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens
+_BYTES_PER_TOKEN = 64  # no text worth reading has more bytes for a token
 _MIN_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredFile:
-    """A file that was read.
+    """A file that was read again.
 
-    *path* is as the conversation spells it, *changed* is True if it is not what was shown before.
+    *path* is spelled as in the conversation. *changed* is True if the file no longer has the text
+    that was shown before.
     """
 
     path: str
@@ -66,15 +67,16 @@ class RestoredFile:
 
     @property
     def message(self) -> Message:
-        """The user message that brings it back."""
+        """The user message that puts the file into the context."""
         return {"role": "user", "content": restored_text(self.path, self.text)}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RestoredFiles:
-    """What `restore_files` found.
+    """The result of `restore_files`.
 
-    *files* fit, *unfit* are too long, *deleted* are gone; *warnings* say why.
+    *files* fit the limits, *unfit* are too long, *deleted* do not exist any more. *warnings* say
+    why a file is not restored.
     """
 
     files: tuple[RestoredFile, ...] = ()
@@ -107,21 +109,21 @@ async def restore_files(
     files: FileReader | None = None,
     counter: Counting | None = None,
 ) -> RestoredFiles:
-    """The files that *messages* read last, from disk as they are now, the most recent first.
+    """Read the files that *messages* read last from disk again, the most recent first.
 
-    Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file*
-    (5,000) tokens are restored, until the next would lift the sum above *max_restore_tokens_total*
-    (50,000). What cannot be read, or is outside *work_dir* (default: the current folder), is
-    skipped with a warning. Tokens are raw.
+    Of the *max_restore_files* (5) files read last, those with at most *max_restore_tokens_per_file*
+    (5,000) tokens are restored, until the next one would make the sum exceed
+    *max_restore_tokens_total* (50,000). A file that cannot be read, or is outside *work_dir*
+    (default: the current folder), is skipped with a warning. Tokens are raw.
 
-    *tools* names the reading tools and their path argument; *shell* lets command lines that print
-    a file count as well. *files* reads from elsewhere than the disk. Raises SettingsError when a
-    variable of the environment is not a number.
+    *tools* has the reading tools and their path argument. If *shell* is True, command lines that
+    print a file count as well. *files* reads from elsewhere than the disk. Raises SettingsError if
+    an environment variable is not a number.
 
-    It believes what *messages* say: a call counts whatever its result, also one that the user has
-    denied, a message that looks like a restored file names a file, and names with line breaks are
-    put into the text as they are. The stage `Compact` uses `Restore`, which believes none of this;
-    so should you where *messages* hold what others wrote.
+    This function trusts *messages*: a call counts with any result, even if the user denied it; a
+    message that looks like a restored file names a file; and names with line breaks are put into
+    the text unchanged. The stage `Compact` uses `Restore`, which trusts none of this. Use that one
+    too if *messages* contain text of other people.
     """
     ensure_messages(list(messages))
     if files is None:
@@ -130,21 +132,21 @@ async def restore_files(
     if isinstance(files, LocalFiles):
         root = os.fspath(files.root)
     working_files = trusting_working_set(messages, tools=tools, shell=shell, work_dir=root)
-    search = _Search(
+    reader = _WorkingSetReader(
         files,
         MAX_RESTORE_FILES(max_restore_files),
         MAX_RESTORE_TOKENS_PER_FILE(max_restore_tokens_per_file),
         MAX_RESTORE_TOKENS_TOTAL(max_restore_tokens_total),
         counter,
     )
-    restored = await search.restore(working_files)
+    restored = await reader.restore(working_files)
     for warning in restored.warnings:
         logger.warning("%s", warning)
     return restored
 
 
 ReadText: TypeAlias = Callable[[str], Awaitable[str | None]]
-"""From the path that a call names to the text there; None where there is none."""
+"""An async function from the path that a call names to the text there, or to None."""
 
 _READER = instance_of(FileReader, "a FileReader such as LocalFiles('.')")
 _FILES = replace(
@@ -156,7 +158,7 @@ _FILES = replace(
 
 @dataclass(frozen=True, slots=True)
 class _ToolFiles:
-    """Reads files as a tool of the agent does."""
+    """A `FileReader` that reads files with a function of the agent's tool."""
 
     read_text: ReadText
 
@@ -165,37 +167,37 @@ class _ToolFiles:
         if not isinstance(text, str):
             raise StorageError(errno.ENOENT, f"{path!r}: there is no text")
         if len(text.encode(errors="replace")) > max_bytes:
-            raise StorageError(errno.EFBIG, f"{path!r}: it holds more than {max_bytes:,} bytes")
+            raise StorageError(errno.EFBIG, f"{path!r}: it has more than {max_bytes:,} bytes")
         return FileText(path, text)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Restore:
-    """Which of the user's files `Compact` may read again after a summary, and put into the context.
+    """Choice of the user's files that `Compact` may put back into the context after a summary.
 
-    Give *work_dir*, the folder below which files may be read, or *files*: a reader of your own, at
-    best the one that the agent's own tool uses, so that what the tool hides stays hidden. It is a
-    `FileReader`, or an async function from a path to a text, or to None.
+    Give *work_dir*, the folder below which files may be read, or *files*: a reader of your own. The
+    best reader is the one that the agent's own tool uses, so that what the tool hides stays hidden.
+    It is a `FileReader`, or an async function from a path to a text, or to None.
 
     A file comes back only if a call to read it succeeded in this conversation, no later attempt
-    failed, and a result has shown at least one line that it holds now. It stays out, and the report
-    says so, when it lacks a line that was shown and no later call could have changed it: what
-    differs may have been hidden on purpose. *reading_tools* map the name of a tool to the input
-    key, or keys, that hold the path; with *shell* a command line that does nothing but print a file
-    reads it, too. What a message says never names a file.
+    failed, and a result has shown at least one line that it has now. If it lacks a line that was
+    shown and no later call could have changed it, it stays out, with a warning:
+    the difference may have been hidden on purpose. *reading_tools* maps the name of a tool to the
+    input key, or keys, with the path. If *shell* is True, a command line that only prints a file
+    reads it too. A message's text never names a file.
 
-    *deny* answers whether the file at a path must not be read; it is asked for the path as the call
-    spells it, and for the place where the file really is. The default is `is_secret`; give a
+    *deny* returns True if the file at a path must not be read. It is called with the path as the
+    call spells it, and with the real location of the file. The default is `is_secret`; give a
     function of your own to extend or replace it, or None to deny nothing. *redact* is applied to
-    what a file holds; by default it is that of the storage, and `str` hides nothing.
+    the text of a file; the default is that of the storage, and `str` hides nothing.
 
-    Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
-    long as they hold no more than *max_tokens_total* together. The defaults are those of the
+    Of the *max_files* files used last, those of at most *max_tokens_per_file* tokens come back, as
+    long as they have no more than *max_tokens_total* together. The defaults are those of the
     environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
     Files that are too long are reduced to the names that they define.
 
-    Raises SettingsError unless exactly one of *work_dir* and *files* is given, and for settings
-    that are invalid.
+    Raises SettingsError unless exactly one of *work_dir* and *files* is given, and if a setting is
+    invalid.
     """
 
     work_dir: str | os.PathLike[str] | None = None
@@ -234,22 +236,22 @@ class Restore:
         if isinstance(reader, LocalFiles) and not os.path.isdir(reader.root):
             raise SettingsError(
                 f"work_dir is {excerpt(reader.root)}, which is no folder; "
-                "give the folder of the agent's files, or with files= a reader of your own"
+                "give the folder of the agent's files, or a reader of your own as files="
             )
         object.__setattr__(self, "reader", reader)
 
     async def read_again(
         self, messages: Sequence[Message], counter: TokenCounter, session_id: str, storage: object
     ) -> RestoredFiles:
-        """The files that calls in *messages* used last, as they are now, the most recent first.
+        """Return the files that calls in *messages* used last, read again, the most recent first.
 
         Results that were moved to files of *storage*, in the folder of *session_id*, count as they
         were shown.
         """
-        moved = await in_thread(files_of_results, messages)
-        offloaded = await read_offloaded(storage, session_id, moved)
-        working_files = await in_thread(self._working_set, messages, offloaded)
-        restored = await _Search(
+        files_by_placeholder = await in_thread(files_of_results, messages)
+        offloaded_texts = await read_offloaded(storage, session_id, files_by_placeholder)
+        working_files = await in_thread(self._working_set, messages, offloaded_texts)
+        reader = _WorkingSetReader(
             self.reader,
             self.max_files,
             self.max_tokens_per_file,
@@ -257,43 +259,48 @@ class Restore:
             counter,
             self._check,
             redactor_of(self if self.redact else storage),
-        ).restore(working_files)
+        )
+        restored = await reader.restore(working_files)
         for warning in restored.warnings:
-            logger.debug("%s", warning)  # it names a path; the report has it
+            logger.debug("%s", warning)  # not a warning: it names a path, and the report has it
         return restored
 
     def _working_set(
-        self, messages: Sequence[Message], offloaded: Mapping[str, str]
+        self, messages: Sequence[Message], offloaded_texts: Mapping[str, str]
     ) -> list[WorkingFile]:
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
-        found = working_set(
-            messages, tools=self.reading_tools, shell=self.shell, work_dir=root, offloaded=offloaded
+        files = working_set(
+            messages,
+            tools=self.reading_tools,
+            shell=self.shell,
+            work_dir=root,
+            offloaded=offloaded_texts,
         )
-        return _merge_names(root, found) if root else found
+        return _merge_names(root, files) if root else files
 
-    def _check(self, path: str, place: str) -> None:
-        """Raise StorageError if the file that a call names *path* must not be read at *place*."""
+    def _check(self, path: str, location: str) -> None:
+        """Raise StorageError if the file *path* of a call, at *location*, must not be read."""
         if not is_one_line(path):
-            reason = "its name holds line breaks or other control characters"
+            reason = "its name has line breaks or other control characters"
             raise StorageError(errno.EACCES, f"{path!r}: {reason}")
         if isinstance(self.reader, LocalFiles):
-            place = name_below(self.reader.root, place)
-        if self.deny is not None and self.deny(place):
+            location = name_below(self.reader.root, location)
+        if self.deny is not None and self.deny(location):
             reason = "it is on the list of files that are not to be shown"
             raise StorageError(errno.EACCES, f"{path!r}: {reason}")
 
 
 def _merge_names(root: str, files: Iterable[WorkingFile]) -> list[WorkingFile]:
-    """*files* with all names of one file as one, under the name that was used last.
+    """Return *files* with all names of a file merged into the name that was used last.
 
-    A file has many names: links, other cases, other forms of a letter.
+    A file has several names through links, other cases, and other forms of the same letter.
     """
     merged: dict[Hashable, WorkingFile] = {}
     for file in files:
         identity: Hashable = file.path
-        with suppress(OSError, ValueError):  # it is gone, or has no name that a file can have
+        with suppress(OSError, ValueError):  # it was deleted, or its name is not a valid file name
             info = os.stat(os.path.join(root, file.path))
-            identity = info.st_dev, info.st_ino
+            identity = (info.st_dev, info.st_ino)
         latest = merged.get(identity, replace(file, views=()))
         merged[identity] = replace(latest, views=(*latest.views, *file.views))
     return list(merged.values())
@@ -304,12 +311,12 @@ def _allow(*_paths: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """Reads a working set.
+class _WorkingSetReader:
+    """Reads the files of a working set, within limits.
 
-    *check* raises StorageError if the file that a call names a path must not be read at a place,
-    that path or what it leads to. With *redact* a file must hold what the conversation was shown of
-    it.
+    *check* is called with the path in a call and with a location, first the same path, then the
+    real one; it raises StorageError if the file must not be read. If *redact* is given, a file must
+    also have the lines that the conversation was shown of it.
     """
 
     files: FileReader
@@ -321,15 +328,17 @@ class _Search:
     redact: Redact | None = None
 
     async def restore(self, working_files: Sequence[WorkingFile]) -> RestoredFiles:
+        """Read *working_files*, the most recent first, and sort them by the limits."""
         warnings: list[str] = []
         deleted: list[str] = []
-        found = await self._read(working_files, warnings, deleted)
-        counts = await as_counter(self.counter).texts([now.text for _, now in found])
+        texts = await self._read(working_files, warnings, deleted)
+        counts = await as_counter(self.counter).texts([current.text for _, current in texts])
         fit: list[RestoredFile] = []
         unfit: list[RestoredFile] = []
         budget = self.max_tokens_total
-        for (file, now), tokens in zip(found, counts, strict=True):
-            restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
+        for (file, current), tokens in zip(texts, counts, strict=True):
+            has_changed = was_changed(file, current.text)
+            restored = RestoredFile(file.path, current.text, tokens, has_changed)
             if tokens > self.max_tokens_per_file:
                 warnings.append(
                     f"{file.path!r} is not restored: "
@@ -341,53 +350,54 @@ class _Search:
                 unfit.append(restored)
             else:
                 fit.append(restored)
-            # Below 0 from the first file that is too much: what comes after it stays out.
+            # Also for a file that does not fit: so the budget is below 0 from then on, and no older
+            # file comes back.
             budget -= tokens
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
 
     async def _read(
         self, working_files: Sequence[WorkingFile], warnings: list[str], deleted: list[str]
     ) -> list[tuple[WorkingFile, FileText]]:
-        """The texts of the files that take the first places.
+        """Return the texts of the first *max_files* files.
 
-        A file that cannot be read takes its place too, with one of the *warnings*; the paths of
-        those that are gone are added to *deleted*.
+        A file that cannot be read counts too, and adds to *warnings*. The path of a file that does
+        not exist any more is added to *deleted*.
         """
-        found: list[tuple[WorkingFile, FileText]] = []
-        known: set[str] = set()
+        texts: list[tuple[WorkingFile, FileText]] = []
+        seen_paths: set[str] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
         for file in working_files:
-            if len(found) + len(warnings) >= self.max_files:
+            if len(texts) + len(warnings) >= self.max_files:
                 break
             if file.denied:
-                known.add(file.path)
+                seen_paths.add(file.path)
                 continue
             try:
-                now = await self._text_of(file.path, max_bytes)
-                if now.real in known:
+                current = await self._text_of(file.path, max_bytes)
+                if current.real in seen_paths:
                     continue  # another spelling was used later
-                known.add(now.real)
-                found.append((file, await self._visible_text(file, now)))
+                seen_paths.add(current.real)
+                texts.append((file, await self._visible_text(file, current)))
             except StorageError as error:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
                     deleted.append(file.path)
-        return found
+        return texts
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
         self.check(path, path)
         with storage_errors():
-            now = await self.files.read(path, max_bytes)
-        self.check(path, now.real)
-        return now
+            current = await self.files.read(path, max_bytes)
+        self.check(path, current.real)
+        return current
 
-    async def _visible_text(self, file: WorkingFile, now: FileText) -> FileText:
-        """What of *now* may be shown. Raises StorageError where nothing may."""
+    async def _visible_text(self, file: WorkingFile, current: FileText) -> FileText:
+        """Return the part of *current* that may be shown. Raises StorageError if nothing may."""
         if self.redact is None:
-            return now
-        text = await in_thread(self.redact, now.text)
-        if not now.is_view:
+            return current
+        text = await in_thread(self.redact, current.text)
+        if not current.is_view:
             reason = await in_thread(obstacle, file.views, text, self.redact)
             if reason:
                 raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
-        return replace(now, text=text)
+        return replace(current, text=text)

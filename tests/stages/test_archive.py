@@ -21,7 +21,7 @@ from ctxpipe.functions import compact_messages
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import (
     FORM,
-    Archived,
+    ArchiveContent,
     archive_digest,
     archive_record,
     last_part,
@@ -36,7 +36,7 @@ from ctxpipe.summarizers import Summary
 
 async def find_archive(
     storage: Archive | None, session_id: str, path: str, digest: str
-) -> Archived | None:
+) -> ArchiveContent | None:
     """What a context gets that names an archive of its session by *path* and *digest*."""
     records = await records_by_name(storage, session_id)
     record = records.get(last_part(path))
@@ -209,7 +209,7 @@ async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_p
 
     assert digest is not None
     for seen in (path, f"./s/{Path(path).name}", f"C:\\mnt\\s\\{Path(path).name}"):
-        assert await find_archive(storage, "s", seen, digest) == Archived(HISTORY, [])
+        assert await find_archive(storage, "s", seen, digest) == ArchiveContent(HISTORY, [])
 
 
 async def test_what_is_stored_decides_and_not_what_was_said(tmp_path):
@@ -218,7 +218,7 @@ async def test_what_is_stored_decides_and_not_what_was_said(tmp_path):
 
     found = await find_archive(storage, "s", path, await archive_digest(storage, path) or "")
 
-    assert found == Archived([user("go"), assistant("a ***"), user("on")], [])
+    assert found == ArchiveContent([user("go"), assistant("a ***"), user("on")], [])
 
 
 async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
@@ -229,7 +229,7 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
     other = await storage.save("t", "truncate", archive_record(HISTORY))
     [text] = await storage.write([("s/a.md", Path(path).read_text())])
 
-    assert await find_archive(storage, "s", path, digest) == Archived(HISTORY, [])
+    assert await find_archive(storage, "s", path, digest) == ArchiveContent(HISTORY, [])
     for name in (
         foreign,
         other,

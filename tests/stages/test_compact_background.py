@@ -36,7 +36,7 @@ from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
 from ctxpipe.session import Session
 from ctxpipe.session.sessions import Sessions
-from ctxpipe.stages.background import BEGINS_AT
+from ctxpipe.stages.background import BACKGROUND_SHARE
 from ctxpipe.stages.breaker import Breaker
 from ctxpipe.stages.gates import RatioGate
 from ctxpipe.stages.reports import Compacted, Outcome
@@ -203,7 +203,7 @@ async def test_a_summary_begins_at_its_share_of_the_trigger_and_not_before(stora
 
     tokens = (await piped().run(GIVEN[:end], session_id="s")).tokens_after
     before = (await piped().run(GIVEN[: end - 2], session_id="s")).tokens_after
-    assert before < BEGINS_AT * BUDGET.trigger <= tokens < BUDGET.trigger
+    assert before < BACKGROUND_SHARE * BUDGET.trigger <= tokens < BUDGET.trigger
 
 
 async def test_a_turn_above_the_trigger_waits_for_the_summary_that_is_being_written(
@@ -265,7 +265,7 @@ async def test_without_a_session_nothing_is_begun(storage, writer, how: str):
     for end in range(1, 38, 2):
         result = await getattr(pipeline, how)(GIVEN[:end], session_id="s")
 
-    assert BEGINS_AT * BUDGET.trigger <= result.tokens_after < BUDGET.trigger
+    assert BACKGROUND_SHARE * BUDGET.trigger <= result.tokens_after < BUDGET.trigger
     assert not others()
     assert writer.asked == 0
 

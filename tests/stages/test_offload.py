@@ -104,8 +104,8 @@ async def test_a_result_with_an_image_and_a_placeholder_stay(root):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (user("hi"), "message 0 holds no tool_result"),
-        (user(text("hi")), "message 0 holds no tool_result"),
+        (user("hi"), "message 0 has no tool_result"),
+        (user(text("hi")), "message 0 has no tool_result"),
         ({"role": "user"}, "message 0 has no content"),
         (user("x") | {"content": [None]}, "block 0 of message 0 is NoneType"),
         ("hi", "message 0 is str"),
