@@ -8,7 +8,7 @@ from ..edits.diff import apply_edits
 from ..edits.repair import repair
 from ..edits.thinking import Stale, drop_block, mark_stale, strip_thinking
 from ..messages import Message, blocks, is_bound
-from .repair import marks_beside
+from .repair import other_marks_of
 from .state import Request, State
 from .timeline import Step
 
@@ -24,7 +24,7 @@ def finish(
         context = _strip_stale_thinking(context, step, state)
     options = drop_block(request.options) if step.stale else {}
     if was_broken:
-        repaired = repair(context, beside=marks_beside(request))
+        repaired = repair(context, other_marks=other_marks_of(request))
         state.edit(step, context, repaired)
         context = repaired
     return options, context

@@ -10,7 +10,7 @@ from ..edits.repair import repair
 from ..edits.thinking import index_after_thinking, mark_stale
 from ..messages import Message, Problem, check, ensure_sendable_values
 from ..messages import field as read
-from ..messages.rules import MarksBeside, is_for_hour
+from ..messages.rules import OtherMarks, is_for_hour
 from ..placeholders.notes import note_of
 from .state import Request, State
 from .timeline import Step
@@ -33,13 +33,13 @@ def repair_context(
     start = same
     if same and context[same - 1]["role"] == "assistant":
         start = same - 1
-    beside = marks_beside(request)
-    problems = check(context, start, columns=state.columns, beside=beside)
+    other_marks = other_marks_of(request)
+    problems = check(context, start, columns=state.columns, other_marks=other_marks)
     ensure_sendable_values(problems)
     # Lone surrogates stay for now: the stages store them as they are.
     repaired = context
     if problems:
-        repaired = repair(context, encoding=False, beside=beside)
+        repaired = repair(context, encoding=False, other_marks=other_marks)
         state.edit(step, context, repaired)
     return repaired, tuple(dict.fromkeys(problems))
 
@@ -53,7 +53,7 @@ def _first_rewritten(context: Sequence[Message]) -> tuple[int, int] | None:
     return min((note, 0), place or (note, 0))
 
 
-def marks_beside(request: Request) -> MarksBeside:
+def other_marks_of(request: Request) -> OtherMarks:
     """The cache marks of the tools, the system prompt and the request as a whole.
 
     That of the request counts as its last.
@@ -63,4 +63,4 @@ def marks_beside(request: Request) -> MarksBeside:
         if isinstance(part, list | tuple):
             marks += [mark for item in part if (mark := read(item, "cache_control"))]
     number = len(marks) + bool(request.options.get("cache_control"))
-    return MarksBeside(number, not all(map(is_for_hour, marks)))
+    return OtherMarks(number, not all(map(is_for_hour, marks)))

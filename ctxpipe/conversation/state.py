@@ -90,7 +90,7 @@ class State:
 
     def cut(self, length: int) -> None:
         """Tell every sum that the context has changed after its first *length* messages."""
-        self.columns.cut(length)
+        self.columns.rewind(length)
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
         for memory in self.memories.values():

@@ -55,24 +55,24 @@ from ..messages import (
 )
 from ..messages.facts import (
     MAX_TOOL_NAME,
+    can_contain,
     has_server_id,
     is_directive,
     is_id,
     is_message_key,
     is_object,
-    is_said_by,
     is_signed,
     is_tool_name,
     surplus_keys,
 )
 from ..messages.rules import (
-    NO_MARKS,
+    NO_OTHER_MARKS,
     MarkPlace,
-    MarksBeside,
+    OtherMarks,
+    available_marks,
+    can_come_first,
     is_replacement,
-    late_hours,
-    marks_left,
-    may_open,
+    late_hour_marks,
     server_result,
 )
 from ..messages.vocabulary import SERVER_RESULTS
@@ -96,25 +96,25 @@ _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def repair(
-    messages: list[Message], *, encoding: bool = True, beside: MarksBeside = NO_MARKS
+    messages: list[Message], *, encoding: bool = True, other_marks: OtherMarks = NO_OTHER_MARKS
 ) -> list[Message]:
     """Return *messages* with every broken rule repaired; the very same list if nothing is broken.
 
     `RULES` says what is done for each rule. Thinking blocks are never joined, moved or changed.
     Valid messages stay the same objects. If *encoding* is True, lone surrogates are replaced by
-    U+FFFD. *beside* are the cache marks in the rest of the request. A value that no client can
+    U+FFFD. *other_marks* are the cache marks in the rest of the request. A value that no client can
     encode stays unchanged.
     """
     for _ in range(_PASSES):
-        problems = check(messages, encoding=encoding, beside=beside)
+        problems = check(messages, encoding=encoding, other_marks=other_marks)
         if all(problem.rule == "value" for problem in problems):
             break
-        messages = _repair_once(messages, beside, encoding=encoding)
+        messages = _repair_once(messages, other_marks, encoding=encoding)
     return messages
 
 
 def _repair_once(
-    messages: Sequence[Message], beside: MarksBeside, *, encoding: bool
+    messages: Sequence[Message], other_marks: OtherMarks, *, encoding: bool
 ) -> list[Message]:
     head, body = split_system(messages)
     body = [_clean(message) for message in _from_replacement(body)]
@@ -123,9 +123,9 @@ def _repair_once(
     repaired: list[Message] = []
     for exchange in exchanges:
         repaired += _repair_exchange(exchange, is_last=exchange is exchanges[-1])
-    if repaired and not may_open(repaired[0]):
+    if repaired and not can_come_first(repaired[0]):
         repaired.insert(0, {"role": "user", "content": OPENING})
-    repaired = _limit_marks([*head, *repaired], beside)
+    repaired = _limit_marks([*head, *repaired], other_marks)
     if not encoding:
         return repaired
     return [encodable(message) for message in repaired]
@@ -186,7 +186,7 @@ def _valid_block(block: Block, role: str) -> Block | None:
     name = kind(block)
     if not name:
         return _as_text(block)
-    if not is_said_by(role, name):
+    if not can_contain(role, name):
         return None
     if name in THINKING:
         return _valid_thinking(block)
@@ -533,16 +533,16 @@ def _encodable_value(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
-    """Return *messages* with only as many cache marks as *beside* leaves.
+def _limit_marks(messages: list[Message], other_marks: OtherMarks) -> list[Message]:
+    """Return *messages* with only as many cache marks as *other_marks* leaves.
 
     The last marks stay, since they cover most of the prompt. A mark with a lifetime of an hour
     after a shorter one is shortened too.
     """
     marks = mark_places(messages)
-    surplus = max(0, len(marks) - marks_left(beside))
+    surplus = max(0, len(marks) - available_marks(other_marks))
     messages = change_marked(messages, marks[:surplus], _without_mark)
-    late = late_hours(messages, range(len(messages)), beside)
+    late = late_hour_marks(messages, range(len(messages)), other_marks)
     return change_marked(messages, late, _without_hour)
 
 

@@ -1,10 +1,12 @@
-"""Anthropic's messages: their vocabulary, their form, and the API's rules.
+"""Messages of Anthropic's API: types, reading, identity, and the rules of the API.
 
-`vocabulary` has the types, and the questions that a stage may ask of a message; `contents` says
-which text a block holds. `shape` refuses what is no history; `identity` makes plain dicts of the
-SDK's objects, and says which messages are the same. `facts` says what one message is, read once;
-`columns` has sums over the facts of a context. `rules` is the one table of what the API refuses,
-and the check of it.
+- `vocabulary`: the types, and functions to read and rewrite a message.
+- `contents`: the text of a block.
+- `shape`: the check that a value is a list of messages at all.
+- `identity`: the plain form of a message, its digest, and the comparison of messages.
+- `facts`: counts and faults of one message, read once.
+- `columns`: sums over the facts of a context.
+- `rules`: the table of the rules of the API, and the check of a conversation.
 """
 
 from .._threads.bulk import is_bulky

@@ -1,4 +1,12 @@
-"""Sums over the facts of a context, of which each message is read once."""
+"""Running sums over the facts of the messages of a context, so that each message is read once.
+
+An example with three messages: one with two cache marks, a reply, and one with one mark. `marks`
+is the last sum; the sums rise at the messages that have marks.
+
+    message        0  1  2
+    cache marks    2  0  1
+    sums        0  2  2  3
+"""
 
 from __future__ import annotations
 
@@ -6,58 +14,61 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
-from .facts import Facts, read_facts
+from .facts import MessageFacts, read_facts
 from .vocabulary import Message
 
 _SUMS = ("_marks", "_media", "_replies", "_result_chars")
 
 
 class Columns:
-    """Sums over the facts of the messages of one context, kept from turn to turn.
+    """Running sums over the facts of the messages of one context, kept from turn to turn.
 
-    A turn reads its new messages only. Whoever changes earlier messages cuts them off first.
+    A turn reads only its new messages. Code that changes earlier messages calls `rewind` first.
     """
 
-    __slots__ = (*_SUMS, "known")
+    __slots__ = (*_SUMS, "message_count")
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
-        self.known: int = 0  # messages
-        self._marks = array("i", [0])  # cache marks in the first n messages
-        self._replies = array("i", [0])  # replies among the first n messages
-        self._result_chars = array("q", [0])  # characters of tool results in them
-        self._media = array("i", [0])  # images and documents in them
+        self.message_count: int = 0
+        """Number of messages that were read."""
+        # By number n: the sum over the first n messages.
+        self._marks = array("i", [0])  # cache marks
+        self._replies = array("i", [0])  # messages of the assistant
+        self._result_chars = array("q", [0])  # characters of tool results
+        self._media = array("i", [0])  # images and documents
         self.extend(messages)
 
     def extend(self, messages: Sequence[Message]) -> None:
-        """Read the messages after those that are known."""
-        self._add(map(read_facts, messages[self.known :]))
+        """Read those of *messages* that were not read yet."""
+        self._add(read_facts(message) for message in messages[self.message_count :])
 
-    def read(self, messages: Sequence[Message], start: int) -> list[Facts]:
-        """The facts of *messages* from *start* on."""
-        known = self.known
-        facts = list(map(read_facts, messages[min(start, known) :]))
-        self._add(facts[max(0, known - start) :])
-        return facts[max(0, start - known) :]
+    def read(self, messages: Sequence[Message], start: int) -> list[MessageFacts]:
+        """Return the facts of *messages* from *start* on; add those that were not read yet."""
+        count = self.message_count
+        facts = [read_facts(message) for message in messages[min(start, count) :]]
+        self._add(facts[max(0, count - start) :])
+        return facts[max(0, start - count) :]
 
-    def _add(self, facts: Iterable[Facts]) -> None:
-        for own in facts:
-            self._marks.append(self._marks[-1] + own.marks)
-            self._replies.append(self._replies[-1] + (own.role == "assistant"))
-            self._result_chars.append(self._result_chars[-1] + own.result_chars)
-            self._media.append(self._media[-1] + own.media)
-            self.known += 1
+    def _add(self, facts: Iterable[MessageFacts]) -> None:
+        for message_facts in facts:
+            is_reply = message_facts.role == "assistant"
+            self._marks.append(self._marks[-1] + message_facts.marks)
+            self._replies.append(self._replies[-1] + is_reply)
+            self._result_chars.append(self._result_chars[-1] + message_facts.result_chars)
+            self._media.append(self._media[-1] + message_facts.media)
+            self.message_count += 1
 
     def of_first(self, length: int) -> Columns:
-        """The columns of the first *length* messages alone, for what may come after them."""
+        """Return new columns of the first *length* messages, to try other messages after them."""
         first = Columns()
-        first.known = min(length, self.known)
+        first.message_count = min(length, self.message_count)
         for name in _SUMS:
             setattr(first, name, getattr(self, name)[: length + 1])
         return first
 
-    def cut(self, length: int) -> None:
+    def rewind(self, length: int) -> None:
         """Forget all but the first *length* messages."""
-        self.known = min(length, self.known)
+        self.message_count = min(length, self.message_count)
         for name in _SUMS:
             del getattr(self, name)[length + 1 :]
 
@@ -65,71 +76,73 @@ class Columns:
 
     @property
     def marks(self) -> int:
-        """The number of cache marks."""
+        """Number of cache marks."""
         return self._marks[-1]
 
     def messages_with_marks(self) -> Iterator[int]:
-        """Their indexes, at the cost of these messages alone."""
+        """Yield the indices of the messages with cache marks. The other messages are not read."""
         return _rises(self._marks)
 
     # Tool results ---------------------------------------------------------------------------------
 
     def result_chars(self, start: int) -> int:
-        """The characters of the tool results from message *start* on; no one of them has more."""
+        """Return the number of characters of the tool results from message *start* on."""
         return self._result_chars[-1] - self._result_chars[start]
 
     # Images and documents -------------------------------------------------------------------------
 
     @property
     def media(self) -> int:
-        """The number of images and documents, those in tool results included."""
+        """Number of images and documents, those in tool results included."""
         return self._media[-1]
 
     def messages_with_media(self) -> Iterator[int]:
-        """The indexes of those that have some, at the cost of these messages alone."""
+        """Yield the indices of the messages with images or documents.
+
+        The other messages are not read.
+        """
         return _rises(self._media)
 
     # Replies --------------------------------------------------------------------------------------
 
     @property
     def calls(self) -> int:
-        """Model calls whose replies are part of the context."""
+        """Number of model calls whose replies are in the context."""
         return self._replies[-1]
 
     @property
     def messages_sent(self) -> int:
-        """Messages that the last call sent: those before its reply."""
+        """Number of messages that the last model call sent: those before its reply."""
         return self._first_after(self.calls) - 1 if self.calls else 0
 
     def reads(self, messages: Iterable[int], free_calls: int = 0) -> list[int]:
-        """For each of *messages* the calls that have read it, including the next one.
+        """Return for each of *messages* the number of model calls that read it, with the next one.
 
-        The first *free_calls* of each do not count.
+        *messages* are indices. The first *free_calls* of each message do not count.
         """
         last = self._replies[-1] + 1 - free_calls
         return [max(0, last - self._replies[message]) for message in messages]
 
     def recent_from(self, keep_recent: int) -> int:
-        """The index from which on messages are recent: the model has answered fewer than
-        *keep_recent* times since.
+        """Return the index of the first recent message.
 
-        A reply that nothing follows is always recent: tools have yet to read the inputs of its
-        calls.
+        A message is recent if the model has answered fewer than *keep_recent* times since. A reply
+        at the end is always recent, because tools will still read the inputs of its calls.
         """
         if self._replies[-1] > self._replies[-2:][0]:
             keep_recent = max(1, keep_recent)
-        wanted = self._replies[-1] - keep_recent + 1
-        return self._first_after(wanted) - 1 if wanted > 0 else 0
+        reply = self._replies[-1] - keep_recent + 1
+        return self._first_after(reply) - 1 if reply > 0 else 0
 
     def _first_after(self, reply: int) -> int:
-        """How many messages there are up to the end of reply number *reply*."""
+        """Return the index of the message after reply number *reply*, counted from 1."""
         return bisect_left(self._replies, reply)
 
 
 def _rises(sums: array[int]) -> Iterator[int]:
-    """The indexes of the messages that add to *sums*."""
-    seen = 0
-    while seen < sums[-1]:
-        index = bisect_right(sums, seen) - 1
+    """Yield the indices of the messages at which *sums* rises."""
+    total = 0
+    while total < sums[-1]:
+        index = bisect_right(sums, total) - 1
         yield index
-        seen = sums[index + 1]
+        total = sums[index + 1]

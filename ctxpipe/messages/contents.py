@@ -1,7 +1,7 @@
-"""Which text a block holds.
+"""The text of a block.
 
-This is the only place that knows it: measuring, offloading, previews, search, evidence and
-summaries all ask here. A block without such a text counts by its size in the request.
+Measuring, offloading, previews, search, evidence and summaries all read texts by these functions. A
+block without a text is measured by its size in the request.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from .vocabulary import OPAQUE, Block, field, kind
 
 _SERVER_FIELDS = ("title", "url", "stdout", "stderr", "error_code")
-"""Where server tools say something, beside their content."""
+"""Keys under which results of server tools have texts, in addition to their content."""
 
 
 def block_text(block: Block) -> str | None:
-    """Return the text that *block* holds; None if it holds none that a reader understands.
+    """Return the text of *block*; None if it has no readable text.
 
     Blocks with a text are text blocks, results of tools (also of those that a server runs), search
     results, documents that consist of text, and opaque items, whose text is their JSON.
@@ -40,9 +40,9 @@ def _text_or_kind(part: Block) -> str:
 
 
 def source_of(block: Block) -> str:
-    """Return where a search result or a document comes from: its title, and its address.
+    """Return the title and the address of a search result, or the title of a document.
 
-    "" for other blocks, and where *block* has neither.
+    "" for other blocks, and if *block* has neither.
     """
     title = _string(block, "title")
     match kind(block):
@@ -55,14 +55,14 @@ def source_of(block: Block) -> str:
 
 
 def is_text_part(part: Block) -> bool:
-    """Return True if *part* of a message or result consists of text that a file can hold instead.
+    """Return True if *part* of a message or result consists of text that can be moved to a file.
 
-    Not an opaque item: a request must contain it as it is, or not at all.
+    False for an opaque item: a request must contain it unchanged, or not at all.
     """
     return kind(part) != OPAQUE and _part_text(part) is not None
 
 
-# Parts: what a message or a result may hold, but no result --------------------------------------
+# Parts: blocks of a message or a result that are no results -------------------------------------
 
 
 def _part_text(part: Block) -> str | None:
@@ -79,7 +79,7 @@ def _part_text(part: Block) -> str | None:
 
 
 def _document_text(document: Block) -> str | None:
-    """Return the text of a document; None if it is elsewhere, encoded, or holds pictures."""
+    """Return the text of a document; None if it is a file, encoded data, or has pictures."""
     source = field(document, "source")
     text: str | None = None
     match field(source, "type"):
@@ -116,9 +116,9 @@ def _string(block: Block, name: str) -> str:
 
 
 def _server_result_text(result: Block) -> str | None:
-    """Return what a tool that a server runs has said; None if it said nothing that can be read.
+    """Return the text of the result of a server's tool; None if it has no readable text.
 
-    Depending on the tool the content is a text, a list of parts, or one value with its own fields,
+    Depending on the tool, the content is a text, a list of parts, or one value with its own fields,
     such as the output of a command, or a page with a document in it.
     """
     texts: list[str] = []
@@ -134,5 +134,4 @@ def _server_result_text(result: Block) -> str | None:
         elif kind(value):
             texts += [_string(value, name) for name in _SERVER_FIELDS]
             unread.append(field(value, "content"))
-    said = [text for text in texts if text]
-    return "\n".join(said) if said else None
+    return "\n".join([text for text in texts if text]) or None

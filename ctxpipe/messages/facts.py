@@ -1,8 +1,9 @@
-"""What one message is, read once: facts that depend on nothing but the message itself.
+"""Facts about one message that do not depend on the messages around it. Each message is read once.
 
-Among them are the rules of the Messages API that it breaks whatever is around it. Each rule rests
-on the API's reference, on its guides, or on the words of its refusals. Where these are silent,
-nothing is refused: a block of an unknown kind passes.
+Among the facts are the faults of a message: the rules of the Messages API that it breaks by itself.
+`rules` has the table of all rules, and checks those that need several messages. Each rule is based
+on the API's reference, its guides, or the texts of its refusals. Anything that these do not mention
+is accepted, such as a block of an unknown kind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .vocabulary import (
 
 _SYSTEM_KEYS = MESSAGE_KEYS | {"clear_at", "output_config"}
 _NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
-_SPEAKERS = {
+# By kind of block: the roles of the messages that may contain it. Others may be in any message.
+_ROLES_BY_KIND = {
     "tool_result": frozenset({"user"}),
     **dict.fromkeys(CALLS | THINKING | SERVER_RESULTS, frozenset({"assistant"})),
     **dict.fromkeys(_NOT_IN_SYSTEM, ROLES - {"system"}),
@@ -38,15 +40,16 @@ _SPEAKERS = {
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
 _SERVER_ID = re.compile(r"srvtoolu_[a-zA-Z0-9_]+")
 _SERVER_ID_KINDS = (SERVER_RESULTS - {"mcp_tool_result"}) | {"server_tool_use"}
-_DUMPED_KEYS = frozenset({"citations", "text"})  # a dump of a compaction block adds them
+_DUMPED_KEYS = frozenset({"citations", "text"})  # the SDK adds them to a compaction block
 MAX_TOOL_NAME = 200
-_SHOWN = 60  # characters of an id in a sentence
+_MAX_QUOTED_ID = 60  # characters of an id in an error
 
 
 class Fault(NamedTuple):
-    """A *rule* of the Messages API that a message breaks, by itself.
+    """A *rule* of the Messages API that a message breaks by itself.
 
-    *block* is the index of the block at fault, None where the message as a whole is at fault.
+    *text* describes the fault. *block* is the index of the block at fault; None if the message as a
+    whole is at fault.
     """
 
     rule: str
@@ -55,19 +58,20 @@ class Fault(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        """Whether a value cannot be encoded, as opposed to something that the API refuses."""
+        """True if a value cannot be encoded; False if the API would refuse the message."""
         return self.rule in ("value", "surrogate")
 
 
-class Facts(NamedTuple):
-    """What one message is.
+class MessageFacts(NamedTuple):
+    """Facts about one message.
 
-    *kinds* are those of its blocks; bare text counts as a text block. *calls* are the ids of its
-    tool_use blocks, *results* the ids that its tool_result blocks answer, both in order. *marks* is
-    its number of cache marks, *result_chars* are the characters of its tool results, one of blocks
-    counted as `UNMEASURED`. *media* counts its images and documents, those in results included.
-    With *has_server_tools* a block is about a tool that the server runs.
-    *faults* are the rules that it breaks by itself, values that cannot be encoded included.
+    *kinds* has the kinds of its blocks; text as content counts as a text block. *calls* has the ids
+    of its tool_use blocks, *results* the ids of the calls that its tool_result blocks answer, both
+    in order. *marks* is the number of its cache marks. *result_chars* is the number of characters
+    of its tool results; a result of blocks counts as `UNMEASURED`. *media* is the number of its
+    images and documents, those in results included. *has_server_tools* is True if it has a call or
+    a result of a tool that the server runs, or a call made by code of such a tool. *faults* has the
+    rules that it breaks by itself, and the values that cannot be encoded.
     """
 
     role: str
@@ -81,13 +85,16 @@ class Facts(NamedTuple):
     faults: Sequence[Fault] = ()
 
 
-NO_FACTS = Facts("")
+NO_FACTS = MessageFacts("")
 UNMEASURED = 10**12
-"""More characters than any text has: those of blocks depend on how they are written down."""
+"""Characters that a tool result of blocks counts as: more than any text has.
+
+The real number depends on the form in which the blocks are written to a file.
+"""
 
 
-def read_facts(message: Message) -> Facts:
-    """The facts of *message*, which must have passed `ensure_messages`."""
+def read_facts(message: Message) -> MessageFacts:
+    """Return the facts of *message*, which must have passed `ensure_messages`."""
     role = message["role"]
     content = message["content"]
     faults: list[Fault] = []
@@ -95,42 +102,42 @@ def read_facts(message: Message) -> Facts:
         faults += _key_faults(message)
     if not content or isinstance(content, str):
         faults += _text_faults(message)
-        return Facts(role, ("text",) if content else (), faults=tuple(faults))
-    kinds = list(map(kind, content))
+        return MessageFacts(role, ("text",) if content else (), faults=tuple(faults))
+    kinds = [kind(block) for block in content]
     calls: list[str] = []
     results: list[str] = []
     marks = 0
     result_chars = 0
     media = 0
     has_server_tools = False
-    number_of_results = kinds.count("tool_result")
+    result_count = kinds.count("tool_result")
     for place, block in enumerate(content):
         name = kinds[place]
         # A dict's own method: `field` for each key would take most of the time.
-        read = block.get if isinstance(block, dict) else partial(field, block)
-        inner = read("content")
-        for rule, text in _block_faults(role, name, block, read):
+        get = block.get if isinstance(block, dict) else partial(field, block)
+        inner = get("content")
+        for rule, text in _block_faults(role, name, block, get):
             faults.append(Fault(rule, text, place))
         if name == "tool_use":
-            calls.append(str(read("id", "")))
-            has_server_tools = has_server_tools or read("caller") is not None
+            calls.append(str(get("id", "")))
+            has_server_tools = has_server_tools or get("caller") is not None
         elif name == "tool_result":
-            results.append(str(read("tool_use_id", "")))
+            results.append(str(get("tool_use_id", "")))
             result_chars += len(inner) if isinstance(inner, str) else UNMEASURED
-            if place >= number_of_results:
+            if place >= result_count:
                 faults.append(Fault("results-first", "a tool_result after another block", place))
         elif name in SERVER_CALLS or is_server_result(name):
             has_server_tools = True
         if name not in THINKING and (fault := encoding_fault(block)):
             faults.append(_value_fault(fault, place))
-        marks += bool(read("cache_control"))
+        marks += bool(get("cache_control"))
         if isinstance(inner, list | tuple):
             marks += sum(bool(field(part, "cache_control")) for part in inner)
             media += sum(kind(part) in MEDIA for part in inner)
         media += name in MEDIA
     if role == "assistant" and kinds[-1] in THINKING:
         faults.append(Fault("thinking", "it ends in a thinking block", len(kinds) - 1))
-    return Facts(
+    return MessageFacts(
         role, kinds, calls, results, marks, result_chars, media, has_server_tools, tuple(faults)
     )
 
@@ -147,7 +154,7 @@ def _key_faults(message: Message) -> list[Fault]:
 
 
 def _text_faults(message: Message) -> list[Fault]:
-    """What is wrong with the text of *message*, which has no blocks."""
+    """Return the faults of *message*, whose content is text or empty."""
     text = message["content"]
     if is_blank(text):
         return [] if is_directive(message) else [Fault("empty", "it is empty")]
@@ -162,24 +169,27 @@ def _value_fault(fault: str, place: int | None = None) -> Fault:
 
 
 def _block_faults(
-    role: str, name: str, block: Block, read: Callable[..., Any]
+    role: str, name: str, block: Block, get: Callable[..., Any]
 ) -> Iterator[tuple[str, str]]:
-    """What is wrong with one *block* of the kind *name*, whose keys *read* returns."""
-    if role not in _SPEAKERS.get(name, ROLES):
+    """Yield the rules that a *block* of the kind *name* breaks, each with a text.
+
+    *get* returns the value of a key of the block.
+    """
+    if not can_contain(role, name):
         article = "an" if role == "assistant" else "a"
-        what = "thinking block" if name in THINKING else name
-        yield "speaker", f"a {what} in {article} {role} message"
+        noun = "thinking block" if name in THINKING else name
+        yield "speaker", f"a {noun} in {article} {role} message"
     if name == "text":
-        if is_blank(read("text")):
+        if is_blank(get("text")):
             yield "empty", "an empty text block"
     elif name in CALLS:
-        yield from _call_faults(name, block, read)
+        yield from _call_faults(name, block, get)
     elif name == "tool_result" or name in SERVER_RESULTS:
-        yield from _result_faults(name, read)
+        yield from _result_faults(name, get)
     elif name in THINKING:
         if not is_signed(block):
             yield "thinking", "a thinking block without its signature"
-        if read("cache_control"):
+        if get("cache_control"):
             yield "thinking", "a thinking block with a cache mark"
     elif name == "compaction":
         yield from _compaction_faults(block)
@@ -188,21 +198,21 @@ def _block_faults(
 
 
 def is_message_key(role: str, key: object) -> bool:
-    """Whether a message of *role* may have *key*."""
+    """Return True if a message of *role* may have *key*."""
     return key in (_SYSTEM_KEYS if role == "system" else MESSAGE_KEYS)
 
 
 def is_directive(message: Message) -> bool:
-    """Whether *message* is a system message that only sets options.
+    """Return True if *message* is a system message that only sets options.
 
-    Such a message may be empty, and be anywhere in the conversation.
+    Such a message is empty and may be anywhere in the conversation.
     """
     is_empty = message["role"] == "system" and not message["content"]
     return is_empty and bool(field(message, "output_config"))
 
 
 def is_blank(text: object) -> bool:
-    """Whether a text block with *text* would be refused as empty."""
+    """Return True if the API would refuse a text block with *text* as empty."""
     return not text or (isinstance(text, str) and text.isspace())
 
 
@@ -213,49 +223,52 @@ def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
         yield "block-key", "a compaction block with a key that is not its own"
 
 
-def _result_faults(name: str, read: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    call_id = read("tool_use_id")
+def _result_faults(name: str, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    call_id = get("tool_use_id")
     if not is_id(call_id, name):
-        yield "tool-id", f"the tool_use_id {quote(call_id)} is none that the API takes"
+        yield "tool-id", f"the API does not accept the tool_use_id {quoted_id(call_id)}"
     if name != "tool_result":
         return
-    content = read("content")
-    if isinstance(content, list | tuple) and not all(map(kind, content)):
-        yield "block-type", "a tool_result that holds a block without a type"
-    if not read("is_error"):
+    content = get("content")
+    if isinstance(content, list | tuple) and not all(kind(inner) for inner in content):
+        yield "block-type", "a tool_result that contains a block without a type"
+    if not get("is_error"):
         return
     if not content:
-        yield "error-result", "an error that says nothing"
+        yield "error-result", "an error without a text"
     elif not isinstance(content, str) and any(kind(inner) != "text" for inner in content):
-        yield "error-result", "an error that is not text alone"
+        yield "error-result", "an error with a block that is not text"
 
 
-def _call_faults(name: str, block: Block, read: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    call_id = read("id")
+def _call_faults(name: str, block: Block, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    call_id = get("id")
     if not is_id(call_id, name):
-        yield "tool-id", f"the id {quote(call_id)} is none that the API takes"
-    if not is_tool_name(read("name")):
-        yield "tool-name", f"a {name} that names no tool"
-    arguments = read("input")
+        yield "tool-id", f"the API does not accept the id {quoted_id(call_id)}"
+    if not is_tool_name(get("name")):
+        yield "tool-name", f"a {name} without a valid tool name"
+    arguments = get("input")
     if not is_object(arguments):
         yield "tool-input", f"a {name} whose input is {type(arguments).__name__}, not an object"
     if surplus_keys(block, name):
-        caller = type(read("caller")).__name__
+        caller = type(get("caller")).__name__
         yield "block-key", f"a {name} whose caller is {caller}, not an object"
 
 
-def is_said_by(role: str, name: str) -> bool:
-    """Whether a block of the kind *name* may be in a message of *role*; unknown kinds may."""
-    return role in _SPEAKERS.get(name, ROLES)
+def can_contain(role: str, name: str) -> bool:
+    """Return True if a message of *role* can contain a block of the kind *name*.
+
+    Any message can contain a block of an unknown kind.
+    """
+    return role in _ROLES_BY_KIND.get(name, ROLES)
 
 
 def is_server_result(name: str) -> bool:
-    """Whether blocks of the kind *name* are results of tools that the server runs."""
+    """Return True if blocks of the kind *name* are results of tools that the server runs."""
     return name.endswith("_tool_result")
 
 
 def surplus_keys(block: Block, name: str) -> list[str]:
-    """The keys of a call or a compaction block, of the kind *name*, that the API refuses there."""
+    """Return the keys that the API refuses in a call or a compaction block of the kind *name*."""
     if isinstance(block, MAPPINGS):
         keys: Iterable[str] = block
     else:
@@ -269,37 +282,40 @@ def surplus_keys(block: Block, name: str) -> list[str]:
 
 
 def has_server_id(name: str) -> bool:
-    """Whether blocks of the kind *name* carry the id of a tool that the API runs itself."""
+    """Return True if blocks of the kind *name* have the id of a call that the API itself runs."""
     return name in _SERVER_ID_KINDS
 
 
 def is_id(value: object, name: str) -> bool:
-    """Whether the API takes *value* as the id of a call in a block of the kind *name*."""
+    """Return True if the API accepts *value* as the id of a call in a block of the kind *name*."""
     pattern = _SERVER_ID if name in _SERVER_ID_KINDS else _ID
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_tool_name(value: object) -> bool:
-    """Whether the API takes *value* as the name of the tool that is called."""
+    """Return True if the API accepts *value* as the name of a tool."""
     return isinstance(value, str) and 0 < len(value) <= MAX_TOOL_NAME
 
 
 def is_object(value: object) -> bool:
-    """Whether the API takes *value* as the input of a call."""
+    """Return True if the API accepts *value* as the input of a call."""
     return isinstance(value, MAPPINGS) or hasattr(value, "model_dump")
 
 
 def is_signed(block: Block) -> bool:
-    """Whether a thinking *block* carries what proves it to be the model's own."""
+    """Return True if a thinking *block* has a signature, or the data of redacted thinking.
+
+    These prove to the API that the model wrote the thinking.
+    """
     key = "signature" if kind(block) == "thinking" else "data"
     proof = field(block, key)
     return isinstance(proof, str) and bool(proof)
 
 
-def quote(value: object) -> str:
-    """*value*, an id, as an error shows it."""
-    if not isinstance(value, str):
-        return type(value).__name__
-    if len(value) > _SHOWN:
-        value = f"{value[:_SHOWN]}…"
-    return repr(value)
+def quoted_id(call_id: object) -> str:
+    """Return *call_id* as an error shows it: shortened, in quotes; its type if it is no text."""
+    if not isinstance(call_id, str):
+        return type(call_id).__name__
+    if len(call_id) > _MAX_QUOTED_ID:
+        call_id = f"{call_id[:_MAX_QUOTED_ID]}…"
+    return repr(call_id)

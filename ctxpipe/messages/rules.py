@@ -1,7 +1,7 @@
-"""The rules of the Messages API for a conversation, and the check of them.
+"""The rules of the Messages API for a conversation, and a check of them.
 
-Each rule rests on the API's reference, on its guides, or on the words of its refusals. Where these
-are silent, nothing is refused: a block of an unknown kind passes.
+Each rule is based on the API's reference, its guides, or the texts of its refusals. Anything that
+these do not mention is accepted, such as a block of an unknown kind.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from ..errors import InvalidHistory
 from .columns import Columns
 from .facts import (
     NO_FACTS,
-    Facts,
+    MessageFacts,
     is_directive,
     is_id,
     is_server_result,
-    quote,
+    quoted_id,
     read_facts,
 )
 from .vocabulary import (
@@ -39,12 +38,19 @@ from .vocabulary import (
 MAX_CACHE_MARKS = 4
 
 MarkPlace: TypeAlias = tuple[int, int | None]
-"""The index of a block with a cache mark, and the inner index where a tool result holds it."""
+"""The index of a block with a cache mark, and the index inside that block, or None.
+
+The second index is set if the mark is on a block inside a tool result.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of the Messages API: its *name*, what it *says*, and what *repair* does about it."""
+    """A rule of the Messages API.
+
+    *says* is the rule in a sentence. *repair* says how a history that breaks it is repaired; it is
+    empty if that is not possible: then the history is refused with InvalidHistory.
+    """
 
     name: str
     says: str
@@ -54,98 +60,106 @@ class Rule:
 RULES = (
     Rule(
         "empty",
-        "A message says something, and no text block is blank.",
-        "The block goes, or the message.",
+        "A message has content, and no text block is blank.",
+        "The block is removed, or the message.",
     ),
     Rule(
         "first-message",
-        "The first message is the user's, or opens with a compaction block.",
-        "A line opens it.",
+        "The first message is the user's, or begins with a compaction block.",
+        "A line of the user is added before it.",
     ),
     Rule(
-        "message-key", "A message has `role` and `content`, and no other key.", "The other keys go."
+        "message-key",
+        "A message has `role` and `content`, and no other key.",
+        "The other keys are removed.",
     ),
     Rule(
-        "block-type", "Each block has a type.", "A text becomes a text block; anything else goes."
+        "block-type",
+        "Each block has a type.",
+        "A block with a text becomes a text block; any other is removed.",
     ),
     Rule(
-        "block-key", "A caller is an object; a compaction block has its own keys.", "The key goes."
+        "block-key",
+        "The caller of a call is an object; a compaction block has only its own keys.",
+        "The key is removed.",
     ),
     Rule(
         "speaker",
         "Only the assistant calls tools and thinks; only the user answers calls.",
-        "The block goes.",
+        "The block is removed.",
     ),
     Rule(
         "results-first",
-        "Tool results come before all else in their message.",
+        "Tool results come before the other blocks of their message.",
         "They move to the front.",
     ),
     Rule(
         "thinking",
-        "Thinking is signed, unmarked, and not the end of its message.",
-        "It, or its mark, goes.",
+        "Thinking is signed, has no cache mark, and is not the end of its message.",
+        "The thinking is removed, or its mark.",
     ),
     Rule(
         "tool-id",
         "Ids of calls have the form that the API gives them.",
-        "Call and result get the same other id.",
+        "The call and its result get the same new id.",
     ),
     Rule(
         "repeated-id",
-        "The ids of one message's calls differ.",
-        "The later call gets an id of its own.",
+        "The calls of one message have different ids.",
+        "The later call gets a new id.",
     ),
     Rule(
         "tool-name",
-        "A call names its tool, in 1 to 200 characters.",
-        "`unknown_tool`, or the first 200.",
+        "The name of a call's tool has 1 to 200 characters.",
+        "The name becomes `unknown_tool`, or is shortened.",
     ),
     Rule(
         "tool-input",
         "The input of a call is an object.",
-        "JSON text is read; anything else goes under `input`.",
+        "JSON text is parsed; any other value is put under the key `input`.",
     ),
     Rule(
         "tool-pair",
-        "The next message answers each call, once.",
-        "A result that says so is added; an orphan goes.",
+        "The next message answers each call exactly once.",
+        "A missing result is added, and says so; a result without a call is removed.",
     ),
     Rule(
         "error-result",
-        "A result that is an error says so, in text alone.",
-        "Words are added; else it is no error.",
+        "A result that is an error has text, and nothing else.",
+        "A text is added; a result with other blocks is no error any more.",
     ),
     Rule(
         "server-tool",
-        "A server tool's call and result lie in one turn.",
-        "The half that is left goes.",
+        "The call and the result of a server tool are in one turn.",
+        "The call or result without the other is removed.",
     ),
-    Rule("system-place", "A later system message ends what the user said.", "It moves behind it."),
+    Rule(
+        "system-place",
+        "A later system message comes after a user message, before the reply.",
+        "It moves there.",
+    ),
     Rule(
         "compaction",
         "A compaction block is not empty; a signed one comes first.",
-        "It goes, or what it replaced.",
+        "It is removed, or the messages that it summarizes.",
     ),
     Rule(
         "cache-marks",
-        "A request has at most four cache marks, the longest first.",
-        "The last stay, shortened.",
+        "A request has at most four cache marks, those for an hour first.",
+        "The last four stay; a late mark for an hour is shortened.",
     ),
     Rule("surrogate", "Every text can be sent as UTF-8.", "Lone surrogates become U+FFFD."),
     Rule("value", "The client library can encode every value.", ""),
 )
-"""The rules that `check` knows.
-
-One with an empty *repair* is refused with InvalidHistory: nothing can be done.
-"""
+"""The rules that `check` checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A *rule* of the Messages API that message *index* breaks.
 
-    *block* is the index of the block at fault, None where the message as a whole is at fault.
+    *text* describes the fault. *block* is the index of the block at fault; None if the message as a
+    whole is at fault.
     """
 
     index: int
@@ -162,18 +176,18 @@ class Problem:
 # The check ----------------------------------------------------------------------------------------
 
 
-class MarksBeside(NamedTuple):
-    """The cache_control marks of a request that are not in its messages.
+class OtherMarks(NamedTuple):
+    """The cache marks (`cache_control`) of a request that are outside its messages.
 
-    *begin_short*: a mark in the tools or the system prompt is for less than an hour, so that no
-    mark for an hour may follow it.
+    *has_short* is True if a mark in the tools or the system prompt is for less than an hour: then
+    no mark in the messages may be for an hour.
     """
 
-    number: int = 0
-    begin_short: bool = False
+    mark_count: int = 0
+    has_short: bool = False
 
 
-NO_MARKS = MarksBeside()
+NO_OTHER_MARKS = OtherMarks()
 
 
 def check(
@@ -182,42 +196,44 @@ def check(
     *,
     encoding: bool = True,
     columns: Columns | None = None,
-    beside: MarksBeside = NO_MARKS,
+    other_marks: OtherMarks = NO_OTHER_MARKS,
 ) -> list[Problem]:
-    """The rules of the Messages API that *messages* break, from message *start* on.
+    """Return the rules of the Messages API that *messages* break, from message *start* on.
 
-    A call at the end that still waits for its result is no problem. Without *encoding* neither are
-    lone surrogates (the stages store them as they are). *columns* hold the facts of messages that
-    are known, and take those of the others; without them all messages are read. *beside* are the
-    marks in the rest of the request.
+    A call at the end that still waits for its result is no problem. Without *encoding*, lone
+    surrogates are no problem either, because stages store them unchanged. *columns* are those of
+    the messages before *start*, or of more; the facts of the others are added to them. Without
+    *columns* all messages are read. *other_marks* are the cache marks in the rest of the request.
     """
     head = head_length(messages)
     problems: list[Problem] = []
-    if start <= head < len(messages) and not may_open(messages[head]):
-        problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
+    if start <= head < len(messages) and not can_come_first(messages[head]):
+        text = "the first message is not the user's"
+        problems.append(Problem(head, text, rule="first-message"))
     if columns is None:
         columns = Columns()
     facts = columns.read(messages, start)
     before = NO_FACTS
     if start and facts and (facts[0].results or messages[start - 1]["role"] == "system"):
         before = read_facts(messages[start - 1])
-    walk = _Walk(messages, head)
+    progress = _CheckProgress(messages, head)
     for index, own in enumerate(facts, start):
         for fault in own.faults:
-            # The head stays as it is, as long as it can be sent at all.
-            if encoding if fault.is_value else index >= head:
-                problems += [Problem(index, fault.text, fault.block, fault.rule)]
+            # System messages of the head need not follow the rules, only be encodable.
+            is_problem = encoding if fault.is_value else index >= head
+            if is_problem:
+                problems.append(Problem(index, fault.text, fault.block, fault.rule))
         if index >= head:
             after = facts[index - start + 1] if index + 1 < len(messages) else None
-            problems += _problems_of_place(walk, index, before, own, after)
+            problems += _problems_of_place(progress, index, before, own, after)
         before = own
-    return problems + mark_problems(messages, columns, beside)
+    return problems + mark_problems(messages, columns, other_marks)
 
 
 def ensure_sendable_values(problems: Iterable[Problem]) -> None:
     """Raise InvalidHistory for a value that no client can send, such as one nested too deeply.
 
-    *problems* are those that `check` has found. Other problems can be repaired.
+    *problems* are those that `check` has returned. Other problems can be repaired.
     """
     for problem in problems:
         if problem.rule == "value":
@@ -225,61 +241,73 @@ def ensure_sendable_values(problems: Iterable[Problem]) -> None:
 
 
 def _problems_of_place(
-    walk: _Walk, index: int, before: Facts, own: Facts, after: Facts | None
+    progress: _CheckProgress,
+    index: int,
+    before: MessageFacts,
+    own: MessageFacts,
+    after: MessageFacts | None,
 ) -> list[Problem]:
-    """The rules that message *index* breaks among its neighbors; *walk* has come that far."""
-    messages = walk.messages
+    """Return the rules that message *index* breaks together with the messages around it.
+
+    *before*, *own* and *after* are the facts of the previous message, the message itself, and the
+    next one; *after* is None at the end. The messages before it were checked with *progress*.
+    """
+    messages = progress.messages
     problems: list[Problem] = []
     if own.calls or own.results:
         problems += pair_problems(messages, index, before, own, after)
-    if own.role == "user" and len(own.results) < len(own.kinds):  # it says more than results
-        problems += _calls_without_result(walk, index)
-        problems += _waiting_program_calls(walk, index)
+    if own.role == "user" and len(own.results) < len(own.kinds):  # it has more than results
+        problems += _calls_without_result(progress, index)
+        problems += _waiting_program_calls(progress, index)
     elif own.has_server_tools and own.role != "user":
-        problems += walk.server_calls(index + 1).problems_of(index)
+        problems += progress.server_calls(index + 1).problems_of(index)
     if "system" in (own.role, before.role):
-        problems += _system_problems(walk, index)
+        problems += _system_problems(progress, index)
     if "compaction" in own.kinds:
-        problems += _compaction_problems(messages, index, walk.head)
+        problems += _compaction_problems(messages, index, progress.head)
     return problems
 
 
-class _Walk:
-    """What a check remembers on its way through *messages*, of which the first *head* are system.
+class _CheckProgress:
+    """Facts that a check remembers while it goes through *messages*, from the first to the last.
 
-    A message is judged by others that may be far before it. Each message is looked at once for
-    that, however many are judged by it: a history may have thousands of messages of one role in a
-    row.
+    The first *head* messages are system messages.
+
+    Whether a message breaks a rule may depend on a message far before it, such as the last one of
+    the assistant. A history may have thousands of messages of one role in a row, so a search
+    backwards for each of them would take quadratic time. Here each search ends where the previous
+    search began.
     """
 
     def __init__(self, messages: Sequence[Message], head: int) -> None:
         self.messages = messages
         self.head = head
         self.answered: set[int] = set()
-        """The replies after which the user was seen to say more than results."""
+        """Indices of the replies after which the user has said more than results."""
         self._server_calls: _ServerCalls | None = None
+        # By is_reply: where the last search began, and its result.
         self._last: dict[bool, tuple[int, int]] = {}
 
     def last_reply(self, index: int) -> int:
-        """The newest assistant message before message *index*, -1 without one."""
+        """Return the index of the last assistant message before message *index*; -1 if none."""
         return self._last_match(index, is_reply=True)
 
     def last_speaker(self, index: int) -> int:
-        """The newest message before message *index* that is no system message, -1 without one."""
+        """Return the index of the last message before *index* that is no system message, or -1."""
         return self._last_match(index, is_reply=False)
 
     def _last_match(self, index: int, *, is_reply: bool) -> int:
-        stop, found = self._last.get(is_reply, (0, -1))
+        stop, match = self._last.get(is_reply, (0, -1))
         for place in range(index - 1, stop - 1, -1):
             role = self.messages[place]["role"]
             if role == "assistant" or (role != "system" and not is_reply):
-                found = place
+                match = place
                 break
-        self._last[is_reply] = (index, found)
-        return found
+        self._last[is_reply] = (index, match)
+        return match
 
     def server_calls(self, stop: int) -> _ServerCalls:
-        """The server tools' calls in the turn that has come up to message *stop*."""
+        """Return the server tools' calls in the turn of message *stop*, read up to that message."""
         if self._server_calls is None:
             start = stop
             while start > self.head and not closes_turn(self.messages[start - 1]):
@@ -289,8 +317,8 @@ class _Walk:
         return self._server_calls
 
 
-def may_open(message: Message) -> bool:
-    """Whether a conversation may begin with *message*."""
+def can_come_first(message: Message) -> bool:
+    """Return True if *message* can be the first after the system messages."""
     if message["role"] == "user":
         return True
     content = blocks(message)
@@ -301,11 +329,16 @@ def may_open(message: Message) -> bool:
 
 
 def pair_problems(
-    messages: Sequence[Message], index: int, before: Facts, own: Facts, after: Facts | None
+    messages: Sequence[Message],
+    index: int,
+    before: MessageFacts,
+    own: MessageFacts,
+    after: MessageFacts | None,
 ) -> list[Problem]:
-    """The calls and results of message *index* that have no counterpart.
+    """Return the calls and results of message *index* that have no counterpart.
 
-    *own* are its facts, *before* and *after* those of its neighbors.
+    *before*, *own* and *after* are the facts of the previous message, the message itself, and the
+    next one; *after* is None at the end.
     """
     problems: list[Problem] = []
     calls = own.calls
@@ -313,22 +346,22 @@ def pair_problems(
     if calls and after is not None:
         if len(set(calls)) < len(calls):
             text = "the id {} for more than one tool_use"
-            repeated = _surplus(calls, list(set(calls)))
-            problems += _id_problems(message, index, "tool_use", repeated, "repeated-id", text)
+            repeated_ids = _surplus(calls, list(set(calls)))
+            problems += _id_problems(message, index, "tool_use", repeated_ids, "repeated-id", text)
         if calls != after.results:
             text = "the tool_use {} has no tool_result in the next message"
-            unanswered = _surplus(calls, after.results)
-            problems += _id_problems(message, index, "tool_use", unanswered, "tool-pair", text)
+            unanswered_ids = _surplus(calls, after.results)
+            problems += _id_problems(message, index, "tool_use", unanswered_ids, "tool-pair", text)
     if own.results and own.results != before.calls:
         text = "the tool_result {} has no tool_use in the message before"
-        orphans = _surplus(own.results, before.calls)
-        problems += _id_problems(message, index, "tool_result", orphans, "tool-pair", text)
+        orphan_ids = _surplus(own.results, before.calls)
+        problems += _id_problems(message, index, "tool_result", orphan_ids, "tool-pair", text)
     return problems
 
 
-def _surplus(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
-    """The ids that are in *ours* more often than in *theirs*."""
-    return Counter(ours) - Counter(theirs)
+def _surplus(ids: Sequence[str], other_ids: Sequence[str]) -> Iterable[str]:
+    """Return the ids that are in *ids* more often than in *other_ids*."""
+    return Counter(ids) - Counter(other_ids)
 
 
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
@@ -337,21 +370,27 @@ _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 def _id_problems(
     message: Message, index: int, block_kind: str, ids: Iterable[str], rule: str, text: str
 ) -> Iterator[Problem]:
-    """A problem for each of *ids*, at the last block of that kind that has it."""
+    """Yield a problem for each of *ids*, at the last block of *block_kind* that has the id.
+
+    *text* has a placeholder for the id.
+    """
     key = _ID_KEYS[block_kind]
     last_places: dict[str, int] = {}
     for place, block in enumerate(blocks(message)):
         if kind(block) == block_kind:
             last_places[str(field(block, key, ""))] = place
-    for name in ids:
-        yield Problem(index, text.format(quote(name)), last_places.get(name), rule)
+    for call_id in ids:
+        yield Problem(index, text.format(quoted_id(call_id)), last_places.get(call_id), rule)
 
 
 # Server tools -------------------------------------------------------------------------------------
+#
+# The call of a server tool and its result are blocks of one turn of the assistant, maybe of several
+# messages of it. Messages of the user with nothing but results of other calls do not end the turn.
 
 
 def closes_turn(message: Message) -> bool:
-    """Whether the user says more than the results of calls, which ends the assistant's turn."""
+    """Return True if *message* ends the assistant's turn: the user says more than results."""
     if message["role"] != "user":
         return False
     content = message["content"]
@@ -361,19 +400,23 @@ def closes_turn(message: Message) -> bool:
 
 
 def server_call(block: Block) -> str | None:
-    """The id of *block* if it is a server tool's call."""
-    return str(field(block, "id", "")) if kind(block) in SERVER_CALLS else None
+    """Return the id of *block* if it is a server tool's call, else None."""
+    if kind(block) not in SERVER_CALLS:
+        return None
+    return str(field(block, "id", ""))
 
 
 def server_result(block: Block) -> str | None:
-    """The id of the call that *block* answers if it is a server tool's result."""
-    return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
+    """Return the id of the call that *block* answers if it is a server tool's result, else None."""
+    if not is_server_result(kind(block)):
+        return None
+    return str(field(block, "tool_use_id", ""))
 
 
 class _ServerCalls:
-    """The calls of server tools in a turn, as far as it was read.
+    """The calls of server tools in a turn, up to the message that was read last.
 
-    *pending* are the places of those without a result yet, by id. What is wrong with a message is
+    *pending* has the places of the calls without a result so far, by id. A problem of a message is
     a result or a caller that has no call before it in its turn.
     """
 
@@ -383,11 +426,11 @@ class _ServerCalls:
         self._problems: dict[int, list[Problem]] = {}
 
     def problems_of(self, index: int) -> list[Problem]:
-        """The problems of message *index*, which was read."""
+        """Return the problems of message *index*, which was read."""
         return self._problems.get(index, [])
 
     def read(self, messages: Sequence[Message], stop: int) -> None:
-        """Read on to message *stop*."""
+        """Read the messages up to *stop* that were not read yet."""
         for index in range(self._next, stop):
             if closes_turn(messages[index]):
                 self.pending = {}
@@ -397,41 +440,51 @@ class _ServerCalls:
         self._next = max(self._next, stop)
 
     def _read_block(self, index: int, place: int, block: Block) -> None:
-        call, result, caller = server_call(block), server_result(block), program(block)
-        # Of a kind that is known, or with the id of a server tool's call.
+        call = server_call(block)
+        result = server_result(block)
+        caller = program(block)
+        # A result of an unknown kind counts only if it has the id of a server tool's call.
         is_sure = kind(block) in SERVER_RESULTS or is_id(result, "server_tool_use")
         if call is not None:
             self.pending.setdefault(call, []).append((index, place))
         if result is not None and self.pending.get(result):
             self.pending[result].pop()
         elif result is not None and is_sure:
-            text = f"the {kind(block)} {quote(result)} has no call before it in its turn"
+            text = f"the {kind(block)} {quoted_id(result)} has no call before it in its turn"
             self._add_problem(index, place, text)
         if caller is not None and caller not in self.pending:
-            self._add_problem(index, place, f"the call's caller {quote(caller)} is not in its turn")
+            text = f"the call's caller {quoted_id(caller)} is not in its turn"
+            self._add_problem(index, place, text)
 
     def _add_problem(self, index: int, place: int, text: str) -> None:
         self._problems.setdefault(index, []).append(Problem(index, text, place, "server-tool"))
 
 
-def _calls_without_result(walk: _Walk, index: int) -> list[Problem]:
-    """The server tools' calls without a result in the turn that ends before message *index*."""
+def _calls_without_result(progress: _CheckProgress, index: int) -> list[Problem]:
+    """Return the server tools' calls without a result in the turn that ends before *index*."""
+    places: list[tuple[int, int, str]] = []
+    for call_id, call_places in progress.server_calls(index).pending.items():
+        for message_index, place in call_places:
+            places.append((message_index, place, call_id))
     problems: list[Problem] = []
-    for call, places in walk.server_calls(index).pending.items():
-        for at, place in places:
-            name = kind(blocks(walk.messages[at])[place])
-            text = f"the {name} {quote(call)} has no result in its turn"
-            problems.append(Problem(at, text, place, "server-tool"))
-    return sorted(problems, key=attrgetter("index", "block"))
+    for message_index, place, call_id in sorted(places):
+        name = kind(blocks(progress.messages[message_index])[place])
+        text = f"the {name} {quoted_id(call_id)} has no result in its turn"
+        problems.append(Problem(message_index, text, place, "server-tool"))
+    return problems
 
 
-def _waiting_program_calls(walk: _Walk, index: int) -> Iterator[Problem]:
-    """The calls of programs that message *index* should answer, but which says more."""
-    before = walk.last_reply(index)
-    if before < 0 or before in walk.answered:
+def _waiting_program_calls(progress: _CheckProgress, index: int) -> Iterator[Problem]:
+    """Yield the calls of programs before message *index*, if that has more than their results.
+
+    A program that a server tool runs waits for the results of its calls. The API then accepts
+    nothing but results.
+    """
+    before = progress.last_reply(index)
+    if before < 0 or before in progress.answered:
         return
-    walk.answered.add(before)
-    for place, block in enumerate(blocks(walk.messages[before])):
+    progress.answered.add(before)
+    for place, block in enumerate(blocks(progress.messages[before])):
         if kind(block) == "tool_use" and program(block) is not None:
             text = "the user says more than the results that the call's program waits for"
             yield Problem(before, text, place, "server-tool")
@@ -440,23 +493,26 @@ def _waiting_program_calls(walk: _Walk, index: int) -> Iterator[Problem]:
 # Places -------------------------------------------------------------------------------------------
 
 
-def _system_problems(walk: _Walk, index: int) -> list[Problem]:
-    """The system message in the wrong place that message *index* is, or shows to be one."""
-    messages = walk.messages
+def _system_problems(progress: _CheckProgress, index: int) -> list[Problem]:
+    """Return the problem of a system message at *index*, or just before it, in the wrong place."""
+    messages = progress.messages
     if _is_system(messages[index]):
-        if not _follows_user(messages[walk.last_speaker(index)]):
-            text = "a system message after the assistant's"
-            return [Problem(index, text, rule="system-place")]
-    elif (
-        messages[index]["role"] == "user" and index > walk.head and _is_system(messages[index - 1])
-    ):
-        text = "a system message before the user's"
-        return [Problem(index - 1, text, rule="system-place")]
-    return []
+        if _can_precede_system(messages[progress.last_speaker(index)]):
+            return []
+        return [Problem(index, "a system message after the assistant's", rule="system-place")]
+    is_before_user = (
+        messages[index]["role"] == "user"
+        and index > progress.head
+        and _is_system(messages[index - 1])
+    )
+    if not is_before_user:
+        return []
+    return [Problem(index - 1, "a system message before the user's", rule="system-place")]
 
 
 def _compaction_problems(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
-    """The compaction blocks of message *index* that are in the wrong place."""
+    """Return the problems of compaction blocks of message *index* in the wrong place."""
+    is_after_signed = any(is_replacement(block) for block in blocks(messages[head])[:1])
     problems: list[Problem] = []
     for place, block in enumerate(blocks(messages[index])):
         is_first = index == head and place == 0
@@ -465,14 +521,17 @@ def _compaction_problems(messages: Sequence[Message], index: int, head: int) -> 
         if is_replacement(block):
             text = "a signed compaction block that is not first"
             problems.append(Problem(index, text, place, "compaction"))
-        elif any(map(is_replacement, blocks(messages[head])[:1])):
+        elif is_after_signed:
             text = "a compaction block after a signed one"
             problems.append(Problem(index, text, place, "compaction"))
     return problems
 
 
 def is_replacement(block: Block) -> bool:
-    """Whether *block* is a compaction block that must come first and replace what it summarizes."""
+    """Return True if *block* is a signed compaction block.
+
+    It must come first, in place of the messages that it summarizes.
+    """
     is_summary = kind(block) == "compaction" and bool(field(block, "content"))
     return is_summary and bool(field(block, "signature"))
 
@@ -481,58 +540,63 @@ def _is_system(message: Message) -> bool:
     return message["role"] == "system" and not is_directive(message)
 
 
-def _follows_user(before: Message) -> bool:
-    """Return True if a system message may follow *before*.
+def _can_precede_system(message: Message) -> bool:
+    """Return True if a system message can follow *message*.
 
     That is a message of the user, or one that ends with the result of a server tool.
     """
-    last = blocks(before)[-1:]
-    return before["role"] == "user" or any(is_server_result(kind(block)) for block in last)
+    last = blocks(message)[-1:]
+    return message["role"] == "user" or any(is_server_result(kind(block)) for block in last)
 
 
-# Marks for the cache ------------------------------------------------------------------------------
+# Cache marks --------------------------------------------------------------------------------------
 
 
 def mark_problems(
-    messages: Sequence[Message], columns: Columns, beside: MarksBeside = NO_MARKS
+    messages: Sequence[Message], columns: Columns, other_marks: OtherMarks = NO_OTHER_MARKS
 ) -> list[Problem]:
-    """Whether *messages*, of these *columns*, have too many marks, or one for an hour too late."""
+    """Return the problem of too many cache marks, or of a mark for an hour after a shorter one.
+
+    *columns* are those of *messages*.
+    """
     if not columns.marks:
         return []
-    most = marks_left(beside)
-    if columns.marks > most:
-        # Marks are often moved in place from turn to turn: only a fresh count is sure.
-        columns.cut(0)
+    limit = available_marks(other_marks)
+    if columns.marks > limit:
+        # Callers often move marks in place from turn to turn: only a new count is certain.
+        columns.rewind(0)
         columns.extend(messages)
-        if columns.marks > most:
-            return [_surplus_problem(messages, columns, beside)]
-    for index, (place, _) in late_hours(messages, columns.messages_with_marks(), beside):
+        if columns.marks > limit:
+            return [_surplus_problem(messages, columns, other_marks)]
+    for index, (place, _) in late_hour_marks(messages, columns.messages_with_marks(), other_marks):
         text = "a cache mark for an hour after a shorter one"
         return [Problem(index, text, place, "cache-marks")]
     return []
 
 
-def _surplus_problem(messages: Sequence[Message], columns: Columns, beside: MarksBeside) -> Problem:
+def _surplus_problem(
+    messages: Sequence[Message], columns: Columns, other_marks: OtherMarks
+) -> Problem:
     first = next(columns.messages_with_marks())
     text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
-    if beside.number:
-        text += f", {beside.number} of them in the rest of the request"
+    if other_marks.mark_count:
+        text += f", {other_marks.mark_count} of them in the rest of the request"
     (place, _), _ = next(cache_marks(messages[first]))
     return Problem(first, text, place, "cache-marks")
 
 
-def marks_left(beside: MarksBeside) -> int:
-    """How many cache marks the messages may have, with those *beside* them in the request."""
-    return max(0, MAX_CACHE_MARKS - beside.number)
+def available_marks(other_marks: OtherMarks) -> int:
+    """Return how many cache marks the messages of a request with *other_marks* may have."""
+    return max(0, MAX_CACHE_MARKS - other_marks.mark_count)
 
 
 def is_for_hour(mark: object) -> bool:
-    """Whether *mark*, a value of ``cache_control``, is for an hour instead of five minutes."""
+    """Return True if *mark*, a value of ``cache_control``, is for an hour, not five minutes."""
     return bool(field(mark, "ttl") == "1h")
 
 
 def cache_marks(message: Message) -> Iterator[tuple[MarkPlace, object]]:
-    """The cache marks of *message*, and where each is."""
+    """Yield the place and the value of each cache mark of *message*."""
     for place, block in enumerate(blocks(message)):
         for inner, inner_block in enumerate(inner_blocks(block)):
             if mark := field(inner_block, "cache_control"):
@@ -541,12 +605,12 @@ def cache_marks(message: Message) -> Iterator[tuple[MarkPlace, object]]:
             yield (place, None), mark
 
 
-def late_hours(
-    messages: Sequence[Message], marked: Iterable[int], beside: MarksBeside
+def late_hour_marks(
+    messages: Sequence[Message], indices: Iterable[int], other_marks: OtherMarks
 ) -> Iterator[tuple[int, MarkPlace]]:
-    """The marks for an hour that come after a shorter one, in the messages at *marked*."""
-    is_after_short = beside.begin_short
-    for index in marked:
+    """Yield the marks for an hour that come after a shorter one, in the messages at *indices*."""
+    is_after_short = other_marks.has_short
+    for index in indices:
         for place, mark in cache_marks(messages[index]):
             if not is_for_hour(mark):
                 is_after_short = True

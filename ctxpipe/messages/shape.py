@@ -1,4 +1,4 @@
-"""Whether something is a history at all: what must hold before any rule can be asked about."""
+"""The check that a value is a list of messages at all. All other code relies on this form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .._threads.bulk import MAPPINGS
 from ..errors import InvalidHistory
 from .vocabulary import ROLES, SPOKEN, field, kind
 
-SEE = (
+SEE_DOCS = (
     "ctxpipe takes the messages of Anthropic's Messages API;"
     " see 'Messages of another API' in the docs"
 )
@@ -27,11 +27,14 @@ _OTHER_BLOCKS = frozenset(
         "toolResult",
     }
 )
-"""The kinds of other APIs' blocks, or where they have no kind, the keys in them."""
+"""Kinds of the blocks of other APIs; for blocks without a kind, keys in them."""
 
 
 def ensure_messages(messages: object, start: int = 0) -> None:
-    """Raise InvalidHistory, naming the index, unless *messages* from *start* on are messages."""
+    """Raise InvalidHistory, with the index, unless *messages* is a list of messages.
+
+    The messages before *start* are not checked.
+    """
     if not isinstance(messages, list):
         name = type(messages).__name__
         hint = _history_hint(messages)
@@ -41,7 +44,7 @@ def ensure_messages(messages: object, start: int = 0) -> None:
 
 
 def _history_hint(history: object) -> str:
-    """What to hand in instead of *history*, which is no list; "" when nothing better is known."""
+    """Return advice on what to pass instead of *history*, which is no list; "" if there is none."""
     if history is None or isinstance(history, str | bytes):
         return '; give [{"role": "user", "content": "…"}]'
     if isinstance(history, MAPPINGS):
@@ -58,7 +61,7 @@ def _history_hint(history: object) -> str:
 def _ensure_message(index: int, message: object) -> None:
     if not isinstance(message, MAPPINGS):
         name = type(message).__name__
-        advice = SEE
+        advice = SEE_DOCS
         if hasattr(message, "stop_reason"):
             advice = 'append {"role": "assistant", "content": reply.content}'
         raise InvalidHistory(
@@ -66,15 +69,15 @@ def _ensure_message(index: int, message: object) -> None:
         )
     for key in ("role", "content"):
         if key not in message:
-            raise InvalidHistory(f"message {index} has no {key}; {SEE}")
+            raise InvalidHistory(f"message {index} has no {key}; {SEE_DOCS}")
     role = message["role"]
     if not isinstance(role, str) or role not in ROLES:
-        shown = one_line(repr(role))
         raise InvalidHistory(
-            f"message {index} has the role {shown}, not one of {sorted(ROLES)}; {SEE}"
+            f"message {index} has the role {one_line(repr(role))}, not one of {sorted(ROLES)};"
+            f" {SEE_DOCS}"
         )
-    if any(map(message.get, _OTHER_KEYS)):
-        raise InvalidHistory(f"message {index} has the form of another API; {SEE}")
+    if any(message.get(key) for key in _OTHER_KEYS):
+        raise InvalidHistory(f"message {index} has the form of another API; {SEE_DOCS}")
     content = message["content"]
     if content is None or isinstance(content, str):
         return
@@ -88,7 +91,10 @@ def _ensure_message(index: int, message: object) -> None:
 
 
 def _shape_fault(block: object) -> str:
-    """What keeps *block* from being read as a content block; "" when nothing does."""
+    """Return why *block* is not a content block, as a phrase after its name; "" if it is one.
+
+    Examples: "is str, not a mapping", "holds a block that is str, not a mapping".
+    """
     unread = [block]
     while unread:
         part = unread.pop()
@@ -98,7 +104,7 @@ def _shape_fault(block: object) -> str:
         name = kind(part)
         keys = part if not name and isinstance(part, dict) else (name,)
         if not _OTHER_BLOCKS.isdisjoint(keys):
-            return f"{holds}has the form of another API; {SEE}"
+            return f"{holds}has the form of another API; {SEE_DOCS}"
         text = field(part, name) if name in SPOKEN else None
         if not isinstance(text, str | None):
             return f"{holds}has {type(text).__name__} as {name}, not text"

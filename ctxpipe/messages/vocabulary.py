@@ -1,8 +1,8 @@
-"""The vocabulary: Anthropic messages, and the questions a stage may ask of them.
+"""Types and functions to read and rewrite messages of Anthropic's API.
 
 A message is a plain dict, compatible with ``anthropic.types.MessageParam``. Its content is text or
-a list of blocks; a block is a mapping or a model object of the anthropic SDK (people append
-``reply.content`` unchanged).
+a list of blocks. A block is a mapping or a model object of the anthropic SDK, because callers
+append ``reply.content`` unchanged.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ KNOWN_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool_use block, and where it is: message and block index.
+    """A tool_use block with its place: the index of the message and of the block.
 
-    *program* is the id of the server tool's call whose running code made this call and reads its
-    result; None for a call of the model's own.
+    *program* is set if the call was made by code that a server tool, such as code execution, runs:
+    it is the id of the server tool's call. None if the model made the call.
     """
 
     message: int
@@ -87,9 +87,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool_result block, and where it is.
+    """A tool_result block with its place: the index of the message and of the block.
 
-    *content* is as the message holds it: text, blocks or None.
+    *content* is the unchanged content of the block: text, blocks or None.
     """
 
     message: int
@@ -108,14 +108,14 @@ class ToolResult:
 
 
 def field(block: Block, name: str, default: Any = None) -> Any:
-    """Read *name* from a block, be it a mapping or a model object of the SDK."""
+    """Return the value *name* of a block, which is a mapping or a model object of the SDK."""
     if isinstance(block, MAPPINGS):
         return block.get(name, default)
     return getattr(block, name, default)
 
 
 def kind(block: Block) -> str:
-    """The block's type, such as "text" or "tool_use"; "" when it has none."""
+    """Return the block's type, such as "text" or "tool_use"; "" if it has none."""
     name = block.get("type") if isinstance(block, dict) else field(block, "type")
     return name if isinstance(name, str) else ""
 
@@ -123,22 +123,22 @@ def kind(block: Block) -> str:
 def is_opaque(block: Block) -> bool:
     """Return True if ctxpipe does not know the type of *block*.
 
-    In a message of the user or the system such a block is passed on as it is: it may govern the
-    agent, so it is never summarized, merged or reordered. A block without a type is no opaque one:
-    the API refuses it, and repair removes it.
+    In a message of the user or the system such a block is passed on unchanged: it may govern the
+    agent, so it is never summarized, merged or reordered. A block without a type is not opaque: the
+    API refuses it, and repair removes it.
     """
     name = kind(block)
     return name != "" and name not in KNOWN_KINDS
 
 
 def tool_name(tool: object) -> str:
-    """What the definition of a *tool*, of any API, calls it; its type where it has no name."""
+    """Return the name in the definition of a *tool*, of any API; its type if it has no name."""
     function = field(tool, "function") or tool
     return str(field(function, "name") or kind(tool))
 
 
 def blocks(message: Message) -> Sequence[Block]:
-    """The content blocks of *message*; bare text and None have none."""
+    """Return the content blocks of *message*; none if its content is text or None."""
     content = message["content"]
     if content is None or isinstance(content, str):
         return ()
@@ -146,7 +146,7 @@ def blocks(message: Message) -> Sequence[Block]:
 
 
 def as_blocks(message: Message) -> Sequence[Block]:
-    """The content of *message* as blocks; bare text is one text block."""
+    """Return the content of *message* as blocks; text becomes one text block."""
     content = message["content"]
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -154,39 +154,39 @@ def as_blocks(message: Message) -> Sequence[Block]:
 
 
 def inner_blocks(block: Block) -> Sequence[Block]:
-    """The blocks that *block*, such as a tool result, holds; text and None have none."""
+    """Return the blocks inside *block*, such as a tool result; none if it holds text or None."""
     content = field(block, "content")
     return content if isinstance(content, list | tuple) else ()
 
 
 def has_thinking(message: Message) -> bool:
-    """Whether *message* carries a thinking block."""
-    return not THINKING.isdisjoint(map(kind, blocks(message)))
+    """Return True if *message* contains a thinking block."""
+    return any(kind(block) in THINKING for block in blocks(message))
 
 
 def is_bound(block: Block) -> bool:
-    """Return True if *block* is thinking whose signature covers what comes before it.
+    """Return True if *block* is thinking whose signature covers the messages before it.
 
-    The thinking of APIs without signatures, such as `reasoning_content`, is bound to nothing.
+    Thinking of APIs without signatures, such as `reasoning_content`, is not bound.
     """
     name = kind(block)
-    return name == "redacted_thinking" or (
-        name == "thinking" and field(block, "signature") != UNSIGNED
-    )
+    if name == "thinking":
+        return bool(field(block, "signature") != UNSIGNED)
+    return name == "redacted_thinking"
 
 
 def has_calls(message: Message) -> bool:
-    """Whether *message* calls a tool."""
-    return "tool_use" in map(kind, blocks(message))
+    """Return True if *message* calls a tool."""
+    return any(kind(block) == "tool_use" for block in blocks(message))
 
 
 def has_results(message: Message) -> bool:
-    """Whether *message* holds the result of a tool call."""
-    return "tool_result" in map(kind, blocks(message))
+    """Return True if *message* contains the result of a tool call."""
+    return any(kind(block) == "tool_result" for block in blocks(message))
 
 
 def texts(message: Message) -> Iterator[str]:
-    """The texts of *message*: bare text, or its text blocks."""
+    """Yield the text of *message*, or the texts of its text blocks."""
     content = message["content"]
     if isinstance(content, str):
         yield content
@@ -199,38 +199,46 @@ def texts(message: Message) -> Iterator[str]:
 def tool_calls(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolCall]:
-    """Every tool call of the messages from *start* up to *stop*, oldest first."""
-    for index, place, read in _blocks_of_kind("tool_use", "assistant", messages, start, stop):
-        arguments = read("input")
+    """Yield the tool calls of the messages from *start* up to *stop*, oldest first."""
+    for index, place, get in _blocks_of_kind("tool_use", "assistant", messages, start, stop):
+        arguments = get("input")
         if hasattr(arguments, "model_dump"):
             arguments = as_dict(arguments)
         yield ToolCall(
             index,
             place,
-            id=str(read("id", "")),
-            name=str(read("name", "")),
+            id=str(get("id", "")),
+            name=str(get("name", "")),
             input=arguments if isinstance(arguments, MAPPINGS) else {},
-            program=_program(read("caller")),
+            program=_program(get("caller")),
         )
 
 
 def _blocks_of_kind(
     name: str, role: str, messages: Sequence[Message], start: int, stop: int | None
 ) -> Iterator[tuple[int, int, Callable[..., Any]]]:
-    """The blocks of the kind *name* in messages of *role*: where each is, and what reads it."""
+    """Yield the blocks of the kind *name* in messages of *role*.
+
+    Each is yielded as the message index, the block index, and a function that reads a key of it.
+    """
     for index in range(start, len(messages) if stop is None else stop):
         if messages[index]["role"] != role:
             continue
         for place, block in enumerate(blocks(messages[index])):
             # A dict's own method: `field` for each key would take most of the time.
-            read = block.get if isinstance(block, dict) else partial(field, block)
-            if read("type") == name:
-                yield index, place, read
+            get = block.get if isinstance(block, dict) else partial(field, block)
+            if get("type") == name:
+                yield index, place, get
 
 
 def program(block: Block) -> str | None:
-    """The id of the server tool's call whose code made the call *block*; None for the model's."""
-    return _program(field(block, "caller")) if kind(block) in CALLS else None
+    """Return the id of the server tool's call whose code made the call *block*.
+
+    None if the model made the call, and for other blocks.
+    """
+    if kind(block) not in CALLS:
+        return None
+    return _program(field(block, "caller"))
 
 
 def _program(caller: object) -> str | None:
@@ -242,45 +250,48 @@ def _program(caller: object) -> str | None:
 def tool_results(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolResult]:
-    """Every tool result of the messages from *start* up to *stop*, oldest first."""
-    for index, place, read in _blocks_of_kind("tool_result", "user", messages, start, stop):
+    """Yield the tool results of the messages from *start* up to *stop*, oldest first."""
+    for index, place, get in _blocks_of_kind("tool_result", "user", messages, start, stop):
         yield ToolResult(
             index,
             place,
-            tool_use_id=str(read("tool_use_id", "")),
-            content=read("content"),
-            is_error=bool(read("is_error", False)),
+            tool_use_id=str(get("tool_use_id", "")),
+            content=get("content"),
+            is_error=bool(get("is_error", False)),
         )
 
 
 def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:
-    """The tool results, by the id of their call; the last one where an id is repeated."""
+    """Return the tool results by the id of their call; the last one if an id is repeated."""
     return {result.tool_use_id: result for result in tool_results(messages)}
 
 
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
-    """The calls of the last message that still wait for their results."""
+    """Return the tool calls of the last message, which still wait for their results."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))
 
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages) and everything after it."""
+    """Return the head, which is the leading system messages, and the other messages."""
     body = head_length(messages)
     return list(messages[:body]), list(messages[body:])
 
 
 def head_length(messages: Sequence[Message]) -> int:
-    """How many leading system messages there are."""
+    """Return the number of leading system messages."""
     for index, message in enumerate(messages):
         if message["role"] != "system":
             return index
     return len(messages)
 
 
-def common_prefix(before: Sequence[object], after: Sequence[object], known: int = 0) -> int:
-    """How many leading messages, or blocks, are equal; the first *known* are taken to be."""
+def common_prefix(before: Sequence[object], after: Sequence[object], equal_count: int = 0) -> int:
+    """Return the number of leading messages, or blocks, that are equal.
+
+    The first *equal_count* are not compared: the caller knows that they are equal.
+    """
     high = min(len(before), len(after))
-    low = min(known, high)
+    low = min(equal_count, high)
     # Whole slices compare in C, in about 10 ns a message for the same objects.
     if low == high or is_equal(before[low:high], after[low:high]):
         return high
@@ -294,8 +305,11 @@ def common_prefix(before: Sequence[object], after: Sequence[object], known: int 
 
 
 def begins_with(messages: list[Message], first: Sequence[Message]) -> bool:
-    """Whether *messages*, a list that nobody else uses, begins with messages equal to *first*."""
-    # In place: to slice 20,000 messages takes five times as long as to compare them.
+    """Return True if *messages* begins with messages equal to *first*.
+
+    The list *messages* is changed for the time of the comparison, so no other code may use it.
+    """
+    # In place: slicing 20,000 messages takes five times as long as comparing them.
     rest = messages[len(first) :]
     del messages[len(first) :]
     are_equal = is_equal(messages, first)
@@ -309,13 +323,13 @@ def begins_with(messages: list[Message], first: Sequence[Message]) -> bool:
 def rewrite(
     messages: Sequence[Message], updates: Mapping[tuple[int, int], object], *, key: str = "content"
 ) -> list[Message]:
-    """A copy of *messages* with a new value under *key* in each block of *updates*.
+    """Return a copy of *messages* with a new value under *key* in each block of *updates*.
 
     *updates* maps places (message, block) to values. Only that key of those blocks changes;
-    is_error, cache_control and unknown keys stay. Changed messages are deep copies, all
-    others the same objects as before.
+    is_error, cache_control and unknown keys stay. Changed messages are deep copies, all others are
+    the same objects.
     """
-    edited = list(messages)
+    rewritten = list(messages)
     for index in {place[0] for place in updates}:
         message = messages[index]
         content: list[Block] = []
@@ -324,17 +338,17 @@ def rewrite(
                 content.append(_replace(block, key, updates[index, place]))
             else:
                 content.append(deep_copy(block))
-        edited[index] = cast("Message", _replace(message, "content", content))
-    return edited
+        rewritten[index] = cast("Message", _replace(message, "content", content))
+    return rewritten
 
 
 def with_content(message: Message, content: object) -> Message:
-    """*message* with other *content*; its other values are shared."""
+    """Return *message* with other *content*; its other values are shared."""
     return cast("Message", {**message, "content": content})
 
 
 def _replace(block: Block, key: str, value: object) -> dict[str, Any]:
-    """A deep copy of *block* with another *value* under *key*, its keys in the same order."""
+    """Return a deep copy of *block* with *value* under *key*; its keys keep their order."""
     plain = as_dict(block)
     for name, old in plain.items():
         if name != key:

@@ -91,8 +91,8 @@ class Turn:
     async def columns(self) -> Columns:
         """Sums over the facts of the messages, each of which is read once."""
         columns = Columns() if self.tracked is None else self.tracked.columns
-        if columns.known < len(self.messages):
-            await in_thread_if(self.is_bulky(columns.known), columns.extend, self.messages)
+        if columns.message_count < len(self.messages):
+            await in_thread_if(self.is_bulky(columns.message_count), columns.extend, self.messages)
         return columns
 
     async def raw_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Sums over the facts of a context, whatever it went through."""
+"""Running sums over the facts of a context, after any changes to it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ctxpipe.messages.rules import mark_problems
 
 
 def everything(columns: Columns) -> Any:
-    """All that *columns* can be asked."""
-    count = columns.known
+    """The values of all properties and methods of *columns*."""
+    count = columns.message_count
     return (
         count,
         columns.marks,
@@ -31,7 +31,7 @@ def marked(number: int = 1) -> list[Any]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["cut", "extend"]), histories(2), st.data())))
-def test_after_any_cut_and_extension_columns_equal_those_built_anew(
+def test_after_any_rewind_and_extension_columns_equal_new_ones(
     steps: list[tuple[str, list[Message], st.DataObject]],
 ):
     columns = Columns()
@@ -39,7 +39,7 @@ def test_after_any_cut_and_extension_columns_equal_those_built_anew(
     for action, new, data in steps:
         place = data.draw(st.integers(0, len(messages)))
         if action == "cut":
-            columns.cut(place)
+            columns.rewind(place)
             messages = messages[:place]
         else:
             messages = [*messages, *new]
@@ -82,13 +82,13 @@ def test_a_reply_that_nothing_follows_is_always_recent():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(
+def test_marks_counted_from_turn_to_turn_equal_a_new_count(
     turns: list[tuple[int, bool]],
 ):
     counted, history = Columns(), list[Message]()
     for marks, again in turns:
         if again and history:
-            counted.cut(len(history) - 1)
+            counted.rewind(len(history) - 1)
             del history[-1]
         history.append(user(text("x"), *marked(marks)))
         counted.extend(history)
@@ -96,7 +96,7 @@ def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(
         assert mark_problems(history, counted) == mark_problems(history, Columns(history))
 
 
-def test_marks_that_move_along_in_place_never_add_up():
+def test_marks_that_move_in_place_are_not_counted_twice():
     counted, history = Columns(), list[Message]()
     for _ in range(20):
         for message in history:

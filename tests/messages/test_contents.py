@@ -76,7 +76,7 @@ def test_the_text_of_a_block(block: dict[str, Any], held: str):
         (None, None),
     ],
 )
-def test_the_text_of_what_a_tool_of_the_server_has_said(content: Any, held: str | None):
+def test_the_text_of_the_result_of_a_server_tool(content: Any, held: str | None):
     block = {"type": "some_tool_result", "tool_use_id": "srvtoolu_1", "content": content}
 
     assert block_text(block) == held
@@ -97,7 +97,7 @@ def test_the_text_of_what_a_tool_of_the_server_has_said(content: Any, held: str 
         {"type": "mystery", "text": "a"},
     ],
 )
-def test_other_blocks_hold_no_text(block: dict[str, Any]):
+def test_other_blocks_have_no_text(block: dict[str, Any]):
     assert block_text(block) is None
     assert not is_text_part(block)
 
@@ -110,7 +110,7 @@ def test_a_result_in_a_result_is_named_only():
     assert result_text(nested) == "[tool_result]"
 
 
-def test_a_file_can_hold_what_an_opaque_item_cannot_be_without():
+def test_an_opaque_item_is_no_text_that_can_go_to_a_file():
     assert all(is_text_part(part) for part in (text("a"), FOUND, document(PLAIN)))
     assert not is_text_part({"type": "opaque", "kind": "x", "json": "{}"})
 

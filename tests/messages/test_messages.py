@@ -75,7 +75,7 @@ def test_a_field_is_read_from_a_mapping_and_from_an_sdk_object_alike():
     assert field(block, "missing", 7) == field({}, "missing", 7) == 7
 
 
-def test_bare_text_has_no_blocks_but_says_something():
+def test_text_as_content_has_no_blocks_but_one_text():
     assert list(blocks(user("hi"))) == []
     assert list(texts(user("hi"))) == ["hi"]
 
@@ -261,12 +261,12 @@ def test_rewriting_touches_the_given_places_and_nothing_else(
         ),
     ],
 )
-def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words):
+def test_a_value_that_is_no_list_of_messages_is_refused_with_the_index(messages: object, words):
     with pytest.raises(InvalidHistory, match=words):
         ensure_messages(messages)
 
 
-def test_a_history_known_in_part_is_looked_at_from_there_on():
+def test_only_messages_from_the_start_on_are_checked():
     ensure_messages(["not a message", user("hi")], 1)
 
 
@@ -300,7 +300,7 @@ def test_an_invalid_history_is_a_value_error_too():
 # The rules ----------------------------------------------------------------------------------------
 
 
-def test_a_sound_conversation_has_no_problem():
+def test_a_valid_conversation_has_no_problem():
     assert (
         told(
             conversation(
@@ -393,7 +393,7 @@ def test_calls_of_the_last_message_may_wait_for_their_results():
         ),
     ],
 )
-def test_each_broken_rule_is_told_with_its_message(history: list[Message], expected: list[str]):
+def test_each_broken_rule_is_reported_with_its_message(history: list[Message], expected: list[str]):
     assert told(history) == expected
 
 
@@ -420,7 +420,7 @@ def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects
         assert told([user("go"), sdk_reply(block)]) == ["message 1: a lone surrogate"]
 
 
-def test_the_thinking_of_sdk_objects_is_known_as_thinking():
+def test_the_thinking_of_sdk_objects_is_recognized_as_thinking():
     thought = ThinkingBlock(type="thinking", thinking="hm", signature="s")
     hidden = RedactedThinkingBlock(type="redacted_thinking", data="x")
 

@@ -148,7 +148,7 @@ def names(messages: list[Message], **options: int) -> list[tuple[int, int | None
         ],
     ],
 )
-def test_what_the_api_takes_is_no_problem(history: list[Message]):
+def test_a_history_that_the_api_accepts_has_no_problem(history: list[Message]):
     assert check(history) == []
     assert repair(history) is history
 
@@ -390,7 +390,7 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
 @pytest.mark.parametrize(
     ("history", "problem", "repaired"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN]
 )
-async def test_what_the_api_refuses_is_told_with_rule_and_block_and_repaired(
+async def test_what_the_api_refuses_is_reported_with_rule_and_block_and_repaired(
     history: list[Message], problem: tuple[int, int | None, str], repaired: list[Message]
 ):
     before = copy.deepcopy(history)
@@ -407,13 +407,13 @@ async def test_what_the_api_refuses_is_told_with_rule_and_block_and_repaired(
 
 
 def test_every_rule_has_a_name_that_the_problems_use():
-    told = {rule for _, history, _, _ in BROKEN for _, _, rule in names(history)}
+    reported = {rule for _, history, _, _ in BROKEN for _, _, rule in names(history)}
 
-    assert told <= {rule.name for rule in RULES}
+    assert reported <= {rule.name for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-def test_server_tools_are_known_in_sdk_objects_too():
+def test_server_tools_are_recognized_in_sdk_objects_too():
     made = types.ServerToolUseBlock(
         type="server_tool_use", id="srvtoolu_1", name="web_search", input={}
     )
@@ -429,7 +429,7 @@ IDS = ["functions.Bash:0", "call|1", "", " ", "é", "a b", "\ud83d", "x" * 300 +
 
 
 @pytest.mark.parametrize("id", IDS)
-def test_an_id_that_the_api_does_not_take_becomes_another_in_call_and_result(id):  # noqa: A002
+def test_an_id_that_the_api_refuses_is_replaced_in_call_and_result(id):  # noqa: A002
     history = [
         user("go"),
         assistant(tool_use(id), tool_use("b")),
@@ -674,11 +674,11 @@ def test_repairing_loses_no_words_and_no_more_server_tools_than_problems(
 
 
 @given(turns(), st.integers(0, 20))
-def test_new_messages_tell_as_much_as_the_whole(history: list[Message], start: int):
-    def told(problems: Any) -> list[str]:
+def test_a_check_of_new_messages_reports_the_same_as_one_of_all(history: list[Message], start: int):
+    def new_problems(problems: Any) -> list[str]:
         return sorted(str(p) for p in problems if p.index >= start)
 
-    assert told(check(history, min(start, len(history)))) == told(check(history))
+    assert new_problems(check(history, min(start, len(history)))) == new_problems(check(history))
 
 
 def test_calls_with_the_words_of_an_interruption_are_still_calls():
@@ -691,7 +691,7 @@ def test_calls_with_the_words_of_an_interruption_are_still_calls():
     ]
 
 
-def test_thinking_of_the_sdk_without_a_signature_goes_too():
+def test_thinking_of_the_sdk_without_a_signature_is_removed_too():
     made = ThinkingBlock.model_construct(type="thinking", thinking="x", signature=None)
     history = [
         user("go"),
@@ -702,7 +702,7 @@ def test_thinking_of_the_sdk_without_a_signature_goes_too():
     assert repair(history)[1] == assistant(text("y"))
 
 
-def test_a_rule_tells_what_is_done_or_that_nothing_can_be():
+def test_every_rule_but_one_says_how_it_is_repaired():
     assert [rule.name for rule in RULES if not rule.repair] == ["value"]
 
 
@@ -718,7 +718,7 @@ def test_the_page_lists_every_rule_as_the_table_has_it():
 
 @pytest.mark.parametrize("given_caller", [None, "direct", []])
 @pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
-def test_a_caller_that_is_no_object_goes(make, given_caller):
+def test_a_caller_that_is_no_object_is_removed(make, given_caller):
     call = make("srvtoolu_1")
     history = [user("go"), assistant({**call, "caller": given_caller})]
 
@@ -726,7 +726,7 @@ def test_a_caller_that_is_no_object_goes(make, given_caller):
     assert repair(history) == [user("go"), assistant(call)]
 
 
-def test_a_caller_of_none_goes_from_an_sdk_object_too():
+def test_a_caller_of_none_is_removed_from_an_sdk_object_too():
     made = ToolUseBlock(type="tool_use", id="a", name="bash", input={}, caller=None)
     history = [user("go"), cast("Message", {"role": "assistant", "content": [made]})]
 
@@ -745,7 +745,7 @@ def test_a_compaction_block_loses_the_keys_that_a_dump_adds(extra: dict[str, Non
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_an_error_without_words_gets_some(content):
+def test_an_error_without_a_text_gets_one(content):
     history = [user("go"), assistant(tool_use("a")), user(tool_result("a", content, is_error=True))]
 
     assert names(history) == [(2, 0, "error-result")]
@@ -753,7 +753,7 @@ def test_an_error_without_words_gets_some(content):
 
 
 @pytest.mark.parametrize("kind_of_block", ["image", "document", "hologram"])
-def test_an_error_with_more_than_words_is_an_error_no_more_and_loses_nothing(
+def test_an_error_with_other_blocks_is_no_error_any_more_and_loses_nothing(
     kind_of_block,
 ):
     content = [
@@ -787,7 +787,7 @@ def test_a_mark_for_an_hour_inside_a_result_is_shortened_too():
     assert repair(history)[2] == user(tool_result("a", [{**text("x"), **MARK}]))
 
 
-async def test_a_session_that_grows_hears_of_a_late_hour():
+async def test_a_growing_session_reports_a_late_mark_for_an_hour():
     session = ContextPipeline([]).session("s")
     history = [user({**text("a"), **MARK}), assistant("b"), user("c")]
     await session.run(history)
@@ -823,7 +823,7 @@ def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(forei
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(role):
+def test_results_of_an_unknown_kind_and_id_are_accepted_anywhere(role):
     block = {"type": "smell_tool_result", "tool_use_id": "nobody:1", "payload": [1]}
     history = [
         user("go"),
@@ -838,7 +838,7 @@ def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(rol
 @pytest.mark.parametrize(
     "later", [compaction(), compaction(None), compaction("more", encrypted_content="x")]
 )
-def test_after_a_signed_compaction_block_comes_no_other(later: dict[str, Any]):
+def test_no_compaction_block_may_follow_a_signed_one(later: dict[str, Any]):
     first = assistant(compaction(signature="s"))
     history = [first, user("go"), assistant(later, text("so")), user("on")]
 
@@ -865,7 +865,7 @@ async def test_a_session_that_grows_by_broken_messages_sends_none_of_them(
 @pytest.mark.parametrize(
     "odd", [{"text": "hi"}, {"type": None, "text": "hi"}, {"type": 5, "text": "hi"}]
 )
-def test_a_block_without_a_type_is_found_and_mended_wherever_it_stands(odd):
+def test_a_block_without_a_type_is_reported_and_repaired_anywhere(odd):
     history: Any = [
         {"role": "user", "content": [odd]},
         {

@@ -37,7 +37,7 @@ from ctxpipe import (
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
-from ctxpipe.messages.shape import SEE
+from ctxpipe.messages.shape import SEE_DOCS
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.providers.prices import Prices
@@ -623,7 +623,7 @@ async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message
         with pytest.raises(InvalidHistory) as refused:
             await attempt([*HISTORY, message], session_id="s")
         assert words in str(refused.value)
-        assert message is REPLY or SEE in str(refused.value)
+        assert message is REPLY or SEE_DOCS in str(refused.value)
         assert len(str(refused.value)) < 300
 
 
