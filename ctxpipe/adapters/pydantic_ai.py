@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
@@ -39,6 +39,8 @@ from ..wire.values import (
     text_block,
     text_or_opaque,
     thinking_block,
+    tool_reference,
+    tool_search_block,
     use_block,
 )
 from ..wire.versions import Versions, load
@@ -344,6 +346,10 @@ class PydanticCodec(Codec):
 
 CODEC = PydanticCodec()
 
+TOOL_SEARCH = "tool-search"
+CAPABILITY_LOAD = "capability-load"
+"""What pydantic-ai calls the kinds of the tools that load other tools."""
+
 REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
 """Fields of chat completions that pydantic-ai reads thinking from."""
 
@@ -427,6 +433,8 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
             block = thinking_block(part.content or None, _proof(part))
         case _ if unknown is client_block:
             block = client_block(_plain(part), _name_of(part))
+        case _ if getattr(part, "tool_kind", None) == TOOL_SEARCH:
+            block = tool_search_block(_plain(part), _name_of(part), _loaded_tools(part))
         case _:
             block = opaque_block(_plain(part))
     return [block]
@@ -444,10 +452,23 @@ def _proof(part: ThinkingPart) -> str | None:
     return part.signature or (None if part.id in REASONING_FIELDS else part.id)
 
 
+def _loaded_tools(part: object) -> list[str]:
+    """Return the names of the tools that *part*, the return of a search or loader, has loaded."""
+    tool_kind = getattr(part, "tool_kind", None)
+    if tool_kind == TOOL_SEARCH:  # a search that has failed has no such field
+        return [str(tool["name"]) for tool in getattr(part, "discovered_tools", ())]
+    if tool_kind == CAPABILITY_LOAD and isinstance(getattr(part, "content", None), Mapping):
+        return [str(getattr(part, "tool_name", ""))]
+    return []
+
+
 def _result_block(part: ToolReturnPart) -> JsonDict:
     text = part.model_response_str()
     files = list(getattr(part, "files", None) or ())
     content: Any = list(map(_content_block, [text, *files])) if files else text
+    references = [tool_reference(name) for name in _loaded_tools(part)]
+    if references:
+        content = [*result_blocks(content), *references]
     block = result_block(part.tool_call_id, content)
     if part.outcome in ("failed", "denied", "retried") and text and not files:
         block["is_error"] = True
@@ -532,6 +553,8 @@ def _rebuild_return(part: ToolReturnPart, blocks: Sequence[JsonObject]) -> ToolR
     files = [(_content_block(file), file) for file in getattr(part, "files", None) or ()]
     content: list[Any] = []
     for block in blocks:
+        if kind(block) == "tool_reference":
+            continue  # it stands for what the part itself says
         said, file = take_part(files, block)
         content.append(block_text(block) if said is None else file)
     has_files = any(not isinstance(one, str) for one in content)

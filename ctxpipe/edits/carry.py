@@ -103,9 +103,9 @@ class Candidate:
 
 
 def is_reference(block: Block) -> bool:
-    """Return True if *block* only refers to a file that is stored elsewhere."""
+    """Return True if *block* only refers to a file that is stored elsewhere, or to a tool."""
     name = kind(block)
-    if name == "container_upload":
+    if name in ("container_upload", "tool_reference"):
         return True
     if name not in MEDIA:
         return False
@@ -210,12 +210,16 @@ def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
             results.append(answer)
             names += [str(read(tool, "tool_name")) for tool in tools]
     searched: list[Block] = []
+    before: Block | None = None
     for block in blocks(message):
         loaded = _tools_found(block)
         call = _call_of(message, block) if loaded else None
+        if loaded and kind(block) == OPAQUE:
+            call = before  # without an id: a search is right before what it found
         if call is not None:
             searched += [call, block]
             names += loaded
+        before = block if kind(block) == OPAQUE else None
     if not names:
         return
     pieces = [_only(message, [*searched, *calls])]
@@ -238,6 +242,8 @@ def _call_of(message: Message, result: Block) -> Block | None:
 
 def _tools_found(block: Block) -> list[str]:
     """Return the names of the tools that *block*, the result of a server's search, has loaded."""
+    if kind(block) == OPAQUE:
+        return [str(name) for name in read(block, "tools") or ()]
     if not is_server_result(kind(block)):
         return []
     references = read(read(block, "content"), "tool_references") or ()
@@ -264,7 +270,7 @@ def _target(block: Block) -> str:
     if is_opaque(block):
         return ""
     source = read(block, "source", block)
-    target = read(source, "file_id") or read(source, "url") or ""
+    target = read(source, "file_id") or read(source, "url") or read(source, "tool_name") or ""
     return one_line(str(target)[:_MAX_NAME])
 
 

@@ -42,12 +42,15 @@ from .values import (
     sort_blocks,
     text_or_opaque,
     thinking_block,
+    tool_reference,
+    tool_search_block,
     use_block,
 )
 
 ROLES = SYSTEM_ROLES | {"assistant", "user"}
 APPROVAL = "mcp_approval_response"
 SEARCH_OUTPUT = "tool_search_output"
+SEARCH_ITEMS = frozenset({"tool_search_call", SEARCH_OUTPUT})
 SCREENSHOT = "computer_call_output"
 OUTPUT = "_output"
 """How the type of an item ends that answers a call."""
@@ -82,7 +85,11 @@ class ResponsesCodec(Codec):
             is_of_server = field(item, "execution") not in (None, CLIENT_SEARCH)
         if is_of_server:
             call = _id_of_answerable(item, name)
-            return Reading("assistant", [opaque_block(item)], joins=True, call=call)
+            block = opaque_block(item)
+            if name in SEARCH_ITEMS:
+                tools = [tool_name(tool) for tool in _list_in(item, "tools")]
+                block = tool_search_block(item, name, tools)
+            return Reading("assistant", [block], joins=True, call=call)
         call = field(item, "approval_request_id" if name == APPROVAL else "call_id")
         return self.read_unknown(item, name, call)
 
@@ -107,10 +114,7 @@ class ResponsesCodec(Codec):
         output = field(item, "output")
         if isinstance(output, str | list | tuple):
             return read_result("", output, _client_part)["content"]
-        tools = field(item, "tools")
-        if not isinstance(tools, list | tuple):
-            tools = ()
-        references = [{"type": "tool_reference", "tool_name": tool_name(tool)} for tool in tools]
+        references = [tool_reference(tool_name(tool)) for tool in _list_in(item, "tools")]
         return [client_block(item), *references]
 
     def is_shapeable(self, items: Sequence[Item]) -> bool:
@@ -264,6 +268,12 @@ def _id_of_answerable(item: Item, name: str) -> object:
     if name == "tool_search_call":
         return field(item, "call_id")
     return None
+
+
+def _list_in(item: Item, name: str) -> Sequence[object]:
+    """Return the list that *item* has under *name*; an empty one if it has none."""
+    value = field(item, name)
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:

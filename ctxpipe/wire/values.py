@@ -293,7 +293,23 @@ def client_block(value: object, name: object = None) -> JsonDict:
     whatever the order of their keys and their cache marks.
     """
     own_type = kind(value) if name is None else str(name)
+    if own_type == "tool_reference" and isinstance(field(value, "tool_name"), str):
+        return tool_reference(field(value, "tool_name"))  # known: it loads a tool
     return {"type": OPAQUE, "kind": own_type, "json": _json_of(value, _whole)}
+
+
+def tool_reference(name: str) -> JsonDict:
+    """Return the block that loads the tool *name*, whose definition is in the request's tools."""
+    return {"type": "tool_reference", "tool_name": without_surrogates(name)}
+
+
+def tool_search_block(value: object, name: str, tools: Iterable[str] = ()) -> JsonDict:
+    """Return the block of *value*, a half of a tool search that the server ran.
+
+    *name* is its type in its own API, *tools* the names of the tools that were loaded by it. A
+    compaction carries such a search on: without it the model would not have these tools.
+    """
+    return {**client_block(value, name), "tools": [without_surrogates(tool) for tool in tools]}
 
 
 def _opaque_text(value: object) -> str:

@@ -21,6 +21,7 @@ from ctxpipe import ContextPipeline
 
 pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
 
+import pydantic_ai.messages as parts
 from pydantic_ai.messages import (
     BinaryContent,
     ImageUrl,
@@ -35,6 +36,7 @@ from pydantic_ai.messages import (
 )
 
 from ctxpipe.adapters.pydantic_ai import PydanticCodec
+from ctxpipe.wire import Translation
 
 PICTURES: list[Any] = [
     BinaryContent(b"\x89PNG" * 900, media_type="image/png"),
@@ -43,6 +45,49 @@ PICTURES: list[Any] = [
 # pydantic encodes no lone surrogate, in arguments and results.
 GIVEN = TEXT.filter(lambda text: "\ud800" not in text)
 every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)
+
+
+# Tools that were loaded ---------------------------------------------------------------------------
+
+
+def loads() -> dict[str, list[Any]]:
+    """Exchanges that load tools, as far as the installed pydantic-ai knows them."""
+    found = {"discovered_tools": [{"name": "create_event"}]}
+    local = [
+        ModelResponse([parts.ToolSearchCallPart(args={"queries": ["x"]}, tool_call_id="a")]),
+        ModelRequest([parts.ToolSearchReturnPart(content=found, tool_call_id="a")]),  # type: ignore[arg-type]
+    ]
+    native = [
+        ModelResponse(
+            [
+                parts.NativeToolSearchCallPart(args={"queries": ["x"]}, tool_call_id="a"),
+                parts.NativeToolSearchReturnPart(content=found, tool_call_id="a"),  # type: ignore[arg-type]
+            ]
+        ),
+    ]
+    return {"local": local, "native": native}
+
+
+@pytest.mark.skipif(
+    not hasattr(parts, "NativeToolSearchReturnPart"), reason="this pydantic-ai has no tool search"
+)
+@pytest.mark.parametrize("kind", ["local", "native"])
+async def test_tools_that_a_search_has_loaded_stay_loaded(kind: str, tmp_path):
+    load = loads()[kind]
+    asked = ModelRequest([UserPromptPart("go")])
+    long = ModelRequest([UserPromptPart("word " * 2_000)])
+    reply = ModelResponse([TextPart("Yes.")])
+    history = [asked, *load, reply, long, reply, asked]
+    session = compacting(tmp_path).session("s")
+    translation = Translation(PydanticCodec())
+
+    units = translation.read(history)
+    result = await session.run(units.messages, force=True)
+    sent = translation.items(units, result.messages)
+
+    assert long not in sent
+    place = sent.index(load[0])
+    assert sent[place : place + len(load)] == load
 
 
 # Messages -----------------------------------------------------------------------------------------

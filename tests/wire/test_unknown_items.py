@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ctxpipe import ContextPipeline
+from ctxpipe import Budget, Compact, ContextPipeline, MemoryStorage
 from ctxpipe.messages import check, is_opaque
+from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import CHAT, RESPONSES, Adapter, ChatCodec, ResponsesCodec, Translation
 from ctxpipe.wire.exchange import HttpExchange
 
@@ -307,7 +308,59 @@ def test_a_tool_search_of_the_server_is_part_of_the_reply():
 
     messages, _ = read(USER, search, answer, REPLY, USER)
 
-    assert list(map(kinds, messages)) == [["text"], ["text"] * 3, ["text"]]
+    assert list(map(kinds, messages)) == [["text"], ["opaque", "opaque", "text"], ["text"]]
+
+
+async def items_after_compaction(form: Any, items: list[Any], storage: MemoryStorage) -> list[Any]:
+    """Return the items of a request whose history is *items*, once it is compacted."""
+    compact = Compact(ExtractiveSummarizer(), storage)
+    adapter = Adapter(ContextPipeline([compact], budget=Budget(2_000)), "s")
+    reply, question = items[-2:]
+    long = {**question, "content": "word " * 2_000}
+    exchange = await adapter.begin(form.codec, [*items, long, reply, question])
+    assert exchange is not None
+    assert exchange.result.changed
+    return list(exchange.items)
+
+
+@pytest.mark.parametrize("has_reasoning", [False, True])
+async def test_tools_that_a_search_of_the_server_has_loaded_stay_loaded(has_reasoning: bool):
+    found = {"type": "function", "name": "create_event"}
+    halves: dict[str, Any] = {"call_id": None, "execution": "server"}
+    search = {"type": "tool_search_call", "id": "tsc_1", "arguments": {}, **halves}
+    answer = {"type": "tool_search_output", "id": "tso_1", "tools": [found], **halves}
+    empty = {**answer, "id": "tso_2", "tools": []}
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}
+    before = [thought] if has_reasoning else []
+    other = {**search, "id": "tsc_2"}
+    items = [USER, *before, search, answer, REPLY, USER, other, empty, REPLY, USER]
+
+    sent = await items_after_compaction(RESPONSES, items, MemoryStorage())
+
+    assert sent.count(answer) == 1
+    assert empty not in sent
+    [carried] = [item for item in sent if item.get("type") == "tool_search_call"]
+    assert carried == ({**search} if not has_reasoning else without_id(search))
+    assert sent.index(answer) == sent.index(carried) + 1
+
+
+def without_id(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as it may be sent once the reasoning before it has left."""
+    return {key: value for key, value in item.items() if key != "id"}
+
+
+async def test_tools_that_a_result_refers_to_stay_loaded_in_a_chat():
+    function = {"name": "search_tools", "arguments": "{}"}
+    wanted = {"id": "c", "type": "function", "function": function}
+    reference = {"type": "tool_reference", "tool_name": "create_event"}
+    search = {"role": "assistant", "content": None, "tool_calls": [wanted]}
+    answer = {"role": "tool", "tool_call_id": "c", "content": [reference]}
+    reply = {"role": "assistant", "content": "Yes."}
+
+    sent = await items_after_compaction(CHAT, [USER, search, answer, reply, USER], MemoryStorage())
+
+    assert search in sent
+    assert sent[sent.index(search) + 1] == answer
 
 
 # Reasoning ----------------------------------------------------------------------------------------
