@@ -308,7 +308,7 @@ async def turns() -> list[Row]:
         us("nothing new, the list copied", await best_turn(lambda: ledger.total(list(history)))),
         us(
             "nothing new, the caller vouches",
-            await best_turn(lambda: ledger.total(history, known=2_000)),
+            await best_turn(lambda: ledger.total(history, unchanged_count=2_000)),
         ),
         us("one message appended", await best_turn(appended)),
         us("a message in the middle replaced", await best_turn(replaced)),

@@ -144,7 +144,10 @@ async def _count_tokens(state: State, session_id: str, messages: Sequence[Messag
     The ledger counts only what is new.
     """
     try:
-        return await state.ledger.total(messages, known=state.ledger.known) + state.overhead.tokens
+        return (
+            await state.ledger.total(messages, unchanged_count=state.ledger.unchanged_count)
+            + state.overhead.tokens
+        )
     except Exception as error:
         if state.settings.on_error == "raise":
             raise

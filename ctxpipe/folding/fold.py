@@ -26,7 +26,7 @@ MAX_LINE_SPAN = 100
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One line of a folded file: a class, an interface, a type, or consecutive functions."""
+    """Line of a folded file: a class, an interface, a type, or consecutive functions."""
 
     type: Literal["class", "interface", "type", "functions"]
     names: tuple[str, ...]
@@ -101,14 +101,15 @@ def drop_sections(
         return whole
     generator = rng or _random_from(whole.content)
     # Python guarantees a stable sequence across versions only for random().
-    shuffled = sorted(range(total), key=lambda _: generator.random())
-    return fold_outlines(outlines, frozenset(shuffled[:excess]))
+    shuffled_numbers = sorted(range(total), key=lambda _: generator.random())
+    return fold_outlines(outlines, frozenset(shuffled_numbers[:excess]))
 
 
-def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -> Folded:
-    """Return *outlines* as folded texts, without the sections whose numbers are in *dropped*.
+def fold_outlines(outlines: Outlines, dropped_numbers: AbstractSet[int] = frozenset()) -> Folded:
+    """Return *outlines* as folded texts, without some sections.
 
-    Sections are numbered through all files, from 0.
+    *dropped_numbers* are the numbers of the sections to leave out. Sections are counted from 0
+    through all files.
     """
     numbers = itertools.count()
     by_file: list[str | None] = []
@@ -116,7 +117,7 @@ def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -
         if not outline:
             by_file.append(None)
             continue
-        remaining = [section for section in outline if next(numbers) not in dropped]
+        remaining = [section for section in outline if next(numbers) not in dropped_numbers]
         by_file.append(format_file(path, remaining))
     blocks = tuple(block for block in by_file if block is not None)
     return Folded(
@@ -124,7 +125,7 @@ def fold_outlines(outlines: Outlines, dropped: AbstractSet[int] = frozenset()) -
         sections=blocks,
         files_processed=len(blocks),
         files_skipped=len(by_file) - len(blocks),
-        sections_dropped=len(dropped),
+        sections_dropped=len(dropped_numbers),
         folded=tuple(by_file),
     )
 
@@ -151,7 +152,7 @@ def merge_functions(
 
 
 def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
-    """Return True if *definition* belongs to the section that *run* has begun."""
+    """Return True if *definition* belongs to the section of *run*."""
     first = run[0]
     if not first.type == definition.type == "function":
         return False

@@ -75,7 +75,7 @@ def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:
     ledger = turn.ledger
     moved_chars = sum(len(move.text) for move in moves)
     limit = turn.budget.window + moved_chars
-    new_chars = weight(turn.messages[ledger.known :], limit) - moved_chars
+    new_chars = weight(turn.messages[ledger.unchanged_count :], limit) - moved_chars
     return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new_chars))
 
 

@@ -97,7 +97,10 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return await self.ledger.total(self.messages, known=self.ledger.known) + self.overhead
+        return (
+            await self.ledger.total(self.messages, unchanged_count=self.ledger.unchanged_count)
+            + self.overhead
+        )
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
@@ -108,7 +111,9 @@ class Turn:
 
         Read it before the next turn.
         """
-        return await self.ledger.prefix_sums(self.messages, known=self.ledger.known)
+        return await self.ledger.prefix_sums(
+            self.messages, unchanged_count=self.ledger.unchanged_count
+        )
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""

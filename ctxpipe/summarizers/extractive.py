@@ -120,10 +120,12 @@ def _section(name: str, items: Iterable[str], max_chars: int) -> str:
     distinct_items = list(dict.fromkeys(items))
     requests = [item for item in distinct_items if item.startswith(_USER)]
     others = [item for item in distinct_items if not item.startswith(_USER)]
-    selected = requests[:1]
-    selected += last_within(max_chars * 2 // 3 - _total_chars(selected), requests[1:], len)
-    selected += last_within(max_chars - _total_chars(selected), others, len)
-    lines = [f"- {item}" for item in selected or [_NONE]]
+    selected_items = requests[:1]
+    selected_items += last_within(
+        max_chars * 2 // 3 - _total_chars(selected_items), requests[1:], len
+    )
+    selected_items += last_within(max_chars - _total_chars(selected_items), others, len)
+    lines = [f"- {item}" for item in selected_items or [_NONE]]
     return "\n".join([f"## {name}", *lines])
 
 

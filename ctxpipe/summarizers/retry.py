@@ -139,25 +139,25 @@ async def summarize_with_retry(
     summarize: Summarizer,
     messages: Sequence[Message],
     retry: Retry,
-    finished: FinishedParts | None = None,
+    finished_parts: FinishedParts | None = None,
 ) -> Summary:
     """Summarize *messages*, and repeat failed requests as *retry* defines.
 
     If the messages are too long for one request, they are cut into parts; each part is summarized
-    together with the summary of the parts before it. A part that *finished* contains is not
+    together with the summary of the parts before it. A part that *finished_parts* contains is not
     requested again. If this call fails or is cancelled, the parts it summarized are stored there.
 
     The result has the tokens, attempts and price of all requests. Raises SummaryFailed with the
     last error as its cause. Cancellation is raised at once.
     """
     deadline = retry.clock() + retry.total_seconds
-    configured = summarize
+    configured_summarizer = summarize
     done = 0
-    finished = finished or FinishedParts()
-    earlier_summary = await in_thread(finished.find, configured, messages)
+    finished_parts = finished_parts or FinishedParts()
+    earlier_summary = await in_thread(finished_parts.find, configured_summarizer, messages)
     if earlier_summary is not None:
-        summarize = finished.writer or configured
-        done = finished.count
+        summarize = finished_parts.writer or configured_summarizer
+        done = finished_parts.count
     before = earlier_summary or Summary("", attempts=0)
     total = before
     refused_summaries = 0
@@ -186,11 +186,11 @@ async def summarize_with_retry(
     except (Exception, anyio.get_cancelled_exc_class()):
         if total is not before:
             with anyio.CancelScope(shield=True):
-                finished.digest = await in_thread(digest_of, messages[:done])
-            finished.count = done
-            finished.summary = total
-            finished.summarizer = configured
-            finished.writer = summarize
+                finished_parts.digest = await in_thread(digest_of, messages[:done])
+            finished_parts.count = done
+            finished_parts.summary = total
+            finished_parts.summarizer = configured_summarizer
+            finished_parts.writer = summarize
         raise
     return replace(total, attempts=total.attempts + refused_summaries)
 

@@ -167,7 +167,7 @@ class Ledger:
         self._summaries: list[int] = []  # indices of messages with a summary by the server
         self._ignored_tokens = 0  # of the messages before the last summary by the server
         self._last_content: object = None  # of the last message when it was counted
-        self.known: int = 0
+        self.unchanged_count: int = 0
         """The number of leading messages unchanged since the last call; a `rewind` lowers it."""
         self._samples: dict[str | None, UsageSample] = {}
         # By model the first and the last usage that were not compared with a count yet.
@@ -177,32 +177,34 @@ class Ledger:
 
     # Counting -------------------------------------------------------------------------------------
 
-    def rewind(self, known: int) -> None:
-        """Take only the first *known* messages as unchanged: after them the context differs."""
-        self.known = min(self.known, known)
+    def rewind(self, unchanged_count: int) -> None:
+        """Record that the messages after the first *unchanged_count* may differ from now on."""
+        self.unchanged_count = min(self.unchanged_count, unchanged_count)
 
     @property
     def prefix_total(self) -> int:
         """The raw tokens of the leading messages that are unchanged since the last call."""
-        return max(0, self._sums[self.known] - self._ignored_tokens)
+        return max(0, self._sums[self.unchanged_count] - self._ignored_tokens)
 
-    async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
+    async def total(
+        self, messages: Sequence[Message], *, unchanged_count: int | None = None
+    ) -> int:
         """Return the raw tokens of *messages*.
 
-        With *known* the caller guarantees that this many leading messages equal those of the last
-        call. Without it they are compared.
+        With *unchanged_count* the caller guarantees that this many leading messages equal those of
+        the last call. Without it they are compared.
         """
-        await self._update(messages, known)
+        await self._update(messages, unchanged_count)
         return self._sums[-1] - self._ignored_tokens
 
     async def prefix_sums(
-        self, messages: Sequence[Message], *, known: int | None = None
+        self, messages: Sequence[Message], *, unchanged_count: int | None = None
     ) -> Sequence[int]:
         """Return the raw tokens of the first 0, 1, 2, … messages, one more than there are messages.
 
-        *known* is as in `total`. Do not change the sequence.
+        *unchanged_count* is as in `total`. Do not change the sequence.
         """
-        await self._update(messages, known)
+        await self._update(messages, unchanged_count)
         if not self._ignored_tokens:
             return self._sums
         return array("I", (max(0, tokens - self._ignored_tokens) for tokens in self._sums))
@@ -216,14 +218,14 @@ class Ledger:
         context anyway would be wasted time. So if it is certain that *after* has fewer tokens, such
         texts are estimated, by the tokens per character of the messages that were counted last.
         """
-        same = self._count_unchanged(list(before), self.known)
+        same = self._count_unchanged(list(before), self.unchanged_count)
         is_new = same <= first and len(before) == len(after)
         tokens_per_char = None
         if is_new and not (self._summaries or _summaries(before[same:], same)):
             tokens_per_char = self._tokens_per_char()
         else:
-            sums = await self.prefix_sums(before, known=self.known)
-        after_tokens = await self.total(after, known=min(same, first))
+            sums = await self.prefix_sums(before, unchanged_count=self.unchanged_count)
+        after_tokens = await self.total(after, unchanged_count=min(same, first))
         self.rewind(first)
         if tokens_per_char is not None:
             is_long = len(after) - same > _MANY_ESTIMATES
@@ -233,7 +235,7 @@ class Ledger:
             if min_tokens > after_tokens:
                 is_estimate = min_tokens < sums[-1]
                 return Savings(sums, sums[-1] - after_tokens, is_estimate=is_estimate)
-            sums = await self.prefix_sums(before, known=first)
+            sums = await self.prefix_sums(before, unchanged_count=first)
         return Savings(sums, sums[-1] - after_tokens)
 
     def _estimate_sums(
@@ -275,14 +277,14 @@ class Ledger:
                     tokens -= part
         return tokens / chars if chars >= _MIN_SAMPLE_CHARS else _DEFAULT_TOKENS_PER_CHAR
 
-    async def _update(self, messages: Sequence[Message], known: int | None) -> None:
+    async def _update(self, messages: Sequence[Message], unchanged_count: int | None) -> None:
         """Make *messages* the messages of the last call, counting those that are new."""
-        if known == len(messages) == len(self._messages):
-            self.known = known
+        if unchanged_count == len(messages) == len(self._messages):
+            self.unchanged_count = unchanged_count
             return
         if not isinstance(messages, list):
             messages = list(messages)
-        same = self._count_unchanged(messages, known)
+        same = self._count_unchanged(messages, unchanged_count)
         if same < max(len(messages), len(self._messages)):
             new_messages = messages[same:]
             is_long = len(new_messages) > _MANY_MESSAGES
@@ -292,18 +294,18 @@ class Ledger:
                 effective_messages = [part_after_summary(message) for message in new_messages]
             counts = await self.counter.counts(effective_messages)
             self._replace_from(same, new_messages, counts, summaries)
-        self.known = len(messages)
+        self.unchanged_count = len(messages)
 
-    def _count_unchanged(self, messages: list[Message], known: int | None) -> int:
+    def _count_unchanged(self, messages: list[Message], unchanged_count: int | None) -> int:
         """Return the number of leading *messages* that equal those of the last call.
 
-        The first *known* of them are not compared.
+        The first *unchanged_count* of them are not compared.
         """
         if self._messages and not is_equal(self._messages[-1]["content"], self._last_content):
             # Agents append results to the last message in place.
             self._replace_from(len(self._messages) - 1, [], [], [])
             self.rewind(len(self._messages))
-        return common_prefix(messages, self._messages, known or 0)
+        return common_prefix(messages, self._messages, unchanged_count or 0)
 
     def _replace_from(
         self, start: int, messages: list[Message], counts: list[int], summaries: list[int]
@@ -439,7 +441,7 @@ class Ledger:
 
     def _raw_tokens(self, messages: list[Message]) -> int:
         """Return the raw tokens of *messages*; the messages of the last call stay as they are."""
-        same = self._count_unchanged(messages, known=None)
+        same = self._count_unchanged(messages, unchanged_count=None)
         new_messages = messages[same:]
         summaries = _summaries(new_messages, start=0)
         if summaries:

@@ -25,11 +25,11 @@ from ctxpipe.tokens import Budget, Ledger, TokenCounter
 # Totals -------------------------------------------------------------------------------------------
 
 
-async def check_totals(ledger: Ledger, messages: list[Message], known: int | None = None):
+async def check_totals(ledger: Ledger, messages: list[Message], unchanged_count: int | None = None):
     """The ledger's totals are those of a counter that knows nothing."""
     counts = map(TokenCounter(ledger.counter.text).message, messages)
 
-    assert list(await ledger.prefix_sums(messages, known=known)) == [
+    assert list(await ledger.prefix_sums(messages, unchanged_count=unchanged_count)) == [
         0,
         *itertools.accumulate(counts),
     ]
@@ -96,7 +96,7 @@ async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
 
     ledger.rewind(known)
 
-    await check_totals(ledger, first[:known] + rest, known=ledger.known)
+    await check_totals(ledger, first[:known] + rest, unchanged_count=ledger.unchanged_count)
 
 
 async def test_a_turn_encodes_only_what_is_new():
@@ -186,23 +186,25 @@ async def test_what_the_caller_vouches_for_is_not_compared():
 
     vouched: list[Any] = [*(Untouchable(message) for message in history), new()]
 
-    assert await ledger.total(vouched, known=5) == total + ledger.counter.message(new())
+    assert await ledger.total(vouched, unchanged_count=5) == total + ledger.counter.message(new())
 
 
 async def test_vouching_for_more_than_was_ever_seen_counts_the_rest():
-    await check_totals(Ledger(), chat(5), known=5)
+    await check_totals(Ledger(), chat(5), unchanged_count=5)
 
 
 async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again():
     ledger, history = Ledger(), chat(9)
     await ledger.total(history)
-    assert ledger.known == 9
+    assert ledger.unchanged_count == 9
 
     ledger.rewind(4)
-    assert ledger.known == 4
+    assert ledger.unchanged_count == 4
 
-    await check_totals(ledger, [*history[:4], new(), *history[5:]], known=ledger.known)
-    assert ledger.known == 9
+    await check_totals(
+        ledger, [*history[:4], new(), *history[5:]], unchanged_count=ledger.unchanged_count
+    )
+    assert ledger.unchanged_count == 9
 
 
 async def test_what_comes_after_a_change_is_not_encoded_again():
@@ -238,7 +240,9 @@ async def test_what_a_change_saves_leaves_the_ledger_right(
     exact = ledger.counter.total(before) - ledger.counter.total(after)
     assert savings.is_estimate or savings.saved == exact
     assert savings.saved > 0 or savings.saved == exact
-    await check_totals(ledger, data.draw(st.sampled_from([before, after])), known=ledger.known)
+    await check_totals(
+        ledger, data.draw(st.sampled_from([before, after])), unchanged_count=ledger.unchanged_count
+    )
 
 
 async def test_a_tuple_of_messages_will_do():
