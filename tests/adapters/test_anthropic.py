@@ -587,7 +587,7 @@ def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
 
 @every_way
 @pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
-async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
+async def test_a_request_refused_as_too_long_is_sent_once_more_shortened(
     tmp_path, refusal: Failure, ask: Ask
 ):
     async with talk(
@@ -655,7 +655,7 @@ class Counted:
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("ask", [plain, helped], ids=["plain", "streaming"])
-async def test_what_the_sdk_sends_again_is_the_same_request(tmp_path, ask: Ask, failure: Reply):
+async def test_a_retry_of_the_sdk_sends_the_same_request(tmp_path, ask: Ask, failure: Reply):
     summarize, storage = Counted(), LocalStorage(tmp_path)
     stages = (DirectOffload(storage, min_chars=500), Compact(summarize, storage))
     pipeline = ContextPipeline(stages, budget=Budget(window=4000, trigger=2000))

@@ -63,7 +63,9 @@ BILLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BILLS)
-async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(name: str, tmp_path):
+async def test_a_usage_that_cannot_be_that_of_the_context_leads_to_no_compaction(
+    name: str, tmp_path
+):
     session, summarize = compacting(tmp_path)
     history = [user(words(50_000))]
 
@@ -102,7 +104,7 @@ FAILURES = [RuntimeError("500"), ConnectionResetError(), SummaryRefused("no"), N
 
 @pytest.mark.parametrize("failure", FAILURES, ids=repr)
 @pytest.mark.parametrize("breaks", ["step 5.", "step 9."])
-async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
+async def test_summarized_parts_of_a_failed_turn_are_used_by_the_next(
     breaks, failure: Exception | None, tmp_path
 ):
     summarize = Breaking(breaks, failure)
@@ -135,7 +137,7 @@ SUMMARY_BLOCK = {"type": "compaction", "content": "what went before, in short"}
 
 @pytest.mark.parametrize("summaries", [1, 2])
 @pytest.mark.parametrize("bill", [1_000, 5_000])
-async def test_what_the_server_has_summarized_does_not_count(summaries, bill, tmp_path):
+async def test_messages_that_the_server_summarized_are_not_counted(summaries, bill, tmp_path):
     session, summarize = compacting(tmp_path)
     history = [user("hi"), assistant(words(100_000)), user("more")]
     await session.run(history)
@@ -152,7 +154,7 @@ async def test_what_the_server_has_summarized_does_not_count(summaries, bill, tm
     assert summarize.paid == 0
 
 
-async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path):
+async def test_results_that_a_stream_reports_as_cleared_count_as_sent(tmp_path):
     session, _ = compacting(tmp_path)
     history = [user(words(50_000))]
     await session.run(history)
@@ -188,7 +190,7 @@ async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path):
 CODE = '{"error": {"message": "Too long.", "code": "context_length_exceeded"}}'
 
 
-async def test_what_was_refused_by_a_code_is_a_limit_that_a_journal_gives_back(
+async def test_a_limit_from_a_refusal_code_survives_in_the_journal(
     tmp_path,
 ):
     storage = LocalStorage(tmp_path)
@@ -214,7 +216,7 @@ async def test_what_was_refused_by_a_code_is_a_limit_that_a_journal_gives_back(
     assert other.tokens_saved == 0
 
 
-async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path):
+async def test_a_413_for_bytes_sets_no_limit_of_tokens(tmp_path):
     session = ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]).session(
         "s"
     )
@@ -234,7 +236,7 @@ async def test_a_413_of_bytes_is_no_limit_of_tokens(tmp_path):
     [(Budget(), True), (Budget(window=200_000), False), (Budget(trigger=0.5), True)],
     ids=["by the model", "as it was given", "a share"],
 )
-async def test_the_window_of_a_known_model_holds_where_the_budget_names_none(
+async def test_the_listed_window_of_a_model_applies_if_the_budget_names_none(
     budget: Budget, is_compacted, tmp_path
 ):
     stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]

@@ -95,7 +95,7 @@ def models(server: MessagesServer) -> list[Any]:
 
 @pytest.mark.parametrize("is_beta", [False, True])
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_request_lends_its_client(is_streamed, is_beta, tmp_path):
+async def test_create_writes_the_summary_with_its_own_client(is_streamed, is_beta, tmp_path):
     run = Run(tmp_path)
     asked: Any = {"model": "m", "max_tokens": 9, "messages": history()}
     async with serving() as (server, client):
@@ -117,7 +117,7 @@ def shaping(run: Run):
 
 
 @needs_middleware
-async def test_the_middleware_lends_its_client(tmp_path):
+async def test_the_middleware_writes_the_summary_with_its_own_client(tmp_path):
     run = Run(tmp_path)
     async with shaping(run) as (server, client):
         await client.messages.create(model="m", max_tokens=9, messages=history())
@@ -127,7 +127,7 @@ async def test_the_middleware_lends_its_client(tmp_path):
 
 
 @needs_middleware
-async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
+async def test_a_summary_request_through_ctxpipes_middleware_is_not_shaped(tmp_path):
     run = Run(tmp_path)
     async with shaping(run) as (server, client):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
@@ -136,7 +136,7 @@ async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path):
     assert "word word" in str(server.requests[0].body["messages"])
 
 
-async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_hand_uses_it(
+async def test_compact_uses_the_client_of_an_earlier_run(
     tmp_path,
 ):
     run = Run(tmp_path)
@@ -148,7 +148,7 @@ async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_h
     assert models(server) == [SUMMARIES.upper()]
 
 
-async def test_the_retries_of_a_lent_client_are_off(tmp_path):
+async def test_the_retries_of_the_agents_client_are_off_for_summaries(tmp_path):
     run = Run(tmp_path)
     failing = iter([rate_limited(0), "Summarized.", "Answered."])
     async with serving(lambda _: next(failing), max_retries=7) as (server, client):
@@ -158,7 +158,7 @@ async def test_the_retries_of_a_lent_client_are_off(tmp_path):
     assert run.details[0].attempts == 2
 
 
-async def test_a_summarizers_own_client_is_kept(tmp_path):
+async def test_a_summarizer_with_a_client_uses_its_own(tmp_path):
     async with serving() as (own, client_of_its_own), serving() as (server, client):
         run = Run(tmp_path, AnthropicSummarizer(client_of_its_own))
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
@@ -177,7 +177,7 @@ async def test_a_summarizers_own_client_is_kept(tmp_path):
         (AnthropicSummarizer(model="tiny"), "small", "TINY"),
     ],
 )
-async def test_a_lent_client_is_asked_for_the_model_that_is_named_else_for_the_agents_own(
+async def test_a_summary_uses_the_configured_model_or_else_the_agents_own(
     summarize: Summarizer | None, environment: str, asked: str, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SUMMARY_MODEL", environment)
@@ -190,7 +190,7 @@ async def test_a_lent_client_is_asked_for_the_model_that_is_named_else_for_the_a
 
 
 @needs_middleware
-async def test_the_middleware_may_name_the_model_of_its_summaries(tmp_path):
+async def test_the_middleware_has_a_setting_for_the_summary_model(tmp_path):
     run = Run(tmp_path)
     shaping = ctxpipe_middleware(run.pipeline, session_id="s", summary_model="small")
     async with serving(middleware=[shaping]) as (server, client):
@@ -200,7 +200,7 @@ async def test_the_middleware_may_name_the_model_of_its_summaries(tmp_path):
 
 
 @needs_middleware
-async def test_a_synchronous_client_is_lent_too(tmp_path):
+async def test_a_synchronous_client_writes_summaries_too(tmp_path):
     run = Run(tmp_path)
 
     def ask(url: str):
@@ -215,7 +215,7 @@ async def test_a_synchronous_client_is_lent_too(tmp_path):
     assert run.writers == ["AgentSummarizer"]
 
 
-async def test_a_summary_goes_where_and_for_whom_the_request_goes(tmp_path):
+async def test_a_summary_is_sent_with_the_headers_and_accounts_of_the_request(tmp_path):
     run = Run(tmp_path)
     for_whom: Any = {"metadata": {"user_id": "u"}, "extra_headers": {"x-route": "eu"}}
     async with serving() as (server, client):
@@ -229,7 +229,7 @@ async def test_a_summary_goes_where_and_for_whom_the_request_goes(tmp_path):
     assert summary.headers["x-route"] == "eu"
 
 
-async def test_run_asks_for_a_summary_by_the_model_that_has_answered_its_turns(tmp_path):
+async def test_a_summary_of_run_uses_the_model_that_answered_the_turns(tmp_path):
     run = Run(tmp_path)
     async with serving() as (server, client):
         session = run.pipeline.session("s")
@@ -241,7 +241,7 @@ async def test_run_asks_for_a_summary_by_the_model_that_has_answered_its_turns(t
     assert models(server) == ["M"]
 
 
-async def test_a_report_says_which_model_wrote_and_what_it_cost(tmp_path):
+async def test_a_report_names_the_summary_model_and_its_cost(tmp_path):
     run = Run(tmp_path)
     async with serving() as (_, client):
         for model in (MODEL, "m"):
@@ -258,7 +258,7 @@ async def test_a_report_says_which_model_wrote_and_what_it_cost(tmp_path):
     assert "(AgentSummarizer, m)" in str(unknown)
 
 
-async def test_the_very_client_is_lent_whatever_cloud_it_is_of():
+async def test_the_client_of_any_cloud_is_used_itself():
     class Odd:
         _client = 7
 
@@ -293,7 +293,7 @@ def told(caplog: pytest.LogCaptureFixture) -> int:
         AnthropicSummarizer(model="m"),
     ],
 )
-async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
+async def test_without_a_model_a_session_warns_once_and_every_report_has_the_warning(
     summarize: Summarizer | None, tmp_path, caplog
 ):
     caplog.set_level(logging.WARNING)
@@ -308,7 +308,7 @@ async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
     assert told(caplog) == 1
 
 
-async def test_each_session_warns_of_its_own(tmp_path, caplog):
+async def test_each_session_warns_separately(tmp_path, caplog):
     run = Run(tmp_path)
 
     for name in ("a", "b"):
@@ -317,7 +317,7 @@ async def test_each_session_warns_of_its_own(tmp_path, caplog):
     assert told(caplog) == 2
 
 
-async def test_who_chose_the_extractive_summarizer_is_not_warned(tmp_path, caplog):
+async def test_a_chosen_extractive_summarizer_gives_no_warning(tmp_path, caplog):
     run = Run(tmp_path, ExtractiveSummarizer())
 
     await run.pipeline.session("s").run(history())
@@ -327,7 +327,7 @@ async def test_who_chose_the_extractive_summarizer_is_not_warned(tmp_path, caplo
     assert told(caplog) == 0
 
 
-async def test_the_summarizer_alone_warns_too(caplog):
+async def test_a_summarizer_without_a_pipeline_warns_too(caplog):
     await AnthropicSummarizer()(history())
     await AgentSummarizer()(history())
 

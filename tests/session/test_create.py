@@ -130,7 +130,7 @@ def messages_of(received: Received) -> list[Any]:
 
 
 @every_way
-async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path):
+async def test_create_sends_the_context_and_returns_the_reply(ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     history = loop(1)
     before = copy.deepcopy(history)
@@ -151,7 +151,7 @@ async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tm
 
 
 @every_way
-async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path):
+async def test_below_all_thresholds_the_request_equals_one_without_a_session(ask: Ask, tmp_path):
     history = loop(1)
 
     async with talk(["one", "two"]) as (server, client):
@@ -168,7 +168,7 @@ async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask
 
 
 @every_way
-async def test_what_the_bill_says_is_learnt(ask: Ask):
+async def test_the_reported_usage_calibrates_the_estimates(ask: Ask):
     factors = list[float]()
 
     async def look(turn: Turn) -> Skip:
@@ -209,7 +209,7 @@ REPLY: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told, is_streamed):
+async def test_a_reply_without_usage_is_returned_to_the_caller(told, is_streamed):
     def gateway(_: http.Request) -> http.Response:
         if isinstance(told, str):
             return http.Response(200, text=told, headers={"content-type": "text/html"})
@@ -237,7 +237,7 @@ async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told, is_
         assert await ask(session.create, client=client) == await ask(client.messages.create)
 
 
-async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing():
+async def test_an_unread_stream_calibrates_nothing_and_raises_nothing():
     session = ContextPipeline().session("s")
     async with talk(["ok", "ok", "ok"]) as (server, client):
         stream: Any = await created(session, client, loop(1), stream=True)
@@ -268,9 +268,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path):
 
 
 @every_way
-async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(
-    ask: Ask, tmp_path
-):
+async def test_a_message_appended_during_a_request_is_in_the_next_request(ask: Ask, tmp_path):
     session, history = truncating(tmp_path).session("s"), loop(2)
 
     def think(body: RequestBody) -> str:
@@ -286,7 +284,7 @@ async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_reques
     assert second == [*first, user("one more thing")]
 
 
-async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused():
+async def test_stale_thinking_is_dropped_by_the_api_and_not_refused():
     async def forget(turn: Turn) -> Change | Skip:
         first = turn.messages[0]
         if len(turn.messages) < 6 or first["content"] == "go on":
@@ -342,7 +340,7 @@ async def ask_in_turns(
 
 
 @every_way
-async def test_breakpoints_that_were_asked_for_are_placed_around_what_was_rewritten(
+async def test_requested_breakpoints_are_placed_around_rewritten_messages(
     ask: Ask,
 ):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9, cache_breakpoints=4)
@@ -355,7 +353,9 @@ async def test_breakpoints_that_were_asked_for_are_placed_around_what_was_rewrit
 
 
 @every_way
-async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: Ask):
+async def test_the_next_rewrite_reads_everything_up_to_the_end_of_the_last_one_from_the_cache(
+    ask: Ask,
+):
     requests = await ask_in_turns(ask, rewriting(at_41=6, at_49=8), 24, cache_breakpoints=4)
 
     second = requests[-1]
@@ -366,7 +366,7 @@ async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: A
 
 
 @every_way
-async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: Ask):
+async def test_by_default_only_breakpoints_without_cost_are_placed(ask: Ask):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9)
 
     assert not any(marked(messages_of(request)) for request in requests)
@@ -375,7 +375,7 @@ async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: 
 
 @needs_automatic_caching
 @every_way
-async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_that_are_free(
+async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_without_cost(
     ask: Ask,
 ):
     requests = await ask_in_turns(ask, rewriting(at_19=6), 9, **MARK)
@@ -385,7 +385,7 @@ async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_
 
 
 @every_way
-async def test_where_the_cache_keeps_an_hour_every_mark_is_for_an_hour(ask: Ask):
+async def test_with_a_cache_lifetime_of_an_hour_every_mark_is_for_an_hour(ask: Ask):
     session = ContextPipeline().session("s", cache_seconds=3600)
     system = [{"type": "text", "text": "Be brief.", **MARK}]
     async with talk(["ok"]) as (server, client):
@@ -398,7 +398,7 @@ async def test_where_the_cache_keeps_an_hour_every_mark_is_for_an_hour(ask: Ask)
 
 
 @every_way
-async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask):
+async def test_a_repeated_request_has_the_same_breakpoints(ask: Ask):
     session, history = rewriting(at_19=6).session("s"), loop(9)
     async with talk([overloaded(), "ok"]) as (server, client):
         with pytest.raises(anthropic.APIStatusError):
@@ -409,7 +409,7 @@ async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask):
 
 
 @every_way
-async def test_the_history_has_no_marks_of_ours(ask: Ask):
+async def test_the_history_has_no_cache_marks_of_ctxpipe(ask: Ask):
     history = loop(9)
     before = copy.deepcopy(history)
     async with talk(["ok"]) as (_, client):
@@ -438,7 +438,7 @@ WITHOUT_NUMBERS = [
 
 @every_way
 @pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
-async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
+async def test_a_request_refused_as_too_long_is_sent_once_more_shortened(
     refusal: Failure, ask: Ask, tmp_path
 ):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
@@ -485,7 +485,7 @@ async def test_a_request_that_grew_instead_is_not_sent_again():
     assert server.calls == 1
 
 
-async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(tmp_path, caplog):
+async def test_a_window_smaller_than_the_budget_is_reported_and_remembered(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     session, history = truncating(tmp_path).session("s"), loop(20)
 
@@ -556,7 +556,7 @@ TOO_MANY = [
 
 @pytest.mark.parametrize("refusal", [*LOOKALIKES, *TOO_FEW, *WITHOUT_NUMBERS])
 @every_way
-async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
+async def test_a_context_far_below_its_budget_is_never_compacted_after_a_refusal(
     refusal: Failure, ask: Ask, tmp_path
 ):
     session = truncating(tmp_path).session("s")
@@ -572,7 +572,7 @@ async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
 
 
 @pytest.mark.parametrize("refusal", TOO_MANY)
-async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
+async def test_numbers_of_a_refusal_that_contradict_a_reported_usage_are_ignored(
     refusal: Failure, tmp_path
 ):
     session = truncating(tmp_path).session("s")
@@ -586,7 +586,7 @@ async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
     assert [messages_of(request) for request in server.requests] == [loop(20)] * 3
 
 
-async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
+async def test_a_second_refusal_after_shortening_is_not_retried(
     tmp_path,
 ):
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
@@ -600,7 +600,7 @@ async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
     assert server.calls == 2 + 3  # one more try in the first turn only
 
 
-async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
+async def test_a_system_prompt_given_only_once_does_not_make_a_context_count_as_shorter(
     tmp_path,
 ):
     session, history = truncating(tmp_path).session("s"), [user("hello")]
@@ -612,7 +612,7 @@ async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
     )
 
 
-async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(
+async def test_a_smaller_window_lowers_the_budget_of_that_model_only_and_is_reported_once(
     tmp_path,
 ):
     budgets: dict[str, Budget] = {}
@@ -642,7 +642,7 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
     assert budgets["large"] == Budget(500_000)
 
 
-async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
+async def test_the_output_reserve_of_the_budget_is_not_counted_twice(
     tmp_path,
 ):
     budget = Budget(200_000, reserve_output=64_000)
@@ -660,7 +660,7 @@ async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
     ]
 
 
-async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
+async def test_a_window_below_a_prompt_that_the_model_accepted_is_ignored(
     tmp_path,
 ):
     session, history = truncating(tmp_path).session("s"), [*loop(20), user("x " * 30_000)]
@@ -693,7 +693,7 @@ async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
 
 @pytest.mark.parametrize("failure", [rate_limited(0.01), overloaded(), server_error(), Cut()])
 @every_way
-async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask: Ask, tmp_path):
+async def test_a_retry_of_the_sdk_sends_the_same_request(failure: Reply, ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
 
     async with talk([failure, "ok"], max_retries=1) as (server, client):
@@ -703,7 +703,7 @@ async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask:
 
 
 @every_way
-async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path):
+async def test_the_turn_after_a_cancelled_request_does_its_work(ask: Ask, tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     session, history = pipeline.session("s"), loop(1)
 
@@ -728,7 +728,7 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp
     assert await session.history() == [*history, *step("t9", result="short")]
 
 
-async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(
+async def test_recover_returns_none_if_only_the_system_prompt_is_shorter(
     tmp_path,
 ):
     budget = Budget(window=2000, trigger=1000, target=300)

@@ -70,7 +70,7 @@ def _blocks(message: Message) -> object:
 # Owning -----------------------------------------------------------------------------------------
 
 
-async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path):
+async def test_create_sends_appended_messages_and_appends_the_reply(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first", "second"]) as (server, client):
         session.append(user("go"))
@@ -83,7 +83,7 @@ async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path):
     assert plain(await session.history()) == plain([*expected, assistant(text("second"))])
 
 
-async def test_what_another_process_has_added_is_gone_on_from(tmp_path):
+async def test_create_continues_after_messages_of_another_process(tmp_path):
     both = [ContextPipeline().session("s", journal=LocalStorage(tmp_path)) for _ in range(2)]
     expected: list[Any] = []
     async with talk([f"answer {turn}" for turn in range(6)]) as (server, client):
@@ -100,7 +100,7 @@ async def test_what_another_process_has_added_is_gone_on_from(tmp_path):
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_a_stream_is_added_if_it_was_read_to_its_end(is_read, tmp_path):
+async def test_a_streamed_reply_is_appended_if_it_was_read_to_its_end(is_read, tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first " * 200]) as (_, client):
         session.append(user("go"))
@@ -123,7 +123,7 @@ async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path):
     assert plain(known) == plain([user("go"), assistant(tool_use("toolu_1", "look"))])
 
 
-async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path):
+async def test_with_messages_the_reply_is_not_appended(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):
         await session.create(client, messages=chat(3), **ASKED)
@@ -131,7 +131,7 @@ async def test_with_messages_the_reply_is_the_callers_to_add(tmp_path):
     assert await session.history() == chat(3)
 
 
-async def test_before_anything_was_appended_there_is_nothing_to_send():
+async def test_create_before_append_is_an_error():
     async with talk(["never"]) as (server, client):
         with pytest.raises(InvalidHistory, match="append a message"):
             await ContextPipeline().session("s").create(client, **ASKED)
@@ -139,7 +139,7 @@ async def test_before_anything_was_appended_there_is_nothing_to_send():
     assert not server.requests
 
 
-def test_what_is_no_message_cannot_be_appended():
+def test_append_refuses_an_invalid_message():
     with pytest.raises(InvalidHistory):
         ContextPipeline().session("s").append("go")  # type: ignore[arg-type]
 
@@ -185,9 +185,7 @@ def in_a_thread(act: Callable[[], object]):
 
 @pytest.mark.parametrize("place", ["here", "thread"])
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_request(
-    way, place, tmp_path
-):
+async def test_a_message_appended_during_the_shaping_is_in_the_next_request(way, place, tmp_path):
     steps = Steps()
     session = ContextPipeline([steps]).session("s", journal=LocalStorage(tmp_path))
 
@@ -214,7 +212,7 @@ async def test_what_is_appended_while_the_context_is_shaped_goes_with_the_next_r
 
 
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
-async def test_what_was_appended_is_there_when_the_turn_ends_early(how, tmp_path):
+async def test_appended_messages_stay_if_the_turn_ends_early(how, tmp_path):
     steps = Steps()
     pipeline = ContextPipeline([steps], on_error="raise")
     session = pipeline.session("s", journal=LocalStorage(tmp_path))
@@ -240,7 +238,7 @@ async def test_what_was_appended_is_there_when_the_turn_ends_early(how, tmp_path
 
 
 @pytest.mark.parametrize("how", ["task", "scope"])
-async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
+async def test_a_request_cancelled_anywhere_loses_and_duplicates_no_message(
     how: Literal["task", "scope"], tmp_path
 ):
     for at in range(1, 60, 1 if NIGHTLY else 4):
@@ -257,7 +255,7 @@ async def test_a_request_cancelled_anywhere_costs_no_message_and_doubles_none(
         assert spoken(sent(server)[-1]) == history[:-1]
 
 
-async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_results():
+async def test_a_message_appended_during_a_call_follows_the_reply_and_its_results():
     session = ContextPipeline().session("s")
     calls = [called("look", {}, "toolu_1"), called("look", {}, "toolu_2")]
 
@@ -283,7 +281,7 @@ async def test_what_is_appended_during_a_call_stands_after_the_reply_and_its_res
     assert not server.refused
 
 
-async def test_interrupted_calls_are_answered_before_what_was_appended():
+async def test_interrupted_calls_are_answered_before_appended_messages():
     session = ContextPipeline().session("s")
     async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
         session.append(user("go"))
@@ -296,7 +294,7 @@ async def test_interrupted_calls_are_answered_before_what_was_appended():
 
 
 @pytest.mark.parametrize("form", ["the same object", "a copy"])
-async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_between(
+async def test_a_reply_appended_by_the_caller_too_is_stored_once(
     form,
 ):
     session = ContextPipeline().session("s")
@@ -319,7 +317,7 @@ async def test_a_reply_that_is_appended_by_hand_is_there_once_whatever_came_betw
     assert spoken(await session.history()) == words
 
 
-async def test_a_message_that_its_caller_uses_for_the_next_one_is_kept_as_it_was():
+async def test_an_appended_message_does_not_change_if_the_caller_reuses_its_object():
     session = ContextPipeline().session("s")
     message: Any = user(text("first"))
     session.append(message)
@@ -348,7 +346,7 @@ async def asks(session: Session, client: anthropic.AsyncAnthropic, words: str, w
 
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("ways", [["create"] * 4, ["stream", "create", "stream"]])
-async def test_requests_at_the_same_time_are_answered_one_after_the_other(
+async def test_requests_at_the_same_time_are_sent_one_after_the_other(
     ways: list[str], has_journal, tmp_path
 ):
     journal = LocalStorage(tmp_path) if has_journal else None
@@ -363,7 +361,7 @@ async def test_requests_at_the_same_time_are_answered_one_after_the_other(
         assert spoken(messages) == expected[: 2 * turn + 1]
 
 
-async def test_a_request_that_waited_and_has_nothing_left_to_say_is_an_error():
+async def test_a_request_whose_messages_were_answered_while_it_waited_is_an_error():
     session = ContextPipeline().session("s")
     async with talk(["one"]) as (server, client):
         session.append(user("go"))
@@ -397,7 +395,7 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way):
     assert "on" in spoken([*await session.history(), *conversation_of(session).appended])
 
 
-async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask():
+async def test_a_task_started_inside_a_stream_may_send_after_its_end():
     session, ended = ContextPipeline().session("s"), anyio.Event()
 
     async def later(client: anthropic.AsyncAnthropic):
@@ -415,7 +413,7 @@ async def test_after_a_stream_has_ended_a_task_that_began_inside_it_may_ask():
     assert spoken(await session.history()) == ["go", "one", "on", "two"]
 
 
-async def test_requests_with_messages_of_their_own_do_not_wait():
+async def test_requests_with_messages_do_not_wait():
     session = ContextPipeline().session("s")
     async with talk(["one", "two"]) as (server, client):
         session.append(user("go"))
@@ -429,7 +427,7 @@ async def test_requests_with_messages_of_their_own_do_not_wait():
 # Kept until it is written -----------------------------------------------------------------------
 
 
-async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path):
+async def test_flushed_messages_are_in_the_journal_before_any_request(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     session.append(user("go"))
     await conversation_of(session).flush()
@@ -443,7 +441,7 @@ async def test_what_is_flushed_is_in_the_journal_before_any_request(tmp_path):
     assert spoken(sent(server)[0]) == ["go", "on"]
 
 
-async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
+async def test_results_appended_after_a_flush_directly_follow_their_calls(
     tmp_path,
 ):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
@@ -460,7 +458,7 @@ async def test_results_that_come_after_a_flush_stand_right_after_their_calls(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_at_the_end_of_its_body_what_was_appended_is_written(fails, tmp_path):
+async def test_the_end_of_async_with_writes_appended_messages(fails, tmp_path):
     with suppress(RuntimeError):
         async with ContextPipeline().session("s", journal=LocalStorage(tmp_path)) as session:
             session.append(user("go"))
@@ -494,7 +492,7 @@ async def test_calls_without_results_are_named_before_anything_is_sent(way):
 
 
 @pytest.mark.parametrize("way", ["create", "stream"])
-async def test_interrupted_calls_are_answered_so(way):
+async def test_open_calls_interrupted_answers_calls_with_an_error_result(way):
     async with talk(["fine"]) as (server, client):
         await asked_for(way, ContextPipeline().session("s"), client, open_calls="interrupted")
 
@@ -504,7 +502,7 @@ async def test_interrupted_calls_are_answered_so(way):
     assert not server.refused
 
 
-async def test_after_interrupted_calls_the_loop_goes_on_with_the_same_bytes():
+async def test_after_interrupted_calls_the_next_request_has_the_same_bytes():
     session = ContextPipeline().session("s")
     async with talk(["fine", "on"]) as (server, client):
         reply = await session.create(client, messages=OPEN, open_calls="interrupted", **ASKED)
@@ -524,14 +522,14 @@ async def test_a_call_that_has_its_result_is_not_open():
     assert len(server.requests) == 1
 
 
-async def test_another_word_for_open_calls_is_refused():
+async def test_an_unknown_value_of_open_calls_is_refused():
     async with talk(["never"]) as (_, client):
         with pytest.raises(SettingsError, match="open_calls"):
             await asked_for("create", ContextPipeline().session("s"), client, open_calls="skip")
 
 
 @needs_middleware
-async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
+async def test_an_adapter_sends_a_request_with_open_calls_unchanged_and_warns_once(
     caplog,
 ):
     middleware = ctxpipe_middleware(ContextPipeline(), session_id="s")
@@ -548,7 +546,7 @@ async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
 
 @pytest.mark.parametrize("how", ["task", "scope"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_request_that_has_waited_for_a_cancelled_one_never_ends_with_a_reply(
+async def test_a_request_that_waited_for_a_cancelled_one_never_ends_with_a_reply(
     how: Literal["task", "scope"], streams: bool, tmp_path
 ):
     """What both have appended before is answered by the first; the second has nothing to ask."""
@@ -589,7 +587,7 @@ async def test_a_request_that_has_waited_for_a_cancelled_one_never_ends_with_a_r
     assert refused
 
 
-async def test_an_answer_that_the_caller_has_begun_is_sent_though_it_has_waited():
+async def test_a_prefilled_answer_is_sent_even_after_waiting():
     session = ContextPipeline().session("s")
     async with talk(["one", "two"]) as (server, client):
         session.append(user("first"))

@@ -119,7 +119,7 @@ async def converse(seed: int, folder: Path, *, has_journal: bool) -> Seen:
 @given(st.integers(0, 2**32), st.booleans())
 @example(seed=427, has_journal=True)  # a new process begins where the history left the journal
 @example(seed=472, has_journal=True)  # a process has left the entry that took a result out
-def test_what_has_left_a_context_stays_out_however_the_history_is_rebuilt(
+def test_content_that_left_a_context_stays_out_when_the_caller_rebuilds_the_history(
     tmp_path_factory, seed: int, has_journal: bool
 ):
     folder = tmp_path_factory.mktemp("rebuilt")

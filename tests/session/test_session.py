@@ -130,7 +130,7 @@ class Seldom:
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(6, repeat_ids=True), st.data())
-async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_would_be_adopted(
+async def test_a_session_gives_the_same_contexts_as_a_caller_who_continues_with_the_result(
     history: list[Message], data: st.DataObject
 ):
     ends = [*sorted(data.draw(st.sets(st.integers(1, len(history)), max_size=8))), len(history)]
@@ -174,7 +174,7 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
     assert asked[1].calls == asked[2].calls
 
 
-async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(
+async def test_each_context_is_a_byte_prefix_of_the_next_up_to_the_reported_change(
     tmp_path,
 ):
     history, session, before = loop(60), small(tmp_path).session("s"), list[str]()
@@ -189,7 +189,7 @@ async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_
     assert 3 < changes < 30  # something was rewritten, and that in batches
 
 
-async def test_the_history_is_never_modified(tmp_path):
+async def test_a_session_never_modifies_the_history(tmp_path):
     history = loop(40)
     before = copy.deepcopy(history)
     session = small(tmp_path).session("s")
@@ -200,7 +200,7 @@ async def test_the_history_is_never_modified(tmp_path):
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify, tmp_path):
+async def test_an_invalid_history_is_refused_and_the_memory_stays(verify, tmp_path):
     session, history = small(tmp_path).session("s", verify=verify), chat(3)
     await session.run(history)
 
@@ -245,7 +245,7 @@ async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_pat
     assert summarize.calls == 1
 
 
-async def test_two_runs_at_once_ask_for_one_summary(tmp_path):
+async def test_two_runs_at_the_same_time_request_one_summary(tmp_path):
     summarize = Summaries(wait=True)
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
     results = list[Result]()
@@ -266,7 +266,7 @@ async def test_two_runs_at_once_ask_for_one_summary(tmp_path):
     assert [result.changed for result in results] == [True, False, False]
 
 
-async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path):
+async def test_the_turn_after_a_cancelled_one_does_its_work(tmp_path):
     summarize = Summaries(wait=True)
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
     await session.run(history[:5])
@@ -284,7 +284,7 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path):
     assert summarize.calls == 2
 
 
-async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_next(
+async def test_the_turn_after_one_cancelled_while_writing_the_journal_reports_its_changes(
     tmp_path,
 ):
     history, told = loop(30), set[int | None]()
@@ -299,7 +299,7 @@ async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_ne
     assert told == {0}
 
 
-async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bond(
+async def test_thinking_after_an_unreported_change_counts_as_stale(
     tmp_path,
 ):
     """Whoever was cancelled may have asked the model with the history as it was."""
@@ -317,7 +317,7 @@ async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bon
     assert all(option == drop_block() for option in options)
 
 
-async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path):
+async def test_the_turn_after_one_with_a_failed_stage_does_its_work(tmp_path):
     fails = [False]
 
     async def failing(turn: Turn) -> Skip:
@@ -344,7 +344,7 @@ async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
     return await turn.tokens()
 
 
-async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
+async def test_sessions_of_one_pipeline_do_not_affect_each_other(
     tmp_path,
 ):
     many, pipeline = 1000 if NIGHTLY else 50, small(tmp_path)
@@ -364,7 +364,7 @@ async def test_many_sessions_of_one_pipeline_know_nothing_of_each_other(
     assert all(pipeline.session(f"s{number}") == session for number, session in enumerate(sessions))
 
 
-def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
+def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_itself(
     tmp_path,
 ):
     """With a quarter of its results in files: what the context holds of its own is counted."""
@@ -393,7 +393,7 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
     assert 10_000 < taken <= 64 * 1024, taken
 
 
-def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(
+def test_the_memory_of_each_turn_is_small_even_if_the_context_is_rewritten_often(
     tmp_path,
 ):
     """The history is the caller's.
@@ -422,7 +422,7 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
 # Shortened, branched, repaired --------------------------------------------------------------------
 
 
-async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
+async def test_thinking_after_a_withdrawn_summary_counts_as_stale(
     tmp_path,
 ):
     asked: list[int] = []
@@ -448,7 +448,7 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
     assert result.request_options == drop_block()
 
 
-async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path):
+async def test_a_repaired_message_keeps_its_cache_mark_in_every_turn(tmp_path):
     half = {"type": "text", "text": "half a pair \ud83d", "cache_control": {"type": "ephemeral"}}
     session, history = small(tmp_path).session("s"), [*chat(3), user(half)]
 
@@ -460,7 +460,7 @@ async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path)
     assert await session.history() == [*history, assistant("ok"), user("on")]
 
 
-async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(
+async def test_a_compaction_stays_if_the_last_message_which_it_does_not_describe_grows(
     tmp_path,
 ):
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
@@ -473,7 +473,7 @@ async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_
     assert result.notices == ()
 
 
-async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_told(
+async def test_a_compaction_withdrawn_after_the_history_was_shortened_is_reported(
     tmp_path,
 ):
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
@@ -491,7 +491,7 @@ async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_to
     )
 
 
-async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(
+async def test_a_caller_who_continues_with_a_shortened_context_is_recognized(
     tmp_path,
 ):
     """What the session knows of its beginning stands.
@@ -514,7 +514,7 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
     assert await session.history() == history[:-2]
 
 
-async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_its_newest_message(
+async def test_a_history_shortened_to_the_offloaded_part_ends_with_its_newest_message(
     tmp_path,
 ):
     stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=800)
@@ -533,7 +533,7 @@ async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_i
     assert result.messages[-1] == history[12]
 
 
-async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path):
+async def test_a_broken_history_is_repaired_once_and_stays_repaired(tmp_path):
     session = small(tmp_path).session("s")
     history = conversation(user("go"), assistant(tool_use("lost")), user("hello?"))
 
@@ -558,7 +558,7 @@ EMPTIED: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("place", [0, 3, -1])
 @pytest.mark.parametrize("empty", EMPTIED)
 @pytest.mark.parametrize("when", ["in a turn", "between turns"])
-async def test_a_message_that_its_caller_empties_costs_that_turn_only(
+async def test_a_message_emptied_by_the_caller_fails_only_that_turn(
     when, empty: str, place, tmp_path
 ):
     emptied: list[Any] = []
@@ -605,7 +605,9 @@ def near_the_trigger(number: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("summaries", [True, False], ids=["compaction", "truncation"])
-async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries, tmp_path):
+async def test_a_context_size_that_varies_around_the_trigger_leads_to_one_rewrite(
+    summaries, tmp_path
+):
     async def none(messages: Sequence[Message], /) -> Summary:
         raise RuntimeError("no model today")
 
@@ -619,7 +621,7 @@ async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries, 
     assert len([first for first in rewrites if first is not None and first < 36]) == 1
 
 
-async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_path):
+async def test_a_result_whose_size_varies_around_the_offload_threshold_is_judged_once(tmp_path):
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=2000)]).session("s")
     sizes = [2000 + (-1) ** number * 20 for number in range(20)]
     steps = [step(f"t{number}", result="r" * size) for number, size in enumerate(sizes)]
@@ -637,14 +639,14 @@ async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_
     assert [len(content) < 2000 - 20 for content in contents] == [size >= 2000 for size in sizes]
 
 
-async def test_a_size_that_bobs_around_the_ratio_is_rewritten_once(tmp_path):
+async def test_a_share_of_old_results_that_varies_around_the_ratio_leads_to_one_rewrite(tmp_path):
     session = ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s")
     rewrites = [await rewritten_from(session, near_the_ratio(number)) for number in range(1, 21)]
 
     assert [first for first in rewrites if first is not None] == [2]
 
 
-async def test_bills_that_bob_around_the_trigger_lead_to_one_rewrite(tmp_path):
+async def test_a_reported_usage_that_varies_around_the_trigger_leads_to_one_rewrite(tmp_path):
     session, rewrites = small(tmp_path, Summaries()).session("s"), 0
     history = near_the_trigger(1)
     for number in range(20):
@@ -662,7 +664,7 @@ async def rewritten_from(session: Session, history: list[Message]) -> int | None
 # Compacting by hand -------------------------------------------------------------------------------
 
 
-async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path):
+async def test_compact_summarizes_even_below_the_budget(tmp_path):
     summarize = Summaries()
     session, history = small(tmp_path, summarize).session("s"), loop(6)
     await session.run(history)
@@ -690,7 +692,7 @@ async def test_the_focus_reaches_the_summarizer(tmp_path):
     assert "summary" in json.dumps((await session.run(loop(6))).messages[0])
 
 
-async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path):
+async def test_compact_reports_that_calls_still_wait_for_their_results(tmp_path):
     session = small(tmp_path, Summaries()).session("s")
     history = [*loop(3), assistant(tool_use("waiting"))]
 
@@ -703,7 +705,7 @@ async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path):
     )
 
 
-async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_hand(
+async def test_compact_counts_the_system_prompt_and_the_tools_of_the_last_turn(
     tmp_path,
 ):
     seen = list[int]()
@@ -720,14 +722,14 @@ async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_
     assert seen[-1] > 50
 
 
-async def test_compacting_without_a_stage_for_it_is_an_error():
+async def test_compact_without_a_compact_stage_is_an_error():
     session = ContextPipeline().session("s")
 
     with pytest.raises(SettingsError, match="no Compact stage"):
         await session.compact(chat(3))
 
 
-async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path):
+async def test_compact_before_the_first_turn_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match="nothing to compact yet"):
         await small(tmp_path).session("s").compact()
 
@@ -735,7 +737,7 @@ async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path):
 # What else a session knows ------------------------------------------------------------------------
 
 
-async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path):
+async def test_the_cache_counts_as_expired_after_its_lifetime(tmp_path):
     now, cold = [0.0], list[bool]()
 
     async def look(turn: Turn):
@@ -753,7 +755,7 @@ async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path):
     assert cold == [False, False, True, False]
 
 
-async def test_the_pipeline_hands_out_one_session_whoever_holds_it():
+async def test_a_pipeline_returns_the_same_session_for_an_id():
     pipeline = ContextPipeline()
     await pipeline.session("s").run(chat(3))
     gc.collect()
@@ -762,7 +764,7 @@ async def test_the_pipeline_hands_out_one_session_whoever_holds_it():
     assert "3 messages known" not in repr(pipeline.session("s"))
 
 
-async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_with_a_turn(
+async def test_above_the_limit_the_longest_unused_session_without_a_turn_is_removed(
     tmp_path,
 ):
     summarize = Summaries(wait=True)
@@ -794,7 +796,7 @@ def edited(history: list[Message], number: int) -> list[Message]:
     return history
 
 
-def test_a_body_that_is_not_async_is_refused_with_what_to_use():
+def test_a_with_block_that_is_not_async_is_refused_with_advice():
     session = ContextPipeline().session("s")
 
     with pytest.raises(SettingsError, match=r"`async with`.*ctxpipe\.sync\.Session"), session:

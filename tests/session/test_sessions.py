@@ -40,7 +40,7 @@ def loop(name: str, turns: int) -> list[Message]:
     )
 
 
-async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
+async def test_a_removed_session_continues_from_its_journal_with_the_same_bytes(
     tmp_path,
 ):
     storage = LocalStorage(tmp_path)
@@ -57,7 +57,7 @@ async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
         assert not result.notices
 
 
-async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_path):
+async def test_get_returns_the_same_session_while_it_is_in_memory_or_in_use(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session = sessions.get("s")
     await session.run(chat(3))
@@ -68,7 +68,7 @@ async def test_it_is_the_same_session_as_long_as_it_is_in_memory_or_in_use(tmp_p
     assert sessions.get("s") == session
 
 
-async def test_one_with_a_turn_running_is_never_let_go(tmp_path):
+async def test_a_session_with_a_running_turn_is_never_removed(tmp_path):
     asked, opened = anyio.Event(), anyio.Event()
 
     async def summarize(_messages: Sequence[Message], /) -> Summary:
@@ -119,7 +119,7 @@ async def until_let_go(sessions: Sessions, *names: str):
             await fill(sessions, f"another {number}")
 
 
-async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_path):
+async def test_appended_messages_are_written_before_their_session_is_removed(tmp_path):
     storage = LocalStorage(tmp_path)
     sessions = Sessions(ContextPipeline(), journal=storage, max_bytes=50_000)
     for name in ("a", "b"):
@@ -132,7 +132,7 @@ async def test_what_was_appended_is_written_before_its_session_is_let_go(tmp_pat
         assert await sessions.get(name).history() == [user(f"go {name}"), user(f"on {name}")]
 
 
-async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended(
+async def test_a_session_without_a_turn_is_not_removed_with_unwritten_messages(
     tmp_path,
 ):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
@@ -143,7 +143,7 @@ async def test_a_session_that_was_never_run_is_not_let_go_with_what_was_appended
     assert await sessions.get("a").history() == [user("go")]
 
 
-async def test_turns_that_a_disk_could_not_take_are_written_before_their_session_is_let_go(
+async def test_turns_that_failed_to_be_written_are_written_before_their_session_is_removed(
     tmp_path,
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
@@ -159,7 +159,7 @@ async def test_turns_that_a_disk_could_not_take_are_written_before_their_session
 
 
 @pytest.mark.parametrize("place", ["here", "in a thread"])
-async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(place, tmp_path):
+async def test_messages_appended_to_a_removed_session_are_kept(place, tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session: Session | None = sessions.get("a")
     await fill(sessions, "c", "d")
@@ -175,7 +175,7 @@ async def test_what_is_appended_to_a_session_that_was_let_go_meanwhile_is_kept(p
     assert await sessions.get("a").history() == [user("go")]
 
 
-async def test_a_turn_that_a_disk_refused_a_session_that_was_let_go_is_kept(
+async def test_an_unwritten_turn_of_a_removed_session_is_kept(
     tmp_path,
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
@@ -192,7 +192,7 @@ async def test_a_turn_that_a_disk_refused_a_session_that_was_let_go_is_kept(
     assert await sessions.get("a").history() == chat(3)
 
 
-async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go():
+async def test_a_pipeline_keeps_messages_appended_to_a_removed_session():
     pipeline = ContextPipeline(max_sessions=1)
     session = pipeline.session("a", journal=MemoryStorage())
     pipeline.session("b")
@@ -201,7 +201,7 @@ async def test_a_pipeline_keeps_what_is_appended_to_a_session_that_was_let_go():
     assert pipeline.session("a") == session
 
 
-async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path):
+async def test_threads_that_get_a_session_at_the_same_time_get_the_same_one(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
 
     def append(number: int):
@@ -220,7 +220,7 @@ async def test_threads_that_ask_for_a_session_at_once_get_the_same(tmp_path):
     )
 
 
-async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path):
+async def test_a_session_with_a_due_compaction_is_not_removed(tmp_path):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([Compact(ExtractiveSummarizer(), storage)])
     sessions = Sessions(pipeline, journal=storage, max_bytes=50_000)
@@ -230,7 +230,7 @@ async def test_a_compaction_that_is_due_is_not_forgotten(tmp_path):
     assert conversation_of(sessions.get("a")).is_compaction_due
 
 
-async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_notice(
+async def test_with_a_journal_that_always_fails_memory_is_bounded_and_losses_are_reported(
     tmp_path, caplog
 ):
     disk = FailingDisk(LocalStorage(tmp_path))
@@ -243,9 +243,7 @@ async def test_where_a_journal_fails_for_good_what_is_held_has_a_bound_and_a_not
     assert len(given_up) == 20 - len(sessions)
 
 
-async def test_what_one_write_could_not_take_is_written_again_before_it_is_given_up(
-    tmp_path, caplog
-):
+async def test_a_failed_write_is_tried_again_before_its_session_is_dropped(tmp_path, caplog):
     disk = FailingDisk(LocalStorage(tmp_path))
     sessions = Sessions(ContextPipeline(), journal=disk, max_bytes=1_000)
     disk.denied = True
@@ -260,7 +258,7 @@ async def test_what_one_write_could_not_take_is_written_again_before_it_is_given
     assert await sessions.get("a").history() == chat(30)
 
 
-async def test_what_a_journal_cannot_take_stays_while_others_use_the_memory(tmp_path, caplog):
+async def test_unwritten_messages_stay_while_other_sessions_use_the_memory(tmp_path, caplog):
     asked, opened, disk = anyio.Event(), anyio.Event(), FailingDisk(LocalStorage(tmp_path))
 
     async def wait(turn: Turn):
@@ -298,7 +296,7 @@ async def test_what_a_journal_cannot_take_stays_while_others_use_the_memory(tmp_
     assert not [record for record in caplog.records if "let go" in record.message]
 
 
-async def test_histories_without_a_journal_have_a_bound_and_a_notice(
+async def test_sessions_without_a_journal_are_bounded_and_losses_are_reported(
     caplog,
 ):
     pipeline = ContextPipeline(max_sessions=10)
@@ -315,7 +313,7 @@ async def test_histories_without_a_journal_have_a_bound_and_a_notice(
     assert len(kept) >= 9
 
 
-async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_path):
+async def test_a_pipeline_keeps_a_session_with_messages_stored_nowhere_else(tmp_path):
     pipeline, storage = ContextPipeline(max_sessions=2), LocalStorage(tmp_path)
     pipeline.session("a", journal=storage).append(user("go"))
     for number in range(5):
@@ -328,7 +326,7 @@ async def test_a_pipeline_keeps_a_session_that_holds_what_is_nowhere_else(tmp_pa
 
 
 @pytest.mark.parametrize("max_bytes", [1 << 30, 2_000], ids=["all fit", "few fit"])
-def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_a_thousand(
+def test_the_steps_to_find_a_session_do_not_depend_on_the_number_of_sessions(
     max_bytes,
 ):
     sessions = Sessions(ContextPipeline(), journal=MemoryStorage(), max_bytes=max_bytes)
@@ -342,7 +340,7 @@ def test_a_session_is_found_in_as_many_steps_among_a_hundred_as_among_a_thousand
     assert steps[1_000] <= steps[100] + 5
 
 
-def test_a_pipeline_finds_its_session_in_as_many_steps_however_many_are_above_the_limit():
+def test_the_steps_to_find_a_session_do_not_depend_on_those_above_the_limit():
     steps: dict[int, int] = {}
     for most in (100, 1_000):
         pipeline = ContextPipeline(max_sessions=most)
@@ -369,7 +367,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
-async def test_the_bytes_follow_what_is_held(tmp_path):
+async def test_the_estimated_bytes_follow_the_stored_messages(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path))
     session = sessions.get("s")
     before = sessions.bytes

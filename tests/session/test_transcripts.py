@@ -125,7 +125,7 @@ async def small_budget(history: list[Message]) -> Budget:
 
 
 @each_sample(12, 3)
-async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adopts_the_context(
+async def test_callers_with_the_history_or_the_context_send_the_same_bytes_until_a_summary(
     shared, tmp_path, file: Path
 ):
     history, told = recorded(file), Bytes()

@@ -101,7 +101,7 @@ async def test_the_model_comes_from_the_environment(monkeypatch):
     assert server.requests[0].body["model"] == "from-the-environment"
 
 
-async def test_a_client_of_its_own_is_made_from_the_environment(
+async def test_a_client_is_created_from_the_environment(
     monkeypatch,
 ):
     async with MessagesServer(["ok"]) as server:
@@ -133,14 +133,14 @@ async def test_without_client_and_credentials_the_extractive_summarizer_writes_a
     ],
     ids=["cut off", "tool_use", "thinking only", "empty", "blank", "refusal", "paused"],
 )
-async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply):
+async def test_an_incomplete_answer_is_a_failure(reply):
     async with serving([reply]) as (_, client):
         with pytest.raises(SummaryFailed):
             await AnthropicSummarizer(client)(HISTORY)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_words": 40}, {"max_tokens": 100}, {"window": 6000}])
-async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_room(
+async def test_an_answer_cut_off_is_requested_once_more_with_fewer_words_and_more_tokens(
     settings: dict[str, Any],
 ):
     cut = answer("half a sent", stop_reason="max_tokens")
@@ -159,7 +159,7 @@ async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_ro
     ("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)]
 )
 @pytest.mark.parametrize("mode", ["transcript", "inline"])
-async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(reply, calls, mode):
+async def test_a_refused_request_is_not_sent_again(reply, calls, mode):
     async with serving(lambda _: reply) as (server, client):
         with pytest.raises(SummaryFailed, match="no summary"):
             await summarize_with_retry(
@@ -170,7 +170,7 @@ async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(r
     assert len(asked) == len(set(asked)) == calls
 
 
-async def test_thoughts_before_the_summary_are_not_part_of_it():
+async def test_thinking_before_the_summary_is_not_part_of_it():
     async with serving([answer(thinking("let me see"), "The summary.")]) as (_, client):
         assert (await AnthropicSummarizer(client)(HISTORY)).text == "The summary."
 
@@ -207,7 +207,7 @@ async def test_a_history_longer_than_the_models_window_is_summarized_in_parts_th
     )
 
 
-async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half():
+async def test_a_prompt_that_the_api_refuses_as_too_long_is_cut_in_half():
     async with serving([prompt_too_long(), "first half", "both"]) as (server, client):
         summary = await summarize_with_retry(
             AnthropicSummarizer(client), chat(8), Retry(sleep=no_sleep)
@@ -227,7 +227,7 @@ def inline(client: anthropic.AsyncAnthropic, **settings: Any) -> AnthropicSummar
     )
 
 
-async def test_inline_the_request_stands_behind_the_agents_own_prompt():
+async def test_an_inline_request_follows_the_agents_own_prompt():
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
 
     async with serving(["ok"]) as (server, client):
@@ -240,7 +240,7 @@ async def test_inline_the_request_stands_behind_the_agents_own_prompt():
     assert "tool_choice" not in body
 
 
-async def test_inline_the_agents_prompt_cache_is_read():
+async def test_an_inline_request_reads_the_agents_prompt_cache():
     marked: Any = text("Read all of this. " * 4000) | {"cache_control": {"type": "ephemeral"}}
     history: list[Message] = [user(marked)]
 
@@ -258,7 +258,7 @@ async def test_inline_the_agents_prompt_cache_is_read():
     )
 
 
-async def test_inline_what_is_too_long_is_asked_again_as_a_transcript():
+async def test_an_inline_request_that_is_too_long_is_sent_again_as_a_transcript():
     async with serving([prompt_too_long(), "from the transcript"]) as (server, client):
         summary = await summarize_with_retry(inline(client), HISTORY, Retry(sleep=no_sleep))
 
@@ -267,12 +267,12 @@ async def test_inline_what_is_too_long_is_asked_again_as_a_transcript():
     assert "tools" not in server.requests[1].body
 
 
-async def test_inline_a_lone_surrogate_does_not_stop_the_summary():
+async def test_an_inline_request_with_a_lone_surrogate_is_sent_as_a_transcript():
     async with serving(["from the transcript"]) as (_, client):
         assert (await inline(client)([user("half a pair \ud83d")])).text == "from the transcript"
 
 
-async def test_inline_thoughts_of_the_agent_are_sent_as_they_are():
+async def test_an_inline_request_has_the_agents_thinking_unchanged():
     async with serving([answer(thinking("hm"), "Yes."), "ok"]) as (server, client):
         options: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
         reply = await client.messages.create(
@@ -290,7 +290,7 @@ async def test_inline_thoughts_of_the_agent_are_sent_as_they_are():
     assert server.refused == []
 
 
-async def test_in_a_transcript_no_thoughts_are_sent():
+async def test_a_transcript_has_no_thinking():
     async with serving(["ok"]) as (server, client):
         await AnthropicSummarizer(client)([user("Really?"), assistant(thought("secret"), "Yes.")])
 
@@ -300,6 +300,6 @@ async def test_in_a_transcript_no_thoughts_are_sent():
 # Settings -----------------------------------------------------------------------------------------
 
 
-def test_inline_needs_the_agents_model():
+def test_mode_inline_needs_the_agents_model():
     with pytest.raises(SettingsError, match="model"):
         AnthropicSummarizer(mode="inline")

@@ -46,7 +46,7 @@ def section(text: str, name: str) -> str:
     return text.partition(f"## {name}\n")[2].partition("\n\n## ")[0]
 
 
-def test_the_five_headings_stand_in_order():
+def test_the_five_headings_are_in_order():
     text = ExtractiveSummarizer().summarize(HISTORY)
 
     names = [
@@ -59,7 +59,7 @@ def test_the_five_headings_stand_in_order():
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == names
 
 
-def test_requests_stand_in_the_users_words_and_decisions_in_the_agents():
+def test_requests_are_quoted_from_the_user_and_decisions_from_the_agent():
     goals = section(ExtractiveSummarizer().summarize(HISTORY), "Goals & Decisions")
 
     assert "- The user: Fix the login bug.\n  Never touch the tests." in goals
@@ -67,7 +67,7 @@ def test_requests_stand_in_the_users_words_and_decisions_in_the_agents():
     assert "- The agent: The problem is a missing key." in goals
 
 
-def test_files_commands_and_errors_are_told_with_what_became_of_them():
+def test_files_commands_and_errors_are_listed_with_their_outcome():
     text = ExtractiveSummarizer().summarize(HISTORY)
 
     assert "- wrote src/login.py" in section(text, "File Operations")
@@ -87,7 +87,7 @@ def test_the_plan_the_last_actions_and_the_last_words_are_the_status():
     assert "- the agent said last: Next I will release it." in status
 
 
-def test_results_that_the_model_has_not_seen_yet_stand_in_the_status():
+def test_results_that_the_model_has_not_seen_yet_are_in_the_status():
     history = [*HISTORY, *step("t9", "bash", {"command": "deploy"}, "deployed as v7")]
 
     assert "- result just received: deployed as v7" in section(
@@ -95,7 +95,7 @@ def test_results_that_the_model_has_not_seen_yet_stand_in_the_status():
     )
 
 
-def test_a_chinese_conversation_has_its_decisions_too():
+def test_decisions_in_a_chinese_conversation_are_found():
     text = ExtractiveSummarizer().summarize(
         [user("做一个网站"), assistant("我决定改用静态网站,因为这样更简单,也更容易维护和部署。")]
     )
@@ -103,7 +103,7 @@ def test_a_chinese_conversation_has_its_decisions_too():
     assert "我决定改用静态网站" in section(text, "Goals & Decisions")
 
 
-def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeated():
+def test_items_of_an_earlier_summary_stay_under_their_headings_and_are_not_repeated():
     first = ExtractiveSummarizer().summarize(HISTORY)
     later = [
         user(SUMMARY + first),
@@ -121,7 +121,7 @@ def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeat
     assert second.count("Calls since the last summary") == 1
 
 
-def test_a_models_summary_without_headings_is_carried_on_as_well():
+def test_a_summary_without_headings_stays_too():
     later = [
         user(f"{SUMMARY}The user wants a blue button."),
         assistant(ACKNOWLEDGED),
@@ -152,7 +152,7 @@ def test_twenty_summaries_of_summaries_do_not_grow():
 
 
 @pytest.mark.parametrize("words", [100, 400, 1200])
-def test_the_word_limit_bounds_the_text(words):
+def test_the_summary_has_at_most_the_limit_of_words(words):
     history = conversation(
         chat(300, words=40),
         *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300)),
@@ -161,7 +161,7 @@ def test_the_word_limit_bounds_the_text(words):
     assert len(ExtractiveSummarizer(words).summarize(history).split()) <= words
 
 
-def test_brief_leaves_requests_and_files_to_the_evidence():
+def test_a_brief_summary_has_no_requests_and_no_files():
     text = ExtractiveSummarizer(brief=True).summarize(HISTORY)
 
     assert "The user:" not in text
@@ -170,7 +170,7 @@ def test_brief_leaves_requests_and_files_to_the_evidence():
 
 
 @given(histories(repeat_ids=True))
-def test_every_history_has_a_summary_and_always_the_same(history: list[Message]):
+def test_every_history_has_a_summary_which_is_always_the_same(history: list[Message]):
     text = ExtractiveSummarizer().summarize(history)
 
     assert not is_blank(text)

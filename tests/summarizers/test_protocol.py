@@ -7,11 +7,11 @@ from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong
 from ctxpipe.summarizers.protocol import summarizer_name
 
 
-def test_too_long_is_a_failed_summary():
+def test_prompt_too_long_is_a_summary_failure():
     assert issubclass(PromptTooLong, SummaryFailed)
 
 
-def test_a_summarizer_is_called_by_its_functions_or_its_types_name():
+def test_a_summarizer_has_the_name_of_its_function_or_class():
     async def terse(_messages: object) -> object: ...
 
     assert summarizer_name(terse) == "terse"  # type: ignore[arg-type]

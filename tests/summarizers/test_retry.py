@@ -101,7 +101,7 @@ async def test_the_first_answer_is_taken_without_waiting():
     ],
     ids=repr,
 )
-async def test_every_failure_is_worth_another_try_a_blank_answer_too(failure: object):
+async def test_every_failure_and_every_blank_answer_is_retried(failure: object):
     clock, summarize = Time(), Scripted([failure, failure, "late"])
 
     summary = await summarize_with_retry(summarize, HISTORY, clock.retry())
@@ -131,12 +131,12 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause():
         (lambda: asyncio.sleep(0), "the summarizer returned NoneType; return a Summary"),
     ],
 )
-async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words):
+async def test_a_result_that_is_not_a_summary_is_refused_at_once(answer: Callable[[], Any], words):
     with pytest.raises(SummaryFailed, match=f"no summary after 1 attempt: {words}"):
         await summarize_with_retry(lambda _messages: answer(), HISTORY, Time().retry())
 
 
-async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote_the_conversation(
+async def test_neither_log_nor_failure_quotes_the_text_of_a_foreign_error(
     caplog,
 ):
     caplog.set_level("DEBUG")
@@ -197,7 +197,7 @@ async def test_waits_grow_exponentially_up_to_a_limit_with_jitter():
         ({"retry-after": "0.01"}, 0.5),
     ],
 )
-async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait):
+async def test_the_wait_is_that_of_the_servers_retry_after(headers: dict[str, str], wait):
     clock = Time()
 
     await summarize_with_retry(
@@ -226,7 +226,7 @@ async def test_a_retry_after_may_be_a_date():
         *("Thu, 01 Jan 1970 00:00:00 GMT", "0", "-5", "nan", "inf", "-inf", "", "1e999"),
     ],
 )
-async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date):
+async def test_an_invalid_retry_after_is_ignored(date):
     clock = Time()
 
     await summarize_with_retry(
@@ -236,7 +236,7 @@ async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date):
     assert 1 <= clock.waits[0] <= 2
 
 
-async def test_a_retry_after_beyond_what_is_left_fails_at_once():
+async def test_a_retry_after_beyond_the_deadline_fails_at_once():
     clock, summarize = Time(), Scripted([ApiError(429, headers={"retry-after": "121"}), "never"])
 
     await failure_of(summarize, clock.retry())
@@ -254,7 +254,7 @@ async def test_all_attempts_together_have_a_deadline():
     assert sum(clock.waits) <= 120
 
 
-async def test_an_attempt_that_hangs_is_given_up_and_counts_as_a_failure():
+async def test_an_attempt_that_hangs_is_cancelled_and_counts_as_a_failure():
     calls = []
 
     async def hang(_messages: Sequence[Message], /) -> Summary:
@@ -268,7 +268,7 @@ async def test_an_attempt_that_hangs_is_given_up_and_counts_as_a_failure():
     assert (summary.text, summary.attempts) == ("third time", 3)
 
 
-async def test_an_attempt_never_outlasts_what_is_left_of_all():
+async def test_an_attempt_never_lasts_beyond_the_common_deadline():
     clock = Time()
 
     async def hang(_messages: Sequence[Message], /) -> Summary:
@@ -294,7 +294,7 @@ async def test_an_attempt_that_takes_too_long_names_the_setting():
     assert "no answer within attempt_seconds=0.02 of Retry" in str(error)
 
 
-async def test_a_timeout_of_the_summarizers_own_is_told_as_such():
+async def test_a_timeout_inside_the_summarizer_is_reported_as_such():
     error = await failure_of(Scripted([TimeoutError()]), Time().retry(max_retries=0))
 
     assert "TimeoutError" in str(error)
@@ -302,7 +302,7 @@ async def test_a_timeout_of_the_summarizers_own_is_told_as_such():
 
 
 @pytest.mark.parametrize("when", ["attempt", "wait"])
-async def test_cancellation_passes_at_once(when):
+async def test_cancellation_is_raised_at_once(when):
     attempts = 0
     began = anyio.Event()
 
@@ -345,7 +345,7 @@ PROGRAM_ERRORS = [
     ],
     ids=repr,
 )
-async def test_what_can_never_succeed_is_asked_once(failure: Exception):
+async def test_a_request_that_can_never_succeed_is_sent_once(failure: Exception):
     clock, summarize = Time(), Scripted([failure])
 
     error = await failure_of(summarize, clock.retry())
@@ -355,7 +355,7 @@ async def test_what_can_never_succeed_is_asked_once(failure: Exception):
     assert clock.waits == []
 
 
-async def test_who_refuses_may_name_another_who_is_asked_once_and_at_once():
+async def test_a_refusal_may_name_another_summarizer_which_is_tried_once_and_at_once():
     clock, other = Time(), Scripted([SummaryRefused("again", instead=Scripted(["never"]))])
     first = Scripted([SummaryRefused("cut off", instead=other)])
 
@@ -402,7 +402,7 @@ def paid_twice(summarize: Breaking) -> list[str]:
 @pytest.mark.parametrize(
     "failure", [ApiError(500), TimeoutError(), SummaryRefused("no"), TypeError("no")], ids=repr
 )
-async def test_parts_that_were_finished_are_not_paid_for_again(breaks, failure: Exception):
+async def test_finished_parts_are_not_requested_again(breaks, failure: Exception):
     history = [user(f"words {n:02}") for n in range(16)]
     summarize, finished = Breaking(f"words {breaks:02}", failure), FinishedParts()
 
@@ -420,7 +420,7 @@ async def test_parts_that_were_finished_are_not_paid_for_again(breaks, failure: 
     assert summary.input_tokens == 10 * len(summarize.seen)
 
 
-async def test_a_cancelled_attempt_keeps_what_it_has_finished():
+async def test_a_cancelled_attempt_stores_its_finished_parts():
     history, finished, reached = (
         [user(f"words {n:02}") for n in range(16)],
         FinishedParts(),
@@ -453,7 +453,7 @@ CHANGES: dict[str, Callable[[list[Message]], list[Message]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_what_was_finished_for_another_question_is_not_used(change: str):
+async def test_parts_finished_for_another_history_or_summarizer_are_not_used(change: str):
     history, finished = [user(f"words {n:02}") for n in range(8)], FinishedParts()
     summarize = Breaking("words 07")
     with pytest.raises(SummaryFailed):
@@ -471,7 +471,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str):
     assert texts == [m["content"] for m in asked]
 
 
-async def test_what_is_summarized_as_a_whole_is_not_kept():
+async def test_a_summary_of_the_whole_history_is_not_stored_as_a_part():
     finished = FinishedParts()
 
     await summarize_with_retry(Scripted(["all"]), HISTORY, Time().retry(), finished)
@@ -501,7 +501,7 @@ class Narrow:
         return Summary(f"summary {len(self.seen)}", input_tokens=10, output_tokens=1)
 
 
-async def test_a_history_that_is_too_long_is_summarized_in_parts_each_folding_the_last_one_in():
+async def test_a_history_that_is_too_long_is_summarized_in_parts_that_include_the_last_summary():
     history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
 
     summary = await summarize_with_retry(summarize, history, Time().retry())
@@ -530,7 +530,7 @@ async def test_a_call_and_its_results_stay_in_one_part():
         assert not any(tool_results(part[2:3]))
 
 
-async def test_how_often_the_api_may_find_the_parts_too_long_is_bounded():
+async def test_the_number_of_parts_refused_as_too_long_is_bounded():
     calls = 0
 
     async def refuse(_messages: Sequence[Message], /) -> Summary:
@@ -550,7 +550,7 @@ async def test_a_single_message_that_does_not_fit_is_a_failure():
     assert isinstance(error.__cause__, PromptTooLong)
 
 
-async def test_another_summarizer_may_take_over_what_is_too_long():
+async def test_a_summarizer_may_name_another_one_for_a_history_that_is_too_long():
     other = Scripted(["by the other"])
     first = Scripted([PromptTooLong("too long for me", refused=True, instead=other)])
 
@@ -571,7 +571,7 @@ async def test_another_summarizer_may_take_over_what_is_too_long():
     ],
     ids=["google-genai", "aiohttp", "httpx", "boto3"],
 )
-async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str, Any]):
+async def test_a_final_error_is_recognized_in_the_form_of_every_sdk(shape: dict[str, Any]):
     error = type("Refused", (Exception,), shape)("no")
     scripted = Scripted([error])
 
@@ -581,7 +581,7 @@ async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str,
 
 
 @pytest.mark.parametrize("half", ["\ud83d", "so far \udc00.", "\udc00\ud83d and \ud83d\ude00"])
-async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judged(half, tmp_path):
+async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_checked(half, tmp_path):
     storage, summarize = LocalStorage(tmp_path), Scripted([Summary(f"all {half}")])
     pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=2000))
 
@@ -596,7 +596,7 @@ async def test_half_an_emoji_in_a_summary_is_replaced_before_the_summary_is_judg
     assert again.text.encode()
 
 
-async def test_a_summary_without_a_model_holds_no_half_of_an_emoji():
+async def test_an_extracted_summary_has_no_half_of_an_emoji():
     summary = await summarize_with_retry(
         ExtractiveSummarizer(), [user("do \ud83d this"), assistant("done \udc00")], Time().retry()
     )
