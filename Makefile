@@ -20,10 +20,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## print this list
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
-# Install the versions of a lock file, then the project itself, which needs nothing more.
+# Install the versions of a lock file, then the project itself, which needs nothing more. Modules are
+# compiled when they are imported: most are never used.
 define install-locked
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m $(PIP) --no-deps --require-hashes --requirement $<
+	$(@D)/bin/python -m $(PIP) --no-compile --no-deps --require-hashes --requirement $<
 	$(@D)/bin/python -m $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 endef
@@ -46,15 +47,27 @@ test: $(STAMP)  ## lint, then all tests; PART=session for one package, in second
 	$(BIN)/lint-imports
 	$(BIN)/python $(PYTEST) --durations 10 $(filter tests/%,$(PART_FILES))
 else
-test: lint
+# pytest compiles each test file when it is imported for the first time, and its workers would all do
+# that at the same time. Here one process does it, on the second core while mypy runs.
+test: ruff
+	@$(MAKE) --no-print-directory --jobs 2 mypy compile-tests
 	$(BIN)/python $(PYTEST) --durations 10
 endif
 
-lint: $(STAMP)  ## ruff, mypy --strict, import-linter
+lint: ruff mypy  ## ruff, import-linter, mypy --strict
+
+.PHONY: ruff mypy compile-tests
+ruff: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+mypy: $(STAMP)
 	$(BIN)/mypy
+
+# Errors are left to the run that follows: it reports them.
+compile-tests: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider > /dev/null || true
 
 docs: $(STAMP)  ## build the documentation into build/site; a broken link is an error
 	$(BIN)/mkdocs build --strict
