@@ -138,9 +138,16 @@ class SQLiteJournal(SQLJournal):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
-            if _identity(self.path) == self._opened[0]:
+            if _identity(self.path) != self._opened[0]:
+                self._leave_replaced()
+            elif self._has_log():
                 return self._connection
-            self._leave_replaced()
+            else:
+                logger.warning(
+                    "the log of the journal %s was removed: the file is opened again",
+                    os.path.basename(self.path),
+                )
+                self._drop()  # at its end SQLite moves what is in the open log to the file
         database = _connect(self.path)
         try:
             database.execute("pragma journal_mode = wal")
@@ -159,6 +166,14 @@ class SQLiteJournal(SQLJournal):
         self._connection = database
         self._opened = [_identity(f"{self.path}{end}") for end in _FILES]
         return database
+
+    def _has_log(self) -> bool:
+        """Return True if the log is the one that was opened, which other processes read as well.
+
+        A connection goes on writing to a log that was removed, where nobody else finds it.
+        """
+        log = self._opened[1]
+        return log is None or _identity(f"{self.path}-wal") == log
 
     def _leave_replaced(self) -> None:
         """Close a file that was renamed or removed, and delete its log.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -431,6 +432,30 @@ async def test_a_file_of_sqlite_that_is_not_there_any_more_is_opened_again_and_f
         assert ("other" in await another.sessions()) == (how == "replaced")
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if "sessions in memory write" in line]) == 1
+
+
+async def test_what_was_in_a_log_of_sqlite_that_is_removed_comes_into_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = tmp_path / "journal.sqlite"
+    async with SQLiteJournal(path) as journal:
+        session = ContextPipeline([]).new_session("a", journal=journal)
+        history: list[Message] = [user("go")]
+        for number in range(4):
+            history = [*history, assistant("done"), user(f"and {number}")]
+            if number == 2:
+                Path(f"{path}-wal").unlink()
+                Path(f"{path}-shm").unlink()
+            await session.run(history)
+
+        read = "import sys, sqlite3; d = sqlite3.connect(sys.argv[1]); print(*d.iterdump())"
+        found = await anyio.run_process([sys.executable, "-c", read, path])
+        assert b"and 1" in found.stdout
+        assert b"and 3" in found.stdout
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if "log of the journal" in line] == [
+        "the log of the journal journal.sqlite was removed: the file is opened again"
+    ]
 
 
 # Settings -----------------------------------------------------------------------------------------
