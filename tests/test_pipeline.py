@@ -98,7 +98,7 @@ def shortened(messages: list[Message]) -> list[Message]:
 # Running ------------------------------------------------------------------------------------------
 
 
-async def test_without_stages_the_very_same_list_comes_back():
+async def test_without_stages_the_same_list_object_is_returned():
     result = await run()
 
     assert result.messages is HISTORY
@@ -110,7 +110,7 @@ async def test_without_stages_the_very_same_list_comes_back():
     )
 
 
-async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before():  # noqa: E501
+async def test_stages_run_in_the_order_of_use_each_on_the_context_of_the_one_before():
     seen: list[tuple[str, int]] = []
 
     def noting(name: str) -> Stage:
@@ -129,7 +129,7 @@ async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_
     assert result.messages == history[:4]
 
 
-async def test_a_pipeline_tells_its_stages_budget_and_counter():
+async def test_a_pipeline_has_its_stages_budget_and_counter_as_properties():
     counter, budget = TokenCounter(), Budget(1000)
     pipeline = ContextPipeline([nothing], counter=counter, budget=budget)
 
@@ -137,7 +137,7 @@ async def test_a_pipeline_tells_its_stages_budget_and_counter():
     assert ContextPipeline().budget == Budget()
 
 
-async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_request():
+async def test_a_turn_has_the_session_force_budget_and_tokens_of_the_whole_request():
     turns: list[tuple[Any, ...]] = []
 
     async def note(turn: Turn):
@@ -162,7 +162,7 @@ async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_req
     assert later == ("s", False, 1000, 4, 0)
 
 
-async def test_what_is_added_to_the_tools_in_place_counts_from_then_on():
+async def test_tools_added_in_place_count_from_the_next_turn_on():
     overheads: list[int] = []
 
     async def note(turn: Turn):
@@ -183,7 +183,7 @@ async def test_what_is_added_to_the_tools_in_place_counts_from_then_on():
     assert overheads == [before, before, before + added, before + added]
 
 
-async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(
+async def test_an_invalid_history_is_refused_before_any_stage_runs(
     tmp_path,
 ):
     for broken, words in (
@@ -200,7 +200,7 @@ async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shap
     assert not (tmp_path / "root").exists()
 
 
-async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten():
+async def test_an_invalid_message_appended_later_is_refused_and_then_forgotten():
     pipeline = ContextPipeline([nothing])
     await pipeline.run(HISTORY, session_id="s")
 
@@ -213,7 +213,7 @@ async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten(
 # Guarding -----------------------------------------------------------------------------------------
 
 
-async def test_a_proposal_that_is_sound_and_shorter_counts():
+async def test_a_valid_and_shorter_proposal_is_accepted():
     result = await run(proposing(shortened))
 
     assert [found.content for found in tool_results(result.messages)] == ["short"]
@@ -304,7 +304,7 @@ async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason):
     )
 
 
-async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass():
+async def test_a_veto_gets_turn_and_proposal_and_may_accept_it():
     seen: list[tuple[int, int]] = []
 
     def look(turn: Turn, change: Change) -> bool:
@@ -334,7 +334,7 @@ async def failing(_turn: Turn):
     raise ZeroDivisionError("division by zero")
 
 
-async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
+async def test_a_failing_stage_is_reported_and_the_others_run(
     caplog,
 ):
     result = await run(failing, proposing(shortened))
@@ -347,14 +347,14 @@ async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-async def test_an_error_without_words_is_told_by_its_name():
+async def test_an_error_without_a_text_is_reported_by_its_name():
     async def silent(_turn: Turn):
         raise TimeoutError
 
     assert (await run(silent)).reports[0].reason.startswith("TimeoutError (test_pipeline.py, line ")
 
 
-async def test_with_on_error_raise_the_error_is_raised_as_it_is():
+async def test_with_on_error_raise_the_error_itself_is_raised():
     told: list[StageReport] = []
 
     with pytest.raises(ZeroDivisionError):
@@ -364,7 +364,7 @@ async def test_with_on_error_raise_the_error_is_raised_as_it_is():
 
 
 @pytest.mark.parametrize("answer", [[], HISTORY, "skip", True])
-async def test_an_answer_that_is_no_proposal_is_a_failure(answer):
+async def test_a_result_of_a_stage_that_is_not_a_proposal_is_a_failure(answer):
     async def odd(_turn: Turn) -> Any:
         return answer
 
@@ -375,7 +375,7 @@ async def test_an_answer_that_is_no_proposal_is_a_failure(answer):
     assert "a stage answers with a Change, a Skip or None" in result.reports[0].reason
 
 
-async def test_messages_that_are_none_are_a_failure():
+async def test_invalid_messages_from_a_stage_are_a_failure():
     def other(proposed: Any, _messages: list[Message]) -> Any:
         return proposed
 
@@ -386,7 +386,7 @@ async def test_messages_that_are_none_are_a_failure():
         assert result.reports[0].outcome is Outcome.FAILED
 
 
-async def test_a_function_that_cannot_be_awaited_is_a_failure():
+async def test_a_stage_that_cannot_be_awaited_is_a_failure():
     def late(turn: Turn) -> str:
         return turn.session_id.upper()
 
@@ -399,7 +399,7 @@ async def test_a_function_that_cannot_be_awaited_is_a_failure():
     )
 
 
-async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(
+async def test_cancellation_is_raised_and_does_not_affect_the_next_turn(
     tmp_path,
 ):
     patience = 0.01
@@ -454,7 +454,7 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
     assert [path.name for path in tmp_path.rglob("*.md")] == ["a.md"]
 
 
-async def test_what_is_no_exception_is_never_caught():
+async def test_an_error_that_is_not_an_exception_is_never_caught():
     async def stop(_turn: Turn):
         raise KeyboardInterrupt
 
@@ -465,7 +465,7 @@ async def test_what_is_no_exception_is_never_caught():
 # Reporting ----------------------------------------------------------------------------------------
 
 
-async def test_every_stage_is_reported_as_it_ends():
+async def test_every_stage_is_reported_when_it_ends():
     told: list[StageReport] = []
 
     async def reasoned(_turn: Turn) -> Skip:
@@ -534,7 +534,7 @@ async def test_the_first_changed_index_is_where_input_and_output_part(
         assert result.messages[index : index + 1] != history[index : index + 1]
 
 
-def test_spans_tell_name_session_and_outcome():
+def test_spans_have_the_name_session_and_outcome():
     script = """
 import anyio
 from opentelemetry import trace
@@ -589,7 +589,7 @@ anyio.run(main)
     ]
 
 
-def test_nothing_of_opentelemetry_is_loaded_as_long_as_no_sdk_is():
+def test_opentelemetry_is_not_imported_without_its_sdk():
     script = """
 import sys, anyio
 from ctxpipe import ContextPipeline
@@ -621,7 +621,7 @@ anyio.run(main)
 # Mending ------------------------------------------------------------------------------------------
 
 
-async def test_a_broken_history_is_mended_and_told():
+async def test_a_broken_history_is_repaired_and_reported():
     broken = conversation(user("go"), assistant(tool_use("a")), assistant("so"), user("and?"))
 
     result = await run(history=broken)  # the two replies become one
@@ -633,7 +633,7 @@ async def test_a_broken_history_is_mended_and_told():
     assert (result.changed, result.first_changed_index) == (True, 1)
 
 
-async def test_a_broken_history_is_mended_before_the_stages_see_it():
+async def test_a_broken_history_is_repaired_before_the_stages_run():
     async def look(turn: Turn) -> Skip:
         return Skip(str(faults(turn.messages)))
 
@@ -642,7 +642,7 @@ async def test_a_broken_history_is_mended_before_the_stages_see_it():
     assert (await run(look, history=broken)).reports[0].reason == "[]"
 
 
-async def test_a_history_that_stays_broken_is_mended_at_every_turn():
+async def test_a_history_that_stays_broken_is_repaired_in_every_turn():
     pipeline = ContextPipeline([nothing])
     history = conversation(system("be"), system("brief"), assistant("hi"), user("go"))
     for turn in range(3):
@@ -665,7 +665,7 @@ THOUGHTFUL = conversation(
 )
 
 
-async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so():
+async def test_stale_thinking_stays_and_the_request_options_drop_it():
     asked = {"extra_headers": {"x": "y"}}
     pipeline = ContextPipeline([proposing(shortened)])
 
@@ -677,7 +677,7 @@ async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so():
     assert later.request_options == {}
 
 
-async def test_every_later_request_says_so_too_also_in_another_process(tmp_path):
+async def test_every_later_request_has_the_options_even_in_another_process(tmp_path):
     stages = [BatchOffload(LocalStorage(tmp_path), min_chars=200)]
     pipeline = ContextPipeline(stages)
     first = await pipeline.run(THOUGHTFUL, session_id="s")
@@ -688,7 +688,7 @@ async def test_every_later_request_says_so_too_also_in_another_process(tmp_path)
         assert (await later.run(grown, session_id="s")).request_options == drop_block() != {}
 
 
-async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path):
+async def test_a_change_after_all_thinking_makes_none_stale(tmp_path):
     new = conversation(THOUGHTFUL[:4], [user(tool_result("b", "line of a log\n" * 200))])
 
     result = await run(DirectOffload(LocalStorage(tmp_path)), history=new)
@@ -696,7 +696,7 @@ async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path):
     assert (result.changed, result.request_options) == (True, {})
 
 
-async def test_stripped_of_what_lost_its_bond_the_request_needs_nothing():
+async def test_without_stale_thinking_the_request_needs_no_options():
     result = await run(proposing(shortened), history=THOUGHTFUL, thinking="strip")
 
     assert blocks(result.messages[1])[0] == thinking("first")
@@ -711,7 +711,7 @@ async def test_inside_an_open_tool_loop_thinking_is_never_stripped():
     assert result.request_options == drop_block()
 
 
-async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too():
+async def test_thinking_after_a_block_that_is_stripped_later_is_stale_too():
     """The thinking of an open loop stays, and goes once the loop is closed.
 
     What came behind had been bound to it.
@@ -728,7 +728,7 @@ async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_
     assert result.request_options == drop_block()
 
 
-async def test_protected_thinking_keeps_what_stands_before_it():
+async def test_protected_thinking_keeps_everything_before_it():
     def shorter_end(messages: list[Message]) -> list[Message]:
         return [*messages[:-1], user("?")]
 
@@ -743,7 +743,7 @@ async def test_protected_thinking_keeps_what_stands_before_it():
     assert accepted.changed
 
 
-async def test_a_protected_result_is_no_candidate_at_all(tmp_path):
+async def test_a_protected_result_is_never_a_candidate(tmp_path):
     stage = BatchOffload(LocalStorage(tmp_path / "root"), RatioGate(0))
 
     result = await run(stage, history=THOUGHTFUL, thinking="protect")
@@ -753,7 +753,7 @@ async def test_a_protected_result_is_no_candidate_at_all(tmp_path):
     assert not (tmp_path / "root").exists()
 
 
-async def test_where_prices_are_known_a_change_says_what_it_burns_and_saves():
+async def test_with_prices_a_report_has_the_cost_and_the_saving_of_a_change():
     history = conversation(user("x " * 3000), THOUGHTFUL[1:])
     result = await run(proposing(shortened), history=history, prices=Prices.relative())
 
@@ -796,7 +796,7 @@ async def test_a_stage_has_a_memory_for_each_session_of_its_own():
     assert seen[4:] == [("one", "s", 4), ("two", "s", 4)]
 
 
-async def test_the_records_of_a_session_never_reach_behind_a_change():
+async def test_the_records_of_a_session_are_rewound_to_the_first_change():
     known: list[int] = []
 
     async def remember(turn: Turn):
@@ -813,7 +813,7 @@ async def test_the_records_of_a_session_never_reach_behind_a_change():
     assert known == [0, 2, 2, 0]
 
 
-async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_first():
+async def test_at_most_max_sessions_are_remembered_and_the_longest_unused_is_forgotten_first():
     known: list[tuple[str, int]] = []
 
     async def remember(turn: Turn):
@@ -828,7 +828,7 @@ async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_f
     assert known == [("a", 0), ("b", 0), ("a", 4), ("c", 0), ("a", 4), ("b", 0)]
 
 
-async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
+async def test_observing_a_usage_calibrates_the_token_counts_of_the_stages():
     sizes: list[tuple[int, int]] = []
 
     async def note(turn: Turn):
@@ -846,7 +846,7 @@ async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size():
 # Planning -----------------------------------------------------------------------------------------
 
 
-async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked():
+async def test_a_stage_that_cannot_plan_reports_it_and_does_not_run():
     asked: list[Turn] = []
 
     async def stage(turn: Turn):
@@ -888,7 +888,7 @@ async def test_a_plan_is_judged_as_a_run_is():
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
 
 
-async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path):
+async def test_stages_of_one_class_plan_with_separate_records(tmp_path):
     storage = LocalStorage(tmp_path / "root")
     history = conversation(
         user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c")
@@ -997,7 +997,7 @@ def file_text(root: str, where: str) -> str:
 
 
 @given(st.one_of(histories(2, repeat_ids=True), broken_histories(2)))
-async def test_any_history_is_valid_afterwards_and_untouched(history: list[Message]):
+async def test_any_history_gives_a_valid_context_and_is_not_modified(history: list[Message]):
     before = copy.deepcopy(history)
     with tempfile.TemporaryDirectory() as root:
         result = await offloading(root).run(history, session_id="s")
@@ -1008,7 +1008,7 @@ async def test_any_history_is_valid_afterwards_and_untouched(history: list[Messa
 
 
 @given(histories(2, repeat_ids=True))
-async def test_behind_every_placeholder_lies_the_whole_text(history: list[Message]):
+async def test_every_placeholder_leads_to_the_whole_text(history: list[Message]):
     with tempfile.TemporaryDirectory() as root:
         result = await offloading(root).run(history, session_id="s")
 
@@ -1017,7 +1017,7 @@ async def test_behind_every_placeholder_lies_the_whole_text(history: list[Messag
 
 
 @given(histories(2))
-async def test_a_second_run_gives_the_same_object_and_writes_nothing(
+async def test_a_second_run_returns_the_same_object_and_writes_nothing(
     history: list[Message],
 ):
     with tempfile.TemporaryDirectory() as root:
@@ -1030,7 +1030,7 @@ async def test_a_second_run_gives_the_same_object_and_writes_nothing(
 
 
 @given(histories(2))
-async def test_a_plan_tells_what_a_run_will_do(history: list[Message]):
+async def test_a_plan_reports_what_a_run_does(history: list[Message]):
     with tempfile.TemporaryDirectory() as root:
         pipeline = offloading(root)
         planned = await pipeline.plan(history, session_id="s")
@@ -1044,7 +1044,7 @@ async def test_a_plan_tells_what_a_run_will_do(history: list[Message]):
 
 
 @given(histories(2, repeat_ids=True), histories(2, repeat_ids=True))
-async def test_what_a_placeholder_names_never_changes_whoever_shares_the_root(
+async def test_the_file_of_a_placeholder_never_changes_even_on_a_shared_root(
     one: list[Message], two: list[Message]
 ):
     with tempfile.TemporaryDirectory() as root:
@@ -1169,9 +1169,7 @@ STORE = MemoryStorage()
         ([SmartTruncate(STORE), SmartTruncate(STORE)], "SmartTruncate is registered twice"),
     ],
 )
-def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
-    stages: list[Any], warned, caplog
-):
+def test_an_unusual_order_of_stages_gives_one_warning(stages: list[Any], warned, caplog):
     pipeline = ContextPipeline(stages)
     pipeline.use(stages[-1])
     pipeline.session("a")
@@ -1192,7 +1190,7 @@ def test_an_order_that_is_valid_and_hardly_meant_is_warned_of_once(
         presets.chat(STORE),
     ],
 )
-def test_an_order_that_is_meant_is_not_warned_of(stages: list[Any], caplog):
+def test_a_usual_order_of_stages_gives_no_warning(stages: list[Any], caplog):
     ContextPipeline(stages)
 
     assert caplog.records == []

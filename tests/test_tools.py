@@ -80,7 +80,7 @@ def test_the_stages_exempt_tools_of_exactly_these_names(storage):
     assert {tool.name for tool in offload_tools(storage)} == READ_BACK_TOOLS
 
 
-def test_the_definition_says_how_much_one_answer_holds(storage):
+def test_the_definition_names_the_size_of_an_answer(storage):
     schema = cast("Any", tools(storage, max_chars=500)[0].definition["input_schema"])
 
     assert schema["properties"]["limit"]["default"] == 500
@@ -89,11 +89,11 @@ def test_the_definition_says_how_much_one_answer_holds(storage):
 # Reading ------------------------------------------------------------------------------------------
 
 
-async def test_a_short_text_comes_whole(storage):
+async def test_a_short_text_is_returned_whole(storage):
     assert await read(storage, {"path": "./s/a.md"}) == TEXT
 
 
-async def test_a_long_text_comes_in_pages_that_make_it_up(storage):
+async def test_the_pages_of_a_long_text_join_to_the_text(storage):
     pages, offset = [], 0
     while True:
         page = await read(storage, {"path": "s/a.md", "offset": offset}, max_chars=700)
@@ -141,7 +141,7 @@ async def test_an_empty_file_says_that_it_is_empty(storage):
         ),
     ],
 )
-async def test_what_makes_no_sense_is_told_in_words_that_help(
+async def test_an_invalid_argument_gives_an_error_that_helps(
     storage, arguments: dict[str, object], words
 ):
     with pytest.raises(ToolInputError, match=re.escape(words)):
@@ -173,14 +173,14 @@ async def test_nothing_outside_of_the_storage_is_read(storage, tmp_path, path):
             await attempt
 
 
-async def test_no_folder_of_this_machine_is_named(storage, tmp_path):
+async def test_no_answer_names_a_folder_of_this_machine(storage, tmp_path):
     with pytest.raises(ToolInputError) as failed:
         await read(storage, {"path": "s/gone.md"})
 
     assert str(tmp_path) not in str(failed.value)
 
 
-async def test_with_a_session_no_other_session_is_in_sight(storage):
+async def test_with_a_session_no_other_session_can_be_read(storage):
     assert await read(storage, {"path": "s/a.md"}, session_id="s") == TEXT
     assert await read(storage, {"path": "t/b.md"}) == "of another session"
 
@@ -204,9 +204,7 @@ async def test_with_a_session_no_other_session_is_in_sight(storage):
         ("tool-result-a.md/x", "tool-result-a.md"),
     ],
 )
-async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
-    tmp_path, victim, attacker
-):
+async def test_texts_of_a_session_with_a_similar_name_cannot_be_read(tmp_path, victim, attacker):
     storage = LocalStorage(tmp_path)
     keys = [f"{session_folder(victim)}/a.md", "tool-result-a.md"]
     await storage.write([(key, "a secret") for key in keys])
@@ -238,7 +236,7 @@ async def test_a_pattern_is_taken_literally(storage):
     )
 
 
-async def test_a_regular_expression_is_one_when_asked(storage):
+async def test_a_regular_expression_is_used_if_requested(storage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
     )
@@ -247,7 +245,7 @@ async def test_a_regular_expression_is_one_when_asked(storage):
     assert seen == [f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)]
 
 
-async def test_more_matches_than_asked_for_are_mentioned(storage):
+async def test_more_matches_than_the_limit_are_mentioned(storage):
     found = await search(storage, {"path": "s/a.md", "pattern": "FAILED", "limit": 2})
 
     assert len(found.split("\n")) == 3
@@ -278,14 +276,14 @@ async def test_a_line_that_fits_is_shown_whole(storage):
     )
 
 
-async def test_no_match_is_said(storage):
+async def test_a_search_without_a_match_reports_it(storage):
     assert (
         await search(storage, {"path": "s/a.md", "pattern": "nowhere"})
         == "[No line matches 'nowhere'.]"
     )
 
 
-async def test_an_answer_never_grows_beyond_its_size(storage):
+async def test_an_answer_never_exceeds_its_limit(storage):
     found = await search(
         storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300
     )
@@ -295,12 +293,12 @@ async def test_an_answer_never_grows_beyond_its_size(storage):
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
-async def test_a_pattern_that_is_no_regular_expression_is_told(storage, pattern):
+async def test_an_invalid_regular_expression_is_reported(storage, pattern):
     with pytest.raises(ToolInputError, match="pattern is no regular expression"):
         await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
 
 
-async def test_a_pattern_too_long_to_be_meant_is_refused(storage):
+async def test_a_pattern_that_is_too_long_is_refused(storage):
     with pytest.raises(ToolInputError, match="pattern has 1001 characters"):
         await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
 
@@ -382,7 +380,7 @@ async def test_a_pattern_that_takes_all_memory_is_stopped(storage, monkeypatch):
         await search(storage, {"path": "s/a.md", "pattern": "((a{500}){500}){500}", "regex": True})
 
 
-async def test_where_no_process_can_be_started_the_model_is_told_to_search_literally(
+async def test_if_no_process_can_be_started_the_answer_advises_a_literal_search(
     storage, monkeypatch
 ):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
@@ -399,7 +397,7 @@ async def test_where_no_process_can_be_started_the_model_is_told_to_search_liter
     st.integers(1, 5),
     st.integers(0, 3),
 )
-def test_a_literal_search_finds_what_a_regular_expression_does(
+def test_a_literal_search_finds_the_same_as_a_regular_expression(
     text: str, pattern: str, limit: int, context: int
 ):
     with pytest.MonkeyPatch.context() as patched:
@@ -428,14 +426,14 @@ def test_with_lines_around_them_all_matches_are_shown_and_no_line_twice(lines, c
     assert all(any(abs(line - match) <= context for match in matches) for line in shown)
 
 
-async def test_lines_around_a_match_are_shown_where_they_are_asked_for(storage):
+async def test_lines_around_a_match_are_shown_if_requested(storage):
     found = await search(storage, {"path": "s/a.md", "pattern": "line 3:", "context": 1})
 
     lines = TEXT.split("\n")
     assert found == f"line 2, offset {len(lines[0]) + 1}: " + "\n".join(lines[1:4])
 
 
-async def test_a_text_above_the_size_that_is_searched_says_so(storage, monkeypatch):
+async def test_a_search_in_a_text_above_the_limit_mentions_it(storage, monkeypatch):
     monkeypatch.setattr(module, "_MAX_SEARCH_CHARS", 200)
 
     found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
@@ -457,7 +455,7 @@ async def test_a_cancelled_search_does_not_wait_for_its_end(storage, monkeypatch
 # Answering ----------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_answered_with_a_result_of_its_id(storage):
+async def test_the_result_of_a_call_has_the_id_of_the_call(storage):
     for call in (
         tool_use("t1", "read_offloaded", {"path": "s/a.md"}),
         ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "s/a.md"}),
@@ -470,7 +468,7 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage):
 
 
 @pytest.mark.parametrize("name", ["read_offload", "READ_OFFLOADED", "", "a\ud800\n" * 500, None, 7])
-async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are(storage, name):
+async def test_a_call_of_an_unknown_tool_is_answered_with_the_available_names(storage, name):
     call = {**tool_use("t1", "bash"), "name": name}
 
     result = await answer(call, tools(storage), others=["bash"])
@@ -483,7 +481,7 @@ async def test_a_name_that_no_tool_has_is_answered_with_the_names_that_there_are
     assert text.isprintable()
 
 
-async def test_no_name_ends_the_loop_of_an_agent_without_tools():
+async def test_a_call_of_any_name_is_answered_without_tools():
     result = await answer(tool_use("t1", "bash"), [])
 
     assert result is not None
@@ -505,12 +503,12 @@ async def test_other_blocks_and_calls_of_other_tools_are_left_to_the_loop(storag
         assert await answer(block, tools(storage), others=others) is None
 
 
-async def test_names_given_as_one_text_are_refused(storage):
+async def test_other_names_given_as_one_text_are_refused(storage):
     with pytest.raises(SettingsError, match="others is 'bash'; give a list of names"):
         await answer(tool_use("t1", "bash"), tools(storage), others="bash")
 
 
-async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
+async def test_a_tool_of_the_user_works_like_those_of_ctxpipe():
     async def echo(arguments: Mapping[str, object]) -> str:
         return str(arguments["text"])
 
@@ -529,9 +527,7 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other():
     ],
 )
 @pytest.mark.parametrize("number", [0, 1], ids=["read", "search"])
-async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
-    storage: LocalStorage, number, given
-):
+async def test_a_result_for_wrong_arguments_is_a_short_error(storage: LocalStorage, number, given):
     tool = tools(storage)[number]
     call = {**tool_use("t1", tool.name), "input": given}
     made = ToolUseBlock.model_construct(type="tool_use", id="t1", name=tool.name, input=given)
@@ -543,7 +539,7 @@ async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
         assert await tool.text(given) == result["content"]
 
 
-async def test_as_text_an_answer_is_that_of_the_tool(storage: LocalStorage):
+async def test_text_returns_the_answer_of_the_tool(storage: LocalStorage):
     [path] = await storage.write([("s/a.md", "first\nsecond")])
     reader, search, *_ = tools(storage)
 
@@ -552,7 +548,7 @@ async def test_as_text_an_answer_is_that_of_the_tool(storage: LocalStorage):
     assert found == await search({"path": path, "pattern": "second"})
 
 
-async def test_as_text_a_picture_is_still_a_picture():
+async def test_text_returns_a_picture_as_a_block():
     picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
 
     async def look(arguments: Mapping[str, object]) -> Any:
@@ -578,7 +574,7 @@ async def answered(handle: Callable[[Mapping[str, object]], Awaitable[str]]) -> 
         OSError(),
     ],
 )
-async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error: Exception, caplog):
+async def test_any_error_of_a_handler_becomes_a_result_without_details(error: Exception, caplog):
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 
@@ -600,7 +596,7 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(error:
     ],
     ids=str,
 )
-async def test_as_text_whatever_a_handler_raises_is_words_for_the_model(error, said):
+async def test_text_returns_any_error_of_a_handler_as_words_for_the_model(error, said):
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 
@@ -609,7 +605,7 @@ async def test_as_text_whatever_a_handler_raises_is_words_for_the_model(error, s
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
-async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words):
+async def test_an_error_for_the_model_always_has_text_that_can_be_sent(words):
     async def refuse(_: Mapping[str, object]) -> str:
         raise ToolInputError(words)
 
@@ -630,14 +626,14 @@ FAILED = tool_result("t1", "the tool failed (TypeError); try something else", is
         ("half of a pair: \ud83d", tool_result("t1", "half of a pair: \ufffd")),
     ],
 )
-async def test_whatever_a_handler_answers_the_api_takes(said, result: dict[str, Any]):
+async def test_any_answer_of_a_handler_is_accepted_by_the_api(said, result: dict[str, Any]):
     async def say(_: Mapping[str, object]) -> str:
         return cast("str", said)
 
     assert await answered(say) == result
 
 
-async def test_a_cancelled_call_is_no_result():
+async def test_a_cancelled_call_is_raised_and_gives_no_result():
     async def wait(_: Mapping[str, object]) -> str:
         await anyio.sleep_forever()
         return ""
@@ -666,7 +662,7 @@ class Rows:
         return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
 
 
-async def test_any_reader_serves():
+async def test_any_text_reader_can_be_used():
     reading, searching, *_ = offload_tools(Rows(s__a=TEXT), max_chars=50)
 
     assert str(await reading({"path": "./s/a.md"})).startswith(
@@ -740,7 +736,7 @@ async def test_in_a_session_no_path_reaches_another(path):
     assert all(location.startswith("s/") and "/" not in location[2:] for location in rows.asked)
 
 
-async def test_a_storage_that_knows_keys_is_asked_for_them():
+async def test_the_keys_of_a_storage_with_a_key_method_are_used():
     class Numbered(Rows):
         def key(self, location: str) -> str:
             return {"row:1": "s/a.md", "row:2": "t/b.md", "row:3": "s/../t/b.md"}[location]
@@ -755,7 +751,7 @@ async def test_a_storage_that_knows_keys_is_asked_for_them():
     assert rows.asked == ["s/a.md"]
 
 
-async def test_an_error_of_a_reader_of_ones_own_is_a_result():
+async def test_an_error_of_a_users_reader_becomes_a_result():
     class Down(Rows):
         async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
             raise ConnectionError(f"db.internal:5432 {location} {offset} {limit}")
@@ -772,7 +768,7 @@ async def test_an_error_of_a_reader_of_ones_own_is_a_result():
 
 
 @needs_middleware
-async def test_the_runner_of_the_sdk_takes_them(storage):
+async def test_the_tool_runner_of_the_sdk_accepts_the_tools(storage):
     script = testing.answer(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
         testing.tool_use(

@@ -54,7 +54,7 @@ def folded(path: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_source_yields_its_names_and_their_lines(path: Path):
+def test_a_source_gives_its_names_and_their_lines(path: Path):
     expected = path.with_name(f"{path.name}.names").read_text("utf-8")
 
     assert outline(path.name, path.read_text("utf-8")) + "\n" == expected
@@ -70,7 +70,7 @@ def test_a_folded_source_is_at_most_a_fifth_as_long(path: Path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_line_of_a_source_stands_in_its_folded_text(path: Path):
+def test_no_line_of_a_source_is_in_its_folded_text(path: Path):
     text = path.read_text("utf-8")
     lines = {
         line.strip()
@@ -100,7 +100,7 @@ type Alias = list[int]
 """
 
 
-def test_what_stands_within_a_function_of_python_is_left_out():
+def test_definitions_inside_a_python_function_are_left_out():
     assert outline("a.py", PYTHON) == "3 | class A\n5 | m\n10 | p\n12 | f\n13 | type Alias"
 
 
@@ -142,7 +142,7 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language):
     assert {kind for kind in kinds if not is_known(kind, language)} == set()
 
 
-def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language():
+def test_every_kind_that_leads_to_a_name_exists_in_some_language():
     kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.name_in_parent)}
 
     assert {
@@ -191,7 +191,7 @@ def test_the_extension_may_be_in_capitals():
         ),
     ],
 )
-def test_broken_syntax_yields_what_can_be_read(path, source, expected: list[str]):
+def test_broken_syntax_gives_the_names_that_can_be_recognized(path, source, expected: list[str]):
     found = names(path, source)
 
     assert [name for name in expected if name in found] == expected
@@ -224,7 +224,7 @@ def test_macros_do_not_hide_what_c_defines():
     assert names("a.c", source) == ["set", "get"]
 
 
-def test_blanking_never_costs_a_name_that_is_there_without():
+def test_blanking_macros_never_loses_a_name():
     source = (
         "#if A\nint one(void) "
         "{\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
@@ -249,7 +249,7 @@ def test_without_macros_every_character_keeps_its_place(source: str):
     ["", "\n\n", "\0" * 20, "x = '\ud800'\ndef f(): pass\n", "\ufeffdef f(): pass", "\r\n\r\n"],
 )
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
-def test_no_text_is_too_odd(language: Language, source):
+def test_no_text_makes_the_parser_raise(language: Language, source):
     assert definitions(f"a.{language.extensions.split()[0]}", source) is not None
 
 
@@ -267,14 +267,14 @@ def test_no_text_is_too_odd(language: Language, source):
         max_size=60,
     ),
 )
-def test_no_soup_of_words_makes_it_raise(extension: str, words: list[str]):
+def test_no_mix_of_keywords_makes_the_parser_raise(extension: str, words: list[str]):
     source = " ".join(words)
 
     for definition in definitions(f"a.{extension}", source) or ():
         assert 1 <= definition.line <= source.count("\n") + 1
 
 
-def test_a_minified_line_is_passed_over_and_the_others_keep_their_numbers():
+def test_a_minified_line_is_skipped_and_the_others_keep_their_numbers():
     source = f"function first() {{}}\n{'function a(){};' * 1000}\nfunction last() {{}}\n"
 
     assert outline("a.js", source) == "1 | first\n3 | last"
@@ -315,7 +315,7 @@ def test_remarks_around_a_numbered_view_are_no_code():
     assert outline("a.py", view) == "1 | class A\n2 | m\n5 | f"
 
 
-def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file():
+def test_a_view_that_names_only_its_first_line_has_the_line_numbers_of_the_file():
     text = "\n".join(CODE)
 
     assert (
@@ -323,7 +323,7 @@ def test_a_view_that_tells_only_its_first_line_has_the_lines_of_the_file():
     )
 
 
-def test_what_codex_puts_before_an_output_moves_no_line():
+def test_a_header_of_codex_before_an_output_shifts_no_line():
     text = "\n".join(CODE)
     head = "Chunk ID: 1\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\n"
 
@@ -347,7 +347,7 @@ def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm():
         "",
     ],
 )
-def test_what_only_looks_like_line_numbers_stays(text):
+def test_numbers_that_are_not_line_numbers_stay(text):
     assert without_gutter(text) == (text, range(1, text.count("\n") + 2))
 
 
@@ -438,7 +438,7 @@ def found(draw: st.DrawFn) -> list[Definition]:
 
 
 @given(found(), st.integers(0, 300))
-def test_merging_loses_no_name_and_puts_none_elsewhere(definitions: list[Definition], span: int):
+def test_merging_loses_and_moves_no_name(definitions: list[Definition], span: int):
     sections = merge_functions(definitions, span)
 
     assert {name for section in sections for name in section.names} == {
@@ -493,7 +493,7 @@ def test_no_path_breaks_out_of_its_block(path):
     assert block.count("</system-reminder") == 1
 
 
-def test_a_path_with_blanks_stays_as_it_is():
+def test_a_path_with_blanks_is_not_changed():
     assert format_file("my  docs/a b.py", []).splitlines()[1] == "## File Context: my  docs/a b.py"
 
 
@@ -526,7 +526,7 @@ def functions(count: int, prefix: str = "f") -> str:
     )
 
 
-def test_each_file_stands_in_a_block_of_its_own():
+def test_each_file_has_its_own_block():
     result = fold_files([("a.py", "def f(): pass"), ("b.py", "class B: pass")], count=len)
 
     first = "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>"
@@ -583,7 +583,7 @@ def test_nothing_is_dropped_within_the_budget_and_without_one_nothing_is_counted
     assert fold_files(files, max_tokens=most, count=count).sections_dropped == 0
 
 
-def test_what_is_dropped_depends_on_the_content_alone():
+def test_the_dropped_sections_depend_on_the_content_only():
     files = [("a.py", functions(40)), ("b.py", functions(40, "g"))]
 
     one, other = (
@@ -594,7 +594,7 @@ def test_what_is_dropped_depends_on_the_content_alone():
     assert one.sections_dropped > 0
 
 
-def test_the_choice_can_be_given_a_generator():
+def test_a_generator_can_be_given_for_the_choice():
     def content(seed: int) -> str:
         rng = random.Random(seed)
         return fold_files(

@@ -52,11 +52,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 # What comes back ----------------------------------------------------------------------------------
 
 
-async def test_each_file_comes_back_as_its_block():
+async def test_each_file_is_returned_as_a_block():
     assert await Folder().fold(FILES) == list(fold_files(FILES).folded)
 
 
-async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none():
+async def test_a_file_that_cannot_be_folded_or_gets_no_shorter_gives_none():
     files = [
         ("a.txt", "def f(): pass\n" * 50),
         ("a.py", "x = 1\n" * 50),
@@ -73,18 +73,18 @@ async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none():
     ]
 
 
-async def test_a_block_as_long_as_its_file_comes_back_as_none():
+async def test_a_block_as_long_as_its_file_gives_none():
     block = format_file("e.py", [Section("functions", ("b",), 1)])
     as_long = "def b(): pass".ljust(len(block), "\n")
 
     assert await Folder().fold([("e.py", as_long), ("e.py", f"{as_long}\n")]) == [None, block]
 
 
-async def test_no_files_are_no_texts():
+async def test_no_files_give_no_texts():
     assert await Folder().fold([]) == []
 
 
-async def test_the_same_text_may_stand_under_two_paths_and_in_two_languages():
+async def test_the_same_text_may_have_two_paths_and_two_languages():
     text = "class A {\n  m() {\n    return 'a text that is long enough';\n  }\n}\n" * 3
 
     one, other, script = await Folder().fold([("a.js", text), ("b.js", text), ("b.php", text)])
@@ -103,7 +103,7 @@ async def test_the_budget_is_for_all_files_together():
     assert sum(text.count(" | ") for text in texts if text) == 40  # 252 words, twice too many
 
 
-async def test_the_folders_own_counter_counts_where_none_is_given():
+async def test_the_folders_own_counter_is_the_default():
     counter = TokenCounter(len)
     files = [("a.py", functions(40))]
 
@@ -122,7 +122,7 @@ async def test_without_a_limit_nothing_is_counted():
     assert counter.encoded_chars == 0
 
 
-async def test_options_are_those_of_the_function():
+async def test_a_folder_has_the_options_of_fold_files():
     files = [("a.py", functions(80))]
 
     assert await Folder(merge_functions=False).fold(files) == list(
@@ -145,7 +145,7 @@ async def test_a_worker_process_folds_to_the_same_texts(caplog):
     assert said(caplog) == []
 
 
-async def test_all_files_go_to_one_worker_whatever_their_size(monkeypatch, tmp_path):
+async def test_all_files_go_to_one_worker(monkeypatch, tmp_path):
     monkeypatch.setattr(
         sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1')
     )
@@ -157,7 +157,7 @@ async def test_all_files_go_to_one_worker_whatever_their_size(monkeypatch, tmp_p
     assert len((tmp_path / "ran").read_text().split()) == 1
 
 
-async def test_no_process_is_started_for_what_is_no_source(monkeypatch, tmp_path):
+async def test_no_process_is_started_for_files_that_are_not_source_code(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"touch {tmp_path}/ran"))
 
     assert await Folder().fold([("a.txt", "def f(): pass\n" * 50)]) == [None]
@@ -182,7 +182,7 @@ async def test_no_source_is_parsed_in_this_process(extension, unit, monkeypatch,
     assert set(said(caplog)) <= {"a file cannot be folded: the parser failed or took too long"}
 
 
-async def test_a_text_is_read_once_whoever_asks(monkeypatch, caplog):
+async def test_a_text_is_parsed_once_for_all_folders(monkeypatch, caplog):
     first = await Folder().fold(FILES)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
@@ -195,7 +195,7 @@ async def test_a_text_is_read_once_whoever_asks(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("script", [None, "exit 3", "echo hello"])
-async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
+async def test_if_no_worker_starts_no_file_is_folded_and_a_warning_is_logged(
     script: str | None,
     monkeypatch,
     caplog,

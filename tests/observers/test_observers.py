@@ -44,7 +44,7 @@ class Watched:
         """Leave the turn as it is."""
 
 
-async def test_an_observer_that_a_stage_names_is_told_of_each_request():
+async def test_an_observer_that_a_stage_names_gets_each_request():
     Recorder.calls.clear()
     watched = conversation_of(ContextPipeline([Watched()]).session("s"))
     history = conversation(user("one"))
@@ -63,7 +63,7 @@ async def test_an_observer_that_a_stage_names_is_told_of_each_request():
     ]
 
 
-async def test_what_an_observer_says_is_a_notice_of_the_result():
+async def test_texts_of_an_observer_are_notices_of_the_result():
     session = ContextPipeline([Watched()]).session("s")
 
     first = await session.run(conversation(user("one")))

@@ -41,9 +41,7 @@ async def ask(storage: LocalStorage | MemoryStorage, tools: list[Any], name: str
     assert LONG not in server.requests[-1].raw.decode()
 
 
-async def test_a_model_without_a_tool_to_open_what_has_left_is_one_warning_in_a_process(
-    tmp_path, caplog
-):
+async def test_a_model_without_a_reading_tool_gives_one_warning_in_a_process(tmp_path, caplog):
     storage = LocalStorage(tmp_path)
 
     await ask(storage, [LOOK], "one")
@@ -65,7 +63,7 @@ async def test_the_reading_tools_open_everything(tmp_path, caplog):
     assert not caplog.records
 
 
-async def test_a_shell_opens_files_and_no_urls(tmp_path, caplog):
+async def test_a_shell_opens_files_but_no_urls(tmp_path, caplog):
     shell = {**LOOK, "name": "bash"}
 
     await ask(LocalStorage(tmp_path), [shell])
@@ -75,7 +73,7 @@ async def test_a_shell_opens_files_and_no_urls(tmp_path, caplog):
     assert "add offload_tools(session)" in caplog.text
 
 
-async def test_of_tools_that_are_not_known_nothing_is_said(tmp_path, caplog):
+async def test_without_a_list_of_tools_no_warning_is_given(tmp_path, caplog):
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))]).session("s")
 
     await session.run(conversation(user("go"), step("t1", "look", result=LONG)))
@@ -84,7 +82,7 @@ async def test_of_tools_that_are_not_known_nothing_is_said(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("has_reader", [False, True])
-async def test_a_client_of_another_api_is_warned_in_the_same_way(tmp_path, caplog, has_reader):
+async def test_a_client_of_another_api_gives_the_same_warning(tmp_path, caplog, has_reader):
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([DirectOffload(storage)])
     function = {"name": "look", "arguments": "{}"}
@@ -133,5 +131,5 @@ async def test_a_client_of_another_api_is_warned_in_the_same_way(tmp_path, caplo
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_whether_a_tool_opens_files_is_told_by_its_name_and_its_input(tool: object, opens: bool):
+def test_a_tool_opens_files_by_its_name_and_its_input(tool: object, opens: bool):
     assert can_open(tool, is_url=False) is opens

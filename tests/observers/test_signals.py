@@ -65,7 +65,7 @@ async def test_calls_that_name_the_file_of_a_step_are_counted():
     assert watched.diagnostics.signals.calls == 5
 
 
-async def test_before_anything_has_collapsed_nothing_counts_as_read_back_or_imitated():
+async def test_before_the_first_collapse_nothing_counts_as_read_back_or_imitated():
     watched = session()
 
     await played(watched, step("a", "bash", {"command": "cat s1.md"}, say="1 bash ls → 3 chars"))
@@ -97,7 +97,7 @@ async def test_the_same_tool_with_another_input_repeats_nothing():
     assert watched.diagnostics.signals.repeated_before == 0
 
 
-async def test_too_many_steps_read_back_are_said_once():
+async def test_too_many_steps_read_back_are_reported_once():
     reads = [step(f"r{n}", "bash", {"command": f"sed -n {n}p s1.md"}) for n in range(30)]
     watched = session()
 
@@ -107,7 +107,7 @@ async def test_too_many_steps_read_back_are_said_once():
     assert watched.diagnostics.signals.read_back_rate > 15
 
 
-async def test_too_many_repeated_calls_are_said_once():
+async def test_too_many_repeated_calls_are_reported_once():
     repeated = [bash(10 + n, "make 0") for n in range(30)]
 
     notices = await played(session(), *BEGINNING, *repeated)
@@ -115,14 +115,14 @@ async def test_too_many_repeated_calls_are_said_once():
     assert [REPEATED in notice for notice in notices].count(True) == 1
 
 
-async def test_as_many_repeated_calls_as_before_are_nothing_to_tell():
+async def test_as_many_repeated_calls_as_before_are_not_reported():
     before = [bash(n, "make 0") for n in range(4)]
     after = [bash(10 + n, "make 0") for n in range(30)]
 
     assert await played(session(), *before, *after) == []
 
 
-async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once():
+async def test_a_reply_that_imitates_a_note_is_reported_at_once_and_once():
     imitation = "17 bash make → 30 chars"
 
     notices = await played(
@@ -135,7 +135,7 @@ async def test_a_reply_that_imitates_a_note_is_said_at_once_and_once():
     assert [IMITATED in notice for notice in notices] == [True]
 
 
-async def test_few_calls_are_no_reason_to_warn():
+async def test_few_calls_give_no_warning():
     watch = CollapseWatch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
     watch.begin_after_rewrite()
     watch.count(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
@@ -144,7 +144,7 @@ async def test_few_calls_are_no_reason_to_warn():
     assert watch.new_warnings() == []
 
 
-async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path):
+async def test_a_session_continued_from_another_process_counts_on(tmp_path):
     storage = LocalStorage(tmp_path)
     history = conversation(user("Go."), *BEGINNING)
     await session(journal=storage).run(history)
@@ -156,7 +156,7 @@ async def test_the_numbers_of_a_session_that_others_began_go_on(tmp_path):
     )
 
 
-async def test_going_back_repeats_nothing():
+async def test_going_back_in_the_history_repeats_no_call():
     watched = session()
     history = conversation(user("Go."), *BEGINNING)
     await watched.run(history)

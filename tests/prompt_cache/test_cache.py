@@ -75,7 +75,7 @@ def requests(draw: st.DrawFn) -> tuple[dict[str, Any], str, float]:
 
 
 @given(st.lists(requests(), max_size=12))
-def test_every_request_is_billed_as_by_the_second_model(
+def test_the_cache_model_agrees_with_an_independent_one(
     sent: list[tuple[dict[str, Any], str, float]],
 ):
     now = 0.0
@@ -103,7 +103,9 @@ def test_every_request_is_billed_as_by_the_second_model(
         ([5], 300.0, "lifetime"),
     ],
 )
-def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obstacle: str | None):
+def test_the_obstacle_between_a_request_and_a_cached_prefix_is_named(
+    marks: list[int], now, obstacle: str | None
+):
     entry = CachedPrefix(place=5, used=0.0, seconds=300.0)
     given = [CacheMark(place, 300.0) for place in marks]
     cache = PrefixCache({"key of block 5": entry})
@@ -124,5 +126,5 @@ def test_what_keeps_a_request_from_an_entry_is_named(marks: list[int], now, obst
         (None, 1024),
     ],
 )
-def test_each_model_has_its_minimum(model: str | None, tokens):
+def test_each_model_has_its_minimum_of_cached_tokens(model: str | None, tokens):
     assert min_cached_tokens(model) == tokens

@@ -32,14 +32,14 @@ def refuse_to_count(words: str) -> int:
     raise AssertionError("nothing is to be counted")
 
 
-def test_nothing_is_read_before_a_bill_comes():
+def test_requests_are_not_read_before_a_usage_is_reported():
     doctor = CacheDiagnostics(TokenCounter(refuse_to_count))
 
     for number in range(20):
         send(doctor, turn(number), system="Be brief.")
 
 
-def test_what_is_kept_is_bounded_however_long_a_conversation_is():
+def test_the_memory_is_bounded_in_long_conversations():
     doctor = CacheDiagnostics(TokenCounter(len))
     for number in range(200):
         send(doctor, turn(number), float(number))
@@ -57,7 +57,7 @@ def test_a_first_request_cannot_miss():
     assert doctor.observe(CacheUsage(0, 3000, 0)) == []
 
 
-def test_reading_more_than_was_predicted_is_no_miss():
+def test_reading_more_than_predicted_is_not_a_miss():
     """Another conversation with the same beginning has written it, or it lived longer."""
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
@@ -67,7 +67,7 @@ def test_reading_more_than_was_predicted_is_no_miss():
     assert doctor.observe(CacheUsage(3000, 3000, 0)) == []
 
 
-def test_what_the_rules_do_not_predict_is_unexplained():
+def test_a_miss_that_the_rules_do_not_predict_is_unexplained():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0))
@@ -78,7 +78,7 @@ def test_what_the_rules_do_not_predict_is_unexplained():
     assert (miss.cause, miss.tokens, miss.written) == (Cause.UNEXPLAINED, 3000, 3000)
 
 
-def test_what_is_unexplained_and_what_is_not_are_two_misses():
+def test_explained_and_unexplained_tokens_are_two_misses():
     """After an edit what follows it is lost with reason, what precedes it is not."""
     first: Any = user(
         {"type": "text", "text": "word " * 3000, "cache_control": {"type": "ephemeral"}}
@@ -98,7 +98,7 @@ def test_what_is_unexplained_and_what_is_not_are_two_misses():
     assert explained.tokens == pytest.approx(6000, rel=0.01)
 
 
-def test_a_request_without_a_bill_is_what_the_next_is_compared_with():
+def test_a_request_without_a_usage_is_compared_with_the_next():
     doctor = CacheDiagnostics(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0))
@@ -112,13 +112,13 @@ def test_a_request_without_a_bill_is_what_the_next_is_compared_with():
     assert miss.tokens == pytest.approx(6000, rel=0.01)
 
 
-def test_a_bill_of_nothing_that_was_sent_is_nobodys():
+def test_a_usage_that_belongs_to_no_request_is_ignored():
     doctor = CacheDiagnostics(TokenCounter())
 
     assert doctor.observe(CacheUsage(0, 3000, 0)) == []
 
 
-def test_a_bill_that_comes_twice_counts_once():
+def test_a_usage_reported_twice_counts_once():
     doctor = CacheDiagnostics(TokenCounter())
     source = send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0), source)

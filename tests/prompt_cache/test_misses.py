@@ -16,12 +16,12 @@ USAGE: dict[str, Any] = {
 }
 
 
-def test_a_usage_and_a_whole_reply_say_the_same():
+def test_a_usage_and_a_whole_reply_give_the_same_cache_usage():
     assert cache_usage(USAGE) == cache_usage({"usage": USAGE}) == CacheUsage(100, 20, 5)
     assert cache_usage(Usage(**USAGE, output_tokens=3)) == CacheUsage(100, 20, 5)
 
 
-def test_what_was_written_for_an_hour_is_told():
+def test_tokens_written_for_an_hour_are_reported():
     hour = {"cache_creation": {"ephemeral_1h_input_tokens": 15, "ephemeral_5m_input_tokens": 5}}
 
     assert cache_usage({**USAGE, **hour}) == CacheUsage(100, 20, 5, 15)
@@ -41,11 +41,11 @@ NO_BILLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NO_BILLS)
-def test_what_is_not_the_bill_of_the_one_request_is_none(name: str):
+def test_a_usage_of_more_than_one_request_gives_none(name: str):
     assert cache_usage(NO_BILLS[name]) is None
 
 
-def test_what_the_server_has_cleared_was_sent_and_not_billed():
+def test_results_that_the_server_cleared_were_sent_and_not_charged():
     edits = {"applied_edits": [{"cleared_input_tokens": 9}]}
 
     assert cache_usage({"usage": USAGE, "context_management": edits}) is None

@@ -24,7 +24,7 @@ def prompt(*messages: Message, last: Prompt | None = None, **options: Any) -> Pr
 
 
 @given(histories(), histories(), st.integers(0, 9), st.booleans(), st.booleans())
-def test_what_is_taken_from_the_last_prompt_is_what_reading_it_again_gives(
+def test_a_prompt_reused_from_the_last_request_equals_one_read_again(
     history: list[Message], more: list[Message], kept: int, is_other: bool, is_marked: bool
 ):
     request: dict[str, Any] = {"system": "Be brief.", "tools": [{"name": "a"}], "model": "m"}
@@ -57,7 +57,7 @@ def test_the_order_of_keys_counts_in_a_tools_input_and_nowhere_else():
     assert prompt(*one).keys == prompt(*turned).keys
 
 
-def test_settings_count_from_their_place_in_the_hierarchy_on():
+def test_a_setting_changes_the_keys_from_its_level_on():
     tools = [{"name": "a"}, {"name": "b"}]
     request: dict[str, Any] = {"system": "Be brief.", "tools": tools}
     history = user("Go."), assistant("Yes."), user("More?")
@@ -91,7 +91,7 @@ def test_marks_are_found_on_every_level_with_their_lifetime():
     assert found.marks == (CacheMark(0, 3600.0), CacheMark(1, 3600.0), CacheMark(4, 300.0))
 
 
-def test_what_the_server_has_summarized_is_no_part_of_the_prompt():
+def test_messages_that_the_server_summarized_are_not_in_the_prompt():
     summary = {"type": "compaction", "content": "what was before"}
     whole = prompt(user("Go."), assistant("Yes."), assistant(summary, text("So.")), user("More?"))
     rest = prompt(assistant(summary, text("So.")), user("More?"))

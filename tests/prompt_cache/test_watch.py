@@ -266,7 +266,7 @@ class Together:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene):
+async def test_the_price_of_a_cause_is_the_difference_of_the_usages(scene: Scene):
     cause, detail = SCENES[scene]
     script = Together(2) if cause is Cause.CONCURRENT else None
     async with talk(script) as harmed:
@@ -280,7 +280,7 @@ async def test_a_cause_is_named_and_priced_as_the_bills_differ(scene: Scene):
     assert unharmed.causes == []
 
 
-async def test_a_request_without_a_mark_pays_for_all_before_in_full():
+async def test_a_request_without_a_mark_pays_the_full_price_for_everything_before():
     async with talk() as talking:
         del talking.request["cache_control"]
         await talking.turns(4)
@@ -292,7 +292,7 @@ async def test_a_request_without_a_mark_pays_for_all_before_in_full():
     assert "charged in full each turn" in str(talking.session.diagnostics.cache_misses[0])
 
 
-async def test_a_rewrite_of_the_pipeline_is_its_own_and_no_notice(tmp_path, caplog):
+async def test_a_rewrite_by_the_pipeline_gives_no_notice(tmp_path, caplog):
     caplog.set_level(logging.WARNING, "ctxpipe")
     async with talk() as talking:
         offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.2), keep_recent=2)
@@ -318,7 +318,7 @@ async def test_a_rewrite_of_the_pipeline_is_its_own_and_no_notice(tmp_path, capl
     assert "prompt cache" not in caplog.text
 
 
-async def test_where_the_cache_hits_nothing_is_claimed():
+async def test_a_cache_hit_gives_no_miss():
     async with talk() as talking:
         await talking.turns(12)
         talking.clock.seconds += 290
@@ -328,7 +328,7 @@ async def test_where_the_cache_hits_nothing_is_claimed():
     assert talking.session.diagnostics.cache_tally == []
 
 
-async def test_a_pause_before_a_change_is_what_has_cost_the_cache():
+async def test_a_pause_before_a_change_is_the_cause_of_the_miss():
     async with talk() as talking:
         await talking.turns(4)
         talking.clock.seconds += 1000
@@ -337,7 +337,7 @@ async def test_a_pause_before_a_change_is_what_has_cost_the_cache():
     assert talking.causes == [Cause.LIFETIME]
 
 
-async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_between():
+async def test_switching_back_to_a_model_misses_only_the_messages_between():
     async with talk() as talking:
         await talking.turns(4)
         await talking.turn(words(8), model=MODEL)
@@ -348,7 +348,7 @@ async def test_going_back_to_a_model_whose_cache_is_alive_costs_only_what_came_b
     assert second.tokens < first.tokens / 3
 
 
-async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it():
+async def test_a_message_edited_in_place_is_found_when_the_usage_shows_it():
     async with talk() as talking:
         await talking.turn(text(words(0)))
         await talking.turns(4)
@@ -363,7 +363,7 @@ async def test_a_message_edited_in_place_is_found_once_the_bill_shows_it():
 # How it is told -----------------------------------------------------------------------------------
 
 
-async def test_each_cause_is_told_once_with_its_price(caplog):
+async def test_each_cause_is_reported_once_with_its_price(caplog):
     notices: list[str] = []
     with caplog.at_level(logging.INFO, "ctxpipe"):
         async with talk() as talking:
@@ -383,7 +383,7 @@ async def test_each_cause_is_told_once_with_its_price(caplog):
     assert tally.cost == pytest.approx(talking.loss)
 
 
-async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none():
+async def test_the_prices_of_the_model_are_looked_up_if_the_pipeline_has_none():
     async with talk() as talking:
         talking.session = ContextPipeline([]).session("s", clock=talking.clock)
         await talking.turns(3)
@@ -397,7 +397,7 @@ async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none
     assert notice.endswith(f"; {miss.tokens:,} tokens are written again, {as_dollars(dollars)}")
 
 
-async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses():
+async def test_a_usage_without_cache_tokens_gives_no_misses():
     session = ContextPipeline([]).session("s")
     history = [user(words(0))]
     for number in range(3):
@@ -423,7 +423,7 @@ async def run_and_send(talk: Talk, session: Session, system: str):
     talk.history += [assistant("Yes."), user(words(len(talk.history)))]
 
 
-async def test_a_loop_that_places_its_own_marks_and_observes_is_understood():
+async def test_marks_placed_by_the_agents_own_loop_are_taken_into_account():
     async with talk() as talking:
         talking.history = [user(words(0))]
         for _ in range(4):
@@ -436,7 +436,7 @@ async def test_a_loop_that_places_its_own_marks_and_observes_is_understood():
     assert miss.tokens == pytest.approx(talking.bills[-2].total, rel=0.02)
 
 
-async def test_a_stream_is_understood():
+async def test_the_usage_of_a_stream_is_compared_too():
     async with talk() as talking:
         for system in ("Be brief.", "Be brief.", "Be long."):
             talking.history.append(user(words(len(talking.history))))
@@ -451,7 +451,7 @@ async def test_a_stream_is_understood():
 
 
 @needs_middleware
-async def test_the_marks_of_the_middleware_are_known():
+async def test_marks_placed_by_the_middleware_are_taken_into_account():
     pipeline = ContextPipeline([], prices=PRICES)
     clock = Clock()
     shaping = ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=4)
@@ -469,7 +469,7 @@ async def test_the_marks_of_the_middleware_are_known():
     assert misses[0].detail == "the system prompt changed"
 
 
-async def test_a_refused_request_has_not_written_anything():
+async def test_a_refused_request_counts_as_not_written_to_the_cache():
     """The shorter one, sent after it, is compared with the one that was answered."""
     async with talk(model=Model(window=20_000)) as talking:
         await talking.turns(3)
@@ -481,7 +481,7 @@ async def test_a_refused_request_has_not_written_anything():
     assert talking.session.diagnostics.cache_misses == ()
 
 
-async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
+async def test_a_rewrite_of_a_refused_request_is_not_an_edit_by_the_caller(
     tmp_path,
 ):
     async with talk(model=Model(window=20_000)) as talking:
@@ -496,7 +496,7 @@ async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
     assert {miss.cause for miss in session.diagnostics.cache_misses} == {Cause.REWRITE}
 
 
-async def test_a_context_that_was_made_and_not_sent_is_not_compared():
+async def test_a_context_that_was_not_sent_is_not_compared():
     async with talk() as talking:
         await talking.turns(3)
         await talking.session.run([*talking.history, user("What if?")], system="Another one.")
@@ -505,7 +505,7 @@ async def test_a_context_that_was_made_and_not_sent_is_not_compared():
     assert talking.causes == []
 
 
-async def test_calls_and_results_are_compared_by_what_they_say():
+async def test_calls_and_results_are_compared_by_their_content():
     calls = answer("Let me look.", {"type": "tool_use", "name": "look", "input": {"a": 1}})
     async with talk(lambda _: calls) as talking:
         history: list[Message] = [user(words(0))]

@@ -23,7 +23,7 @@ def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tent
     assert budget.reached(184_000)
 
 
-def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
+def test_window_and_ratio_come_from_the_environment_by_default(
     monkeypatch,
 ):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
@@ -68,7 +68,7 @@ def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(
     assert budget.reached(tokens) == (tokens >= Fraction(window * percent, 100))
 
 
-def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_window_less_the_room():
+def test_an_output_reserve_sets_the_trigger_to_nine_tenths_of_the_window_less_the_reserve():
     budget = Budget(reserve_output=4_096)
 
     assert not budget.reached(180_000 - 4_096)
@@ -112,7 +112,7 @@ def test_a_budget_cannot_be_changed():
         ({"reserve_output": 100_000, "target": 90_000}, "target"),
     ],
 )
-def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named):
+def test_an_invalid_budget_is_refused_with_the_name_of_the_setting(nonsense: dict[str, Any], named):
     with pytest.raises(SettingsError, match=named):
         Budget(**nonsense)
 
@@ -126,7 +126,9 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named):
         ("COMPACT_THRESHOLD_RATIO", "92"),
     ],
 )
-def test_nonsense_in_the_environment_is_refused_by_the_variables_name(variable, value, monkeypatch):
+def test_an_invalid_budget_from_the_environment_is_refused_with_the_name_of_the_variable(
+    variable, value, monkeypatch
+):
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(SettingsError, match=variable):
@@ -134,7 +136,7 @@ def test_nonsense_in_the_environment_is_refused_by_the_variables_name(variable, 
 
 
 @pytest.mark.parametrize("window", [1, 10, 99, 100, 1_000])
-def test_a_window_that_a_refusal_names_is_believed_however_small_it_is(window):
+def test_a_window_named_by_a_refusal_is_accepted_at_any_size(window):
     budget = Budget(200_000).within(window)
 
     assert 0 < budget.trigger <= window

@@ -115,7 +115,7 @@ def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str)
 
 
 @given(st.text(st.characters()))
-def test_no_text_makes_it_raise(text: str):
+def test_no_text_makes_the_counter_raise(text: str):
     assert 0 <= TokenCounter().text(text) <= len(text.encode(errors="surrogatepass"))
 
 
@@ -137,7 +137,7 @@ def test_a_million_blanks_are_counted(name: str, end):
 
 @needs_speed_at_runs
 @each_encoding
-def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str):
+def test_a_text_that_tiktoken_cannot_encode_is_counted_in_parts(name: str):
     hopeless = " \u00a0" * 600_000 + "x"
     with pytest.raises(ValueError, match="Max stack size"):
         stock.count(name, hopeless)
@@ -147,7 +147,7 @@ def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str
     assert TokenCounter(name).text(hopeless) == pytest.approx(2 * half, rel=0.001)
 
 
-def test_an_error_of_an_encoding_that_no_cut_can_mend_comes_through():
+def test_an_error_of_an_encoding_for_a_short_text_is_raised():
     class Broken(tiktoken.Encoding):
         def encode(self, *_: Any, **__: Any) -> list[int]:
             raise ValueError("always")
@@ -186,7 +186,7 @@ def test_an_encoding_that_does_not_ship_may_be_passed_in():
     assert not mine.over("hello", 5)
 
 
-async def test_a_function_of_the_users_own_works_everywhere():
+async def test_a_function_of_the_user_works_everywhere():
     words = TokenCounter(lambda text: len(text.split()))
     history = conversation(
         user("one two"), step("t1", "bash", {"command": "ls"}, "three four five")
@@ -203,12 +203,12 @@ def test_a_function_may_count_more_tokens_than_there_are_bytes():
     assert TokenCounter(lambda _: 1_000_000).over("short", 999_999)
 
 
-def test_a_function_that_answers_with_tokens_instead_of_their_number_is_refused():
+def test_a_function_that_returns_tokens_instead_of_their_number_is_refused():
     with pytest.raises(SettingsError, match="answers with list"):
         TokenCounter(stock.encoding("cl100k_base").encode).text("hello")  # type: ignore[arg-type]
 
 
-def test_a_function_may_answer_with_any_whole_number():
+def test_a_function_may_return_any_kind_of_whole_number():
     class Whole:
         def __index__(self) -> int:
             return 7
@@ -216,18 +216,18 @@ def test_a_function_may_answer_with_any_whole_number():
     assert TokenCounter(lambda _: Whole()).text("hello") == 7  # type: ignore[arg-type, return-value]
 
 
-def test_no_counter_means_one_that_all_share():
+def test_none_as_counter_means_the_shared_one():
     assert as_counter(None) is as_counter(None)
 
 
-def test_a_counter_stays_itself_and_a_function_becomes_one():
+def test_as_counter_returns_a_counter_itself_and_wraps_a_function():
     mine = TokenCounter()
 
     assert as_counter(mine) is mine
     assert as_counter(len).text("four") == 4
 
 
-def test_a_counter_says_what_it_counts_with():
+def test_the_repr_of_a_counter_names_its_encoding():
     assert repr(TokenCounter("o200k_base")) == "TokenCounter('o200k_base')"
     assert "len" in repr(TokenCounter(len))
 
@@ -248,7 +248,7 @@ def test_each_distinct_text_is_encoded_once():
     assert ours.encoded_chars == sum(map(len, texts))
 
 
-def test_what_was_encoded_to_answer_a_question_is_known_afterwards():
+def test_a_text_encoded_for_a_comparison_is_remembered():
     ours, theirs = TokenCounter(), TokenCounter(len)
 
     for counter in (ours, theirs):
@@ -276,7 +276,7 @@ def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again():
         lambda given: given.pop("options"),
     ],
 )
-def test_an_edited_tool_input_is_counted_anew(edit):
+def test_an_edited_tool_input_is_counted_again(edit):
     given_input: dict[str, Any] = {"command": "ls", "options": ["-l"]}
     block, ours = {**tool_use("t1", "bash"), "input": given_input}, TokenCounter()
     ours.block(block)
@@ -286,7 +286,7 @@ def test_an_edited_tool_input_is_counted_anew(edit):
     assert ours.block(block) == sum(map(ours.text, ("t1", "bash", compact_json(given_input))))
 
 
-async def test_the_memory_stays_within_its_bytes():
+async def test_the_memo_stays_within_its_limit_of_bytes():
     ours = TokenCounter(memo_bytes=100_000)
     for index in range(5_000):
         ours.message(
@@ -299,7 +299,7 @@ async def test_the_memory_stays_within_its_bytes():
     assert ours.memo_bytes > 30_000
 
 
-def test_without_memory_everything_is_still_counted():
+def test_a_counter_without_a_memo_still_counts_everything():
     ours = TokenCounter(memo_bytes=0)
 
     assert ours.total(conversation(user("hello world"), step("t1", "bash", {}, "done"))) > 4
@@ -328,7 +328,7 @@ class Threads:
         return len(text)
 
 
-async def test_much_new_text_goes_to_one_worker_thread():
+async def test_much_new_text_is_counted_in_one_worker_thread():
     threads = Threads()
 
     await TokenCounter(threads).texts([f"{number} " * 1_000 for number in range(40)])
@@ -338,7 +338,7 @@ async def test_much_new_text_goes_to_one_worker_thread():
     assert len(set(threads.seen)) == 1
 
 
-async def test_little_new_text_stays_on_the_loop():
+async def test_little_new_text_is_counted_on_the_event_loop():
     threads = Threads()
 
     await TokenCounter(threads).texts(["short"] * 40)
@@ -346,7 +346,7 @@ async def test_little_new_text_stays_on_the_loop():
     assert threads.seen == [threading.current_thread()]
 
 
-async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_longer():
+async def test_text_of_other_scripts_is_counted_in_a_thread_sooner():
     threads = Threads()
 
     await TokenCounter(threads).texts(["中文" * 9_000])
@@ -354,7 +354,7 @@ async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_lo
     assert threads.seen[0] is not threading.current_thread()
 
 
-async def test_known_text_needs_no_thread_however_long():
+async def test_remembered_text_needs_no_thread():
     threads = Threads()
     ours, text = TokenCounter(threads), "long " * 50_000
     await ours.texts([text])
@@ -415,12 +415,12 @@ async def test_a_cancelled_turn_does_not_wait_for_a_count():
 
 
 @given(histories(), st.integers(-1, 400))
-def test_over_is_what_the_full_count_says(history: list[Message], limit: int):
+def test_over_agrees_with_the_full_count(history: list[Message], limit: int):
     assert TokenCounter().over(history, limit) == (TokenCounter().total(history) > limit)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), st.integers(-1, 60))
-def test_over_is_what_the_full_count_says_for_a_text(text: str, limit: int):
+def test_over_agrees_with_the_full_count_of_a_text(text: str, limit: int):
     assert TokenCounter().over(text, limit) == (TokenCounter().text(text) > limit)
 
 
@@ -445,7 +445,7 @@ def test_system_prompt_and_tools_count_for_over():
         ("x", -1, True),
     ],
 )
-def test_what_the_bounds_decide_loads_no_encoding(text, limit, expected, monkeypatch):
+def test_a_comparison_that_bounds_decide_loads_no_encoding(text, limit, expected, monkeypatch):
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
     ours = TokenCounter()
 
@@ -471,7 +471,7 @@ def test_over_stops_at_the_message_that_decides():
 # Messages -----------------------------------------------------------------------------------------
 
 
-def test_nothing_counts_nothing():
+def test_empty_content_has_no_tokens():
     assert TokenCounter().total([]) == TokenCounter().total([user(""), user()]) == 0
 
 
@@ -496,7 +496,7 @@ def test_counting_changes_no_message():
     assert json.dumps(history) == before
 
 
-async def test_system_prompt_and_tools_count_once_when_given():
+async def test_system_prompt_and_tools_are_counted_once():
     ours, tools = (
         TokenCounter(),
         [{"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}],
@@ -513,7 +513,7 @@ async def test_system_prompt_and_tools_count_once_when_given():
     )
 
 
-def test_the_bounds_are_sound():
+def test_the_bounds_are_never_wrong():
     encoder = TokenCounter()._encoder
     for text in ["", "x", " " * 1_000, "é" * 9, "\ud83d\ude00", "\ud800", "中文", *WORDS]:
         tokens = stock.count("cl100k_base", text)
@@ -555,7 +555,7 @@ def test_results_of_many_tools_count_each():
     assert ours.message(message) == sum(ours.text(f"result {index}") for index in range(5))
 
 
-def test_the_estimate_of_a_block_is_exact_for_what_was_counted_and_for_short_texts():
+def test_the_estimate_of_a_block_is_exact_for_remembered_and_short_texts():
     counter = TokenCounter()
     long = {"type": "text", "text": "some words of a long text " * 3_000}
     short = {"type": "text", "text": "a few words"}
@@ -577,7 +577,7 @@ def test_the_estimate_of_a_block_encodes_no_long_text():
     assert counter.encoded_chars == before
 
 
-def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same():
+def test_a_text_too_large_for_the_memo_is_counted_once():
     counted: list[str] = []
 
     def count(text: str) -> int:
@@ -592,7 +592,7 @@ def test_a_text_that_is_too_large_to_be_kept_is_counted_once_all_the_same():
 
 
 @needs_speed_at_runs
-def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most():
+def test_a_run_without_an_exact_cut_has_an_error_of_at_most_one_token_in_ten_thousand():
     letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=300_000)
     text = "".join(letters)
     exact = len(vocabulary.load("o200k_base").encode_ordinary(text))
@@ -600,7 +600,7 @@ def test_a_run_without_an_exact_cut_is_a_token_off_in_ten_thousand_at_most():
 
 
 @pytest.mark.parametrize("run", ["a", " ", "é"])
-def test_a_long_run_is_counted_in_parts_where_tiktoken_is_slow_at_it(monkeypatch, run):
+def test_a_long_run_is_counted_in_parts_if_tiktoken_is_slow_at_it(monkeypatch, run):
     text = f"before {run * 50_000} after"
     whole = TokenCounter().text(text)
     monkeypatch.setattr(tiktoken, "__version__", "0.12.0")

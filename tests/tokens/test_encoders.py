@@ -33,7 +33,7 @@ def ids(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=40).map("".join))
-def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(name: str, text: str):
+def test_the_segments_encode_to_the_same_tokens_as_the_whole_text(name: str, text: str):
     places = [0, *(found.start() + 1 for found in cuts._CUT.finditer(text)), len(text)]
 
     parts = [text[start:end] for start, end in itertools.pairwise(places)]
@@ -41,7 +41,7 @@ def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(name:
     assert [token for part in parts for token in ids(name, part)] == ids(name, text)
 
 
-def test_segments_are_the_text_and_not_much_longer_than_asked():
+def test_segments_join_to_the_text_and_are_not_much_longer_than_requested():
     words = random.Random(0).choices(
         ["def f(x):\n", "    return x ", "+ 17\n", "'it''s'", "# 注释。\n"], k=50_000
     )
@@ -54,7 +54,7 @@ def test_segments_are_the_text_and_not_much_longer_than_asked():
     assert len(parts) > 5
 
 
-def test_a_stretch_without_a_cut_stays_whole():
+def test_a_stretch_without_a_cut_stays_in_one_segment():
     assert [len(part) for part in cuts.segments("a" * 500_000)] == [500_000]
 
 
@@ -65,7 +65,7 @@ def test_a_line_of_base64_is_cut():
 
 
 @each_encoding
-def test_no_token_is_longer_than_the_bound_says(name: str):
+def test_no_token_is_longer_than_the_bound(name: str):
     ranks = vocabulary.load(name)._mergeable_ranks
 
     assert max(map(len, ranks)) == LONGEST_TOKEN_BYTES

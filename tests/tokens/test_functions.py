@@ -26,7 +26,7 @@ def test_a_count_is_the_sum_over_all_texts_with_nothing_added():
     assert count_tokens(history) == sum(stock.count("cl100k_base", text) for text in texts)
 
 
-def test_system_prompt_and_tools_count_where_they_are_given():
+def test_system_prompt_and_tools_are_counted_if_given():
     tool = {"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}
 
     counted = count_tokens([user("hello")], "be brief", [tool])
@@ -72,7 +72,7 @@ def test_the_threshold_is_exactly_limit_times_ratio_whatever_the_ratio(
     )
 
 
-def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
+def test_limit_and_ratio_come_from_the_environment_by_default(
     monkeypatch,
 ):
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
@@ -83,7 +83,7 @@ def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
     assert not should_compact([user("500")], context_token_limit=1_001, counter=worth)
 
 
-def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_given():
+def test_system_prompt_and_tools_count_towards_the_threshold_if_given():
     assert not should_compact(
         [user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth
     )

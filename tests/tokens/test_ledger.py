@@ -88,7 +88,7 @@ async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]]
     st.lists(st.sampled_from(POOL), max_size=12),
     st.integers(0, 12),
 )
-async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
+async def test_after_a_rewind_any_list_with_the_same_beginning_is_counted_right(
     first: list[Message], rest: list[Message], known: int
 ):
     ledger = Ledger(TokenCounter(len))
@@ -110,13 +110,13 @@ async def test_a_turn_encodes_only_what_is_new():
     assert ledger.counter.encoded_chars == encoded + 19
 
 
-async def test_an_unchanged_list_hands_out_the_very_same_sums():
+async def test_an_unchanged_list_returns_the_same_sums_object():
     ledger, history = Ledger(), chat(5)
 
     assert await ledger.prefix_sums(history) is await ledger.prefix_sums(list(history))
 
 
-async def test_sums_that_were_handed_out_do_not_move():
+async def test_returned_sums_do_not_change_later():
     ledger, history = Ledger(), chat(5)
     sums = await ledger.prefix_sums(history)
     before = list(sums)
@@ -129,7 +129,7 @@ async def test_sums_that_were_handed_out_do_not_move():
     assert list(sums) == before
 
 
-async def test_a_history_rebuilt_from_json_is_known():
+async def test_a_history_rebuilt_from_json_counts_as_unchanged():
     counted: list[str] = []
 
     def count(words: str) -> int:
@@ -144,7 +144,7 @@ async def test_a_history_rebuilt_from_json_is_known():
     assert counted == []
 
 
-async def test_results_appended_in_place_to_the_last_message_are_noticed():
+async def test_results_appended_in_place_to_the_last_message_are_counted():
     ledger, history = Ledger(), conversation(user("go"), *step("t1", "bash", {}, "done"))
     await ledger.total(history)
 
@@ -154,7 +154,7 @@ async def test_results_appended_in_place_to_the_last_message_are_noticed():
     await check_totals(ledger, history)
 
 
-async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed():
+async def test_a_last_message_whose_text_was_replaced_in_place_is_counted_again():
     ledger, history = Ledger(), chat(3)
     await ledger.total(history)
 
@@ -163,7 +163,7 @@ async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed():
     await check_totals(ledger, history)
 
 
-async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed():
+async def test_a_last_message_edited_in_place_before_another_is_counted_again():
     ledger, history = Ledger(), conversation(user("go"), assistant(text("a"), text("b")))
     await ledger.total(history)
 
@@ -174,7 +174,7 @@ async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed
     await check_totals(ledger, history)
 
 
-async def test_what_the_caller_vouches_for_is_not_compared():
+async def test_messages_that_the_caller_guarantees_are_not_compared():
     ledger, history = Ledger(), chat(5)
     total = await ledger.total(history)
 
@@ -189,11 +189,11 @@ async def test_what_the_caller_vouches_for_is_not_compared():
     assert await ledger.total(vouched, unchanged_count=5) == total + ledger.counter.message(new())
 
 
-async def test_vouching_for_more_than_was_ever_seen_counts_the_rest():
+async def test_a_guarantee_for_more_messages_than_were_counted_counts_the_rest():
     await check_totals(Ledger(), chat(5), unchanged_count=5)
 
 
-async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again():
+async def test_after_a_rewind_the_later_messages_are_compared_again():
     ledger, history = Ledger(), chat(9)
     await ledger.total(history)
     assert ledger.unchanged_count == 9
@@ -207,7 +207,7 @@ async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_agai
     assert ledger.unchanged_count == 9
 
 
-async def test_what_comes_after_a_change_is_not_encoded_again():
+async def test_messages_after_a_change_are_not_encoded_again():
     ledger, history = Ledger(TokenCounter()), chat(100)
     await ledger.total(history)
     encoded = ledger.counter.encoded_chars
@@ -222,7 +222,7 @@ async def test_what_comes_after_a_change_is_not_encoded_again():
     st.lists(st.sampled_from(POOL), min_size=1, max_size=9),
     st.data(),
 )
-async def test_what_a_change_saves_leaves_the_ledger_right(
+async def test_savings_leave_the_ledger_correct(
     last: list[Message], before: list[Message], data: st.DataObject
 ):
     ledger = Ledger(TokenCounter())
@@ -245,7 +245,7 @@ async def test_what_a_change_saves_leaves_the_ledger_right(
     )
 
 
-async def test_a_tuple_of_messages_will_do():
+async def test_a_tuple_of_messages_is_accepted():
     ledger = Ledger()
 
     assert await ledger.total(tuple(chat(3))) == await ledger.total(chat(3))
@@ -274,7 +274,7 @@ def test_before_the_first_usage_compaction_begins_at_the_trigger():
 
 
 @pytest.mark.parametrize(("raw", "billed"), [(2, 20), (1_000, 3_000), (3_000, 4_500)])
-async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw, billed):
+async def test_a_short_turn_does_not_set_the_price_of_a_long_text(raw, billed):
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(billed), [user("x" * raw)])
 
@@ -282,14 +282,14 @@ async def test_a_short_turn_does_not_measure_what_a_long_text_costs(raw, billed)
     assert ledger.measured_estimate(2 * raw) == ledger.estimate(2 * raw)
 
 
-async def test_a_long_turn_does():
+async def test_a_long_turn_sets_the_price_of_a_long_text():
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(30_000), [user("x" * 20_000)])
 
     assert ledger.measured_estimate(140_000) == ledger.estimate(140_000) == 210_000
 
 
-async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was_counted():
+async def test_the_token_count_of_a_refusal_is_accepted_even_if_far_above_the_raw_count():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 5_000)]
 
     ledger.observe(usage(210_000), history)
@@ -299,7 +299,7 @@ async def test_what_a_refusal_says_of_its_request_is_believed_however_little_was
     assert ledger.estimate(5_000) == 210_000
 
 
-async def test_what_was_billed_is_the_estimate_to_the_token():
+async def test_the_estimate_of_a_sent_context_is_its_reported_count():
     for billed in (1_000, 1_001, 1_234, 1_999):
         ledger, history = Ledger(TokenCounter(len)), [user("x" * 997)]
 
@@ -332,7 +332,7 @@ SDKS_USAGE = Usage(
         "nothing was sent",
     ],
 )
-async def test_a_bill_teaches_the_factor(chars, bill: object, overhead, factor):
+async def test_a_usage_sets_the_factor(chars, bill: object, overhead, factor):
     ledger = Ledger(TokenCounter(len))
 
     ledger.observe(bill, [user("x" * chars)] if chars else [], overhead=overhead)
@@ -340,7 +340,7 @@ async def test_a_bill_teaches_the_factor(chars, bill: object, overhead, factor):
     assert ledger.factor == factor
 
 
-async def test_what_is_appended_is_estimated_with_the_measured_factor():
+async def test_appended_text_is_estimated_with_the_measured_factor():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_300), history)
 
@@ -359,7 +359,7 @@ async def test_the_factor_never_falls_below_one():
     assert ledger.estimate(10_000) == 10_000
 
 
-async def test_the_factor_never_rises_above_what_text_can_cost():
+async def test_the_factor_never_exceeds_the_highest_that_was_measured():
     """A large system prompt that the counter was not told of stays what it is.
 
     It does not grow with the text.
@@ -373,7 +373,7 @@ async def test_the_factor_never_rises_above_what_text_can_cost():
     assert ledger.estimate(200) == 20_225
 
 
-async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer():
+async def test_a_fixed_part_of_the_usage_does_not_raise_the_price_of_appended_text():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(3_000 + 1_500), history)
     history.append(assistant("y" * 4_000))
@@ -384,7 +384,7 @@ async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer(
     assert ledger.estimate(25_000) == 3_000 + 37_500
 
 
-def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for():
+def test_observing_a_usage_encodes_nothing_before_an_estimate_is_needed():
     ledger, history = Ledger(TokenCounter()), [user("a text that no stage has counted")]
 
     ledger.observe(usage(100), history)
@@ -394,14 +394,14 @@ def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for():
     assert ledger.factor > 1.5
 
 
-async def test_a_context_that_was_compacted_is_estimated_by_its_share():
+async def test_a_compacted_context_is_estimated_by_its_share():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(150_000), history)
 
     assert ledger.estimate(20_000) == 30_000
 
 
-async def test_growth_is_measured_anew_after_a_compaction():
+async def test_growth_is_measured_again_after_a_compaction():
     ledger = Ledger(TokenCounter(len))
     ledger.observe(usage(150_000), [user("x" * 100_000)])
     ledger.observe(usage(12_000), [user("x" * 10_000)])
@@ -434,7 +434,7 @@ async def test_each_model_has_its_own_factor():
     assert ledger.factor == 1.2
 
 
-async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list():
+async def test_a_usage_is_assigned_to_the_list_that_it_reports_on():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     await ledger.total([*history, assistant("y" * 5_000)])
 
@@ -468,7 +468,7 @@ def test_an_estimate_grows_with_the_count_and_is_never_below_it(
 @pytest.mark.parametrize(
     "field", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
 )
-async def test_an_impossible_bill_teaches_nothing(billed: object, field):
+async def test_an_impossible_usage_is_ignored(billed: object, field):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe({field: billed}, history)
@@ -484,7 +484,7 @@ async def test_an_impossible_bill_teaches_nothing(billed: object, field):
     st.lists(st.integers(0, 10**12), min_size=1, max_size=4),
     st.integers(0, 10**6),
 )
-def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
+def test_no_usage_raises_an_estimate_above_the_possible_maximum(
     tokens: int, bills: list[int], raw: int
 ):
     ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
@@ -495,7 +495,7 @@ def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
     assert ledger.estimate(raw) <= 2.25 * raw + 32_000
 
 
-def test_an_impossible_bill_that_was_written_down_is_not_learnt():
+def test_an_impossible_usage_from_a_journal_is_ignored():
     ledger = Ledger()
 
     ledger.load([("m", 1000, 10**15, 0, 0), ("n", 0, 5, 0, 0)])
@@ -565,7 +565,7 @@ BILLS: dict[str, tuple[object, int]] = {
 
 
 @pytest.mark.parametrize(("bill", "expected"), BILLS.values(), ids=BILLS)
-async def test_of_every_bill_what_was_sent_is_known(bill: object, expected: int):
+async def test_the_sent_tokens_are_read_from_every_form_of_usage(bill: object, expected: int):
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
     ledger.observe(bill, history)
@@ -613,7 +613,7 @@ SUMMARIZED: list[Message] = [
         st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9), min_size=1, max_size=6
     )
 )
-async def test_what_stands_before_the_servers_last_summary_counts_nothing(
+async def test_messages_before_the_servers_last_summary_are_not_counted(
     lists: list[list[Message]],
 ):
     ledger = Ledger(TokenCounter(len))
@@ -627,7 +627,9 @@ async def test_what_stands_before_the_servers_last_summary_counts_nothing(
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9),
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), min_size=1, max_size=9),
 )
-async def test_a_bill_is_compared_with_what_is_billed(seen: list[Message], billed: list[Message]):
+async def test_a_usage_is_compared_with_the_messages_that_it_covers(
+    seen: list[Message], billed: list[Message]
+):
     ledger, fresh = Ledger(TokenCounter(len)), Ledger(TokenCounter(len))
     raw = counted(billed)[-1]
     await ledger.total(seen)
@@ -710,9 +712,7 @@ def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_tr
 
 @pytest.mark.shared
 @pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
-def test_frames_and_hidden_instructions_in_the_bill_are_soon_told_from_the_price_of_text(
-    price, shared
-):
+def test_a_fixed_part_of_the_usage_is_soon_separated_from_the_price_of_text(price, shared):
     """6 tokens for the frame of each message, 500 for what the API itself says about tools."""
     check_estimates(
         shared / "transcripts", lambda raw, n: round(price * raw) + 6 * n + 500, growth=1_000

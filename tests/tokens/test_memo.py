@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctxpipe.tokens.memo import Memo
 
 
-def test_a_value_is_found_and_may_be_replaced():
+def test_a_stored_value_is_returned_and_can_be_replaced():
     memo: Memo[str, int] = Memo(100)
     memo.put("a", 1, 10)
     assert memo.get("a") == 1
@@ -19,7 +19,7 @@ def test_a_value_is_found_and_may_be_replaced():
     assert memo.bytes == 20
 
 
-def test_what_takes_more_than_half_is_not_kept():
+def test_a_value_larger_than_half_the_limit_is_not_stored():
     memo: Memo[str, int] = Memo(100)
 
     memo.put("a", 1, 51)
@@ -27,7 +27,7 @@ def test_what_takes_more_than_half_is_not_kept():
     assert memo.get("a") is None
 
 
-def test_what_is_asked_for_stays_and_the_rest_goes():
+def test_values_in_use_stay_and_the_others_are_removed():
     memo: Memo[str, int] = Memo(100)
     memo.put("used", 0, 10)
     for number in range(50):
@@ -39,7 +39,7 @@ def test_what_is_asked_for_stays_and_the_rest_goes():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans())))
-def test_it_never_holds_more_than_its_limit_nor_a_wrong_value(
+def test_a_memo_never_exceeds_its_limit_nor_returns_a_wrong_value(
     steps: list[tuple[int, int, bool]],
 ):
     memo: Memo[int, int] = Memo(100)

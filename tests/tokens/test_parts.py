@@ -76,7 +76,7 @@ def test_a_tool_result_without_content_counts_nothing():
     assert COUNT.block({"type": "tool_result", "tool_use_id": "t1"}) == 0
 
 
-def test_a_tool_result_counts_its_blocks_whatever_they_are():
+def test_a_tool_result_counts_its_blocks_of_any_kind():
     blocks = [
         {"type": "text", "text": "hello world"},
         image(png(280, 280)),
@@ -90,7 +90,7 @@ def test_thinking_counts_its_text_and_not_its_signature():
     assert COUNT.block({**thinking("hello world"), "signature": "x1" * 5_000}) == 2
 
 
-def test_redacted_thinking_counts_what_its_cipher_may_hide():
+def test_redacted_thinking_is_estimated_by_the_length_of_its_data():
     plain = "thinking about it. " * 100
     hidden = {"type": "redacted_thinking", "data": encoded(plain.encode())}
 
@@ -103,7 +103,7 @@ def test_an_unknown_block_counts_by_its_json():
     assert COUNT.block(block) == COUNT.text(compact_json(block))
 
 
-def test_encoded_data_in_an_unknown_block_counts_what_it_may_hold_at_any_depth():
+def test_encoded_data_in_an_unknown_block_is_estimated_at_any_depth():
     data = encoded(random.Random(0).randbytes(100_000))
     block = {
         "type": "mystery",
@@ -129,7 +129,7 @@ def test_a_text_that_is_no_string_counts_by_its_json():
     assert COUNT.block({"type": "text", "text": None}) == 0
 
 
-def test_a_reply_appended_as_it_is_counts_like_a_message():
+def test_a_reply_of_the_sdk_counts_like_a_message():
     from anthropic.types import Message, TextBlock, Usage
 
     reply: Any = Message(
@@ -146,7 +146,7 @@ def test_a_reply_appended_as_it_is_counts_like_a_message():
     assert COUNT.message(reply) == 2
 
 
-def test_a_step_counts_as_the_sum_of_its_parts():
+def test_a_call_and_its_result_count_as_the_sum_of_their_parts():
     call, result = step("t1", "bash", {"command": "ls"}, "a.py")
 
     assert COUNT.total([call, result]) == sum(
@@ -218,7 +218,7 @@ def test_the_size_of_an_image_is_read_from_its_header(data):
         None,
     ],
 )
-def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source):
+def test_an_image_of_unknown_size_counts_as_the_largest(source):
     assert COUNT.block({"type": "image", "source": source}) == IMAGE_TOKENS
 
 
@@ -317,7 +317,7 @@ def test_a_document_whose_pages_cannot_be_read_counts_the_same_whatever_its_size
     assert COUNT.block(document(type="base64", data=encoded(content))) == DOCUMENT_TOKENS
 
 
-def test_what_a_pdf_unpacks_to_is_limited():
+def test_the_unpacked_size_of_a_pdf_is_limited():
     bomb = object_stream(bytes(40_000_000), PAGE)
 
     assert COUNT.block(document(type="base64", data=encoded(b"%PDF-1.7" + bomb * 3)))
@@ -376,7 +376,7 @@ def test_the_work_on_a_pdf_of_streams_grows_with_its_size_up_to_a_limit(
     assert used[2] <= max(4_000_000, media._MAX_STREAMS * media._PIECE_BYTES)
 
 
-def test_a_stream_in_the_data_of_another_is_none():
+def test_a_stream_inside_the_data_of_another_is_ignored():
     inner = object_stream(tree(7), *[PAGE] * 7)
     outer = zlib.compress(b"11 0 " + tree(2) + PAGE * 2 + inner, 0)  # stored, hence to be seen
     pdf = b"%PDF-1.7\n<</Type/ObjStm>>stream\n" + outer + b"\nendstream\n"
@@ -385,7 +385,7 @@ def test_a_stream_in_the_data_of_another_is_none():
     assert media.page_count(pdf) == 2
 
 
-def test_pages_behind_a_damaged_stream_count():
+def test_pages_after_a_damaged_stream_are_counted():
     pdf = b"%PDF-1.7\n<</Type/ObjStm>>stream\nno zlib" + object_stream(tree(3), *[PAGE] * 3)
 
     assert media.page_count(pdf) == 3
@@ -401,7 +401,7 @@ def test_pages_behind_a_damaged_stream_count():
         None,
     ],
 )
-def test_a_document_that_lies_elsewhere_has_a_flat_count(source):
+def test_a_document_given_by_reference_has_a_fixed_count(source):
     assert COUNT.block({"type": "document", "source": source}) == DOCUMENT_TOKENS
 
 

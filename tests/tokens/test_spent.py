@@ -30,7 +30,7 @@ def test_a_long_path_is_cut_between_its_segments():
     assert result.name == f"result of read_file: …{'/folder' * 5}/name.py"
 
 
-def test_a_note_of_earlier_steps_is_a_summary_and_a_pointer_a_placeholder():
+def test_a_collapse_note_counts_as_a_summary_and_a_pointer_as_a_placeholder():
     note = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash ls → 9 chars"
     said, _, pointer = pieces_of(user(note), *view("t0", "f", "[Content offloaded to: /x/s/t0.md]"))
 

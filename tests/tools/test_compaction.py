@@ -69,7 +69,7 @@ async def test_a_session_gives_the_reading_tools_and_one_to_ask_for_a_summary(
     assert names == ["read_offloaded", "search_offloaded", "search_history", "compact_context"]
 
 
-async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path):
+async def test_without_a_compact_stage_there_is_no_tool_for_a_summary(tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
     names = [tool.name for tool in offload_tools(pipeline.session("s"))]
@@ -77,7 +77,7 @@ async def test_without_a_compact_stage_there_is_nothing_to_ask_for(tmp_path):
     assert names == ["read_offloaded", "search_offloaded", "search_history"]
 
 
-async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path):
+async def test_the_tools_of_a_session_read_its_own_texts_only(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.write([("s/a.md", "ours"), ("t/b.md", "theirs")])
     read, *_ = offload_tools(ContextPipeline([DirectOffload(storage)]).session("s"))
@@ -87,14 +87,14 @@ async def test_the_tools_of_a_session_read_its_own_texts_alone(tmp_path):
         await read({"path": "t/b.md"})
 
 
-def test_a_session_that_keeps_no_texts_has_nothing_to_read_from():
+def test_a_session_without_a_storage_of_texts_has_no_tools():
     session = ContextPipeline([]).session("s")
 
     with pytest.raises(SettingsError, match="the session has no storage to read from"):
         offload_tools(session)
 
 
-def test_what_does_not_go_together_is_refused(tmp_path):
+def test_a_session_together_with_a_session_id_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="session_id cannot be combined with a session"):
         offload_tools(compacting(tmp_path), session_id="s")
 
@@ -127,7 +127,7 @@ async def test_the_context_is_compacted_before_the_next_turn_with_the_focus(
     assert len(told) == 1
 
 
-async def test_a_summary_that_is_due_is_not_asked_for_twice(tmp_path):
+async def test_a_second_request_for_a_due_summary_is_refused(tmp_path):
     session = compacting(tmp_path)
     await session.run([user("Go."), *work(10)])
     tool = asking(session)
@@ -157,7 +157,7 @@ async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path):
     assert "before your next turn" in await tool({"focus": "ports"})
 
 
-async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_told(
+async def test_a_request_to_compact_a_small_context_is_refused_with_the_reason(
     tmp_path,
 ):
     session = compacting(tmp_path, window=200_000)
@@ -172,12 +172,12 @@ async def test_a_context_that_is_small_yet_is_not_compacted_and_the_model_is_tol
 
 
 @pytest.mark.parametrize("arguments", [{}, {"focus": 3}, {"focus": "x" * 2001}])
-async def test_a_focus_that_is_none_is_refused(tmp_path, arguments):
+async def test_an_invalid_focus_is_refused(tmp_path, arguments):
     with pytest.raises(ToolInputError, match="focus"):
         await asking(compacting(tmp_path))(arguments)
 
 
-async def test_where_the_summary_fails_the_turn_goes_on_and_a_notice_says_why(
+async def test_if_the_summary_fails_the_turn_continues_and_a_notice_has_the_reason(
     tmp_path,
 ):
     async def fail(messages: Sequence[Message], /) -> Summary:

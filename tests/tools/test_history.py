@@ -87,7 +87,7 @@ QUESTIONS = {
 }
 
 
-async def test_the_text_that_says_it_comes_first(storage):
+async def test_the_passage_with_the_words_of_the_query_comes_first(storage):
     await write(storage, **TEXTS)
 
     tool = search_tool(storage)
@@ -97,7 +97,7 @@ async def test_the_text_that_says_it_comes_first(storage):
     assert first == QUESTIONS
 
 
-async def test_a_word_comes_before_one_that_begins_so_and_one_that_has_it_inside():
+async def test_a_word_ranks_before_its_prefix_and_substring_matches():
     storage = MemoryStorage()
     await write(storage, a="to rewind", b="a winding road", c="the wind", d="__")
 
@@ -106,7 +106,7 @@ async def test_a_word_comes_before_one_that_begins_so_and_one_that_has_it_inside
     assert re.findall("[abcd](?=.md)", found) == ["c", "b", "a", "d"]
 
 
-async def test_the_place_of_a_passage_is_where_to_read_on(storage):
+async def test_the_offset_of_a_passage_is_where_to_continue_reading(storage):
     await write(storage, **TEXTS)
     reading, *_ = offload_tools(storage, session_id="s")
 
@@ -118,7 +118,7 @@ async def test_the_place_of_a_passage_is_where_to_read_on(storage):
     assert "certificate" in page
 
 
-async def test_an_archived_message_is_found_as_it_was_said(storage):
+async def test_an_archived_message_is_found_by_its_words(storage):
     said = 'Deploy it.\nThe canary port\nis "7443"; \ud800 C:\\new'
     await storage.save("s", "compact", {"form": 1, "messages": [user(said)]})
     reading, *_ = offload_tools(storage, session_id="s")
@@ -169,7 +169,7 @@ def test_no_query_raises(query):
     assert anyio.run(ask)
 
 
-async def test_a_query_that_is_no_text_is_refused(storage):
+async def test_a_query_that_is_not_text_is_refused(storage):
     with pytest.raises(ToolInputError, match="query is missing"):
         await search_tool(storage)({"query": 7})
 
@@ -177,7 +177,7 @@ async def test_a_query_that_is_no_text_is_refused(storage):
 # What is not found --------------------------------------------------------------------------------
 
 
-async def test_a_picture_is_no_text_to_be_searched(storage):
+async def test_pictures_are_not_searched(storage):
     history = conversation(user("Look."), *(look(number) for number in range(3)))
     stages = [MediaOffload(storage, max_bytes=1_500_000, keep_bytes=1_000_000)]
     await ContextPipeline(stages).run(history, session_id="s")
@@ -194,7 +194,7 @@ async def test_nothing_of_another_session_is_found(storage):
     assert await find(storage, "hand") == NOTHING
 
 
-async def test_without_a_session_a_path_says_which_conversation_is_searched(storage):
+async def test_without_a_session_a_path_selects_the_conversation(storage):
     await write(storage, "mine", a=f"{SOUND}, mine")
     await write(storage, "other", a=f"{SOUND}, of another")
 
@@ -206,7 +206,7 @@ async def test_without_a_session_a_path_says_which_conversation_is_searched(stor
 
 
 @pytest.mark.parametrize("make", ["local", "memory"])
-async def test_what_redact_hides_is_never_found(tmp_path, make):
+async def test_redacted_text_is_never_found(tmp_path, make):
     def hide(text: str) -> str:
         return text.replace("hunter2", "***")
 
@@ -233,7 +233,7 @@ async def test_after_a_deletion_nothing_is_found_and_no_index_is_left(storage, t
     assert list(tmp_path.rglob(".ctxpipe-index")) == []
 
 
-async def test_what_is_written_after_a_deletion_is_found_and_what_was_before_is_not(storage):
+async def test_after_a_deletion_only_newer_texts_are_found(storage):
     await write(storage, a=SOUND)
     tool = search_tool(storage)
     await tool({"query": "hand"})
@@ -246,7 +246,7 @@ async def test_what_is_written_after_a_deletion_is_found_and_what_was_before_is_
     assert SOUND not in found
 
 
-async def test_a_clean_up_takes_the_index_along(tmp_path):
+async def test_a_clean_up_removes_the_index(tmp_path):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND)
     tool = search_tool(storage)
@@ -258,7 +258,7 @@ async def test_a_clean_up_takes_the_index_along(tmp_path):
     assert await tool({"query": "hand"}) == NOTHING
 
 
-async def test_a_text_that_somebody_has_removed_is_not_found(tmp_path):
+async def test_a_removed_text_is_not_found(tmp_path):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND, b="another hand")
     await find(storage, "hand")
@@ -271,7 +271,7 @@ async def test_a_text_that_somebody_has_removed_is_not_found(tmp_path):
 # The index ----------------------------------------------------------------------------------------
 
 
-async def test_what_was_added_since_the_last_question_is_found(storage):
+async def test_a_text_added_after_the_last_search_is_found(storage):
     tool = search_tool(storage)
     await write(storage, a="one")
     await tool({"query": "hand"})
@@ -280,7 +280,7 @@ async def test_what_was_added_since_the_last_question_is_found(storage):
     assert SOUND in await tool({"query": "hand"})
 
 
-async def test_the_index_is_beside_the_texts_and_read_there(tmp_path):
+async def test_the_index_is_stored_with_the_texts_and_read_there(tmp_path):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND)
     await find(storage, "hand")
@@ -293,7 +293,7 @@ async def test_the_index_is_beside_the_texts_and_read_there(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "a byte", "noise", "a link"])
-async def test_an_index_that_is_missing_or_damaged_is_built_anew(tmp_path, damage):
+async def test_a_missing_or_damaged_index_is_built_again(tmp_path, damage):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND)
     await find(storage, "hand")
@@ -310,7 +310,7 @@ async def test_an_index_that_is_missing_or_damaged_is_built_anew(tmp_path, damag
     assert index.read_bytes() == content
 
 
-async def test_what_no_index_can_be_saved_for_is_found_all_the_same(tmp_path):
+async def test_a_storage_that_cannot_save_an_index_can_be_searched(tmp_path):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND)
     (tmp_path / "s" / ".ctxpipe-index").mkdir()
@@ -318,7 +318,7 @@ async def test_what_no_index_can_be_saved_for_is_found_all_the_same(tmp_path):
     assert SOUND in await find(storage, "hand")
 
 
-async def test_a_full_index_says_so(storage, monkeypatch):
+async def test_an_answer_from_a_full_index_mentions_its_limit(storage, monkeypatch):
     monkeypatch.setattr(index_module, "MAX_INDEX_CHARS", 10)
     await write(storage, a=SOUND)
 
@@ -341,7 +341,7 @@ asyncio.run(main())
 """
 
 
-async def test_two_processes_ask_at_the_same_time(tmp_path):
+async def test_two_processes_can_search_at_the_same_time(tmp_path):
     runs = [
         await asyncio.create_subprocess_exec(
             *prepared_python(), "-c", ASK, str(tmp_path), name, stderr=subprocess.PIPE
@@ -375,7 +375,7 @@ def session_in(storage: Any) -> Any:
     return ContextPipeline(stages, budget=Budget(window=6_000)).session("s")
 
 
-async def test_what_is_in_sight_is_not_found():
+async def test_passages_that_the_context_shows_are_omitted():
     storage = MemoryStorage()
     session = ContextPipeline([DirectOffload(storage, min_chars=20)]).session("s")
     await write(storage, a=FACT, b="another vault")
@@ -388,7 +388,7 @@ async def test_what_is_in_sight_is_not_found():
     assert FACT not in found
 
 
-async def test_what_a_summary_has_replaced_is_found(tmp_path):
+async def test_messages_replaced_by_a_summary_are_found(tmp_path):
     storage = LocalStorage(tmp_path)
     session = session_in(storage)
     history = working(60)
@@ -402,7 +402,7 @@ async def test_what_a_summary_has_replaced_is_found(tmp_path):
     assert "Now I look at part 7." in found
 
 
-async def test_a_context_names_the_tool_where_the_model_has_it(tmp_path):
+async def test_a_placeholder_names_the_tool_if_the_model_has_it(tmp_path):
     history = working(30)
     contexts = {}
     for name in ("search_history", "mcp__ctxpipe__search_history", "another"):
@@ -417,7 +417,7 @@ async def test_a_context_names_the_tool_where_the_model_has_it(tmp_path):
     assert "search_history" not in contexts["another"].replace(str(tmp_path), "")
 
 
-def test_a_placeholder_that_names_the_tool_is_still_one():
+def test_a_placeholder_that_names_the_tool_is_recognized():
     named = "[Tool result offloaded to file: /x/s/a.md]\n[search_history finds it.]"
 
     assert reference(named) == "/x/s/a.md"
