@@ -1,7 +1,8 @@
-"""The values inside messages as the client library sends them: encoded, compared and rebuilt.
+"""Encode, check, compare and copy the values inside messages, as the client library sends them.
 
-Tool inputs and unknown blocks may be nested to any depth. Nothing here calls itself for a level of
-nesting, so that no depth makes a turn fail, however deep the caller's own stack is.
+Tool inputs and unknown blocks may be nested to any depth. So these functions use a list of pending
+values instead of recursion: no depth makes a turn fail, however deep the caller's own stack is. If
+a function does recurse, because that is faster, it falls back to such a list on a RecursionError.
 """
 
 from __future__ import annotations
@@ -25,38 +26,41 @@ from ._threads.pieces import join, pieces
 from .errors import InvalidHistory
 
 JsonObject: TypeAlias = Mapping[str, Any]
-"""An object as it was parsed, which is only read."""
+"""A JSON object that is only read."""
 
 JsonDict: TypeAlias = dict[str, Any]
-"""An object that is being written."""
+"""A JSON object that may be changed."""
 
 
 SURROGATE = "a lone surrogate"
 MAX_DEPTH = 500
 """Levels of nesting above which a block is refused, before it is written or sent.
 
-Python's JSON gives up at about 1,000 levels, where the levels around a block and the calls that led
-there count as well. So what was written with more could not be read again.
+Python's JSON parser gives up at about 1,000 levels. The levels around the block and the calls that
+led there count too, so a deeper block could be written, but not be read again.
 """
 _LEVELS_AROUND = 10
 """Levels that an archive has around a block: the record, its messages, a message, its content."""
 
-# Characters. A longer value is encoded in steps: a single step would hold the interpreter too long.
-_IN_ONE_STEP = 1_000_000
+# Characters. A longer value is encoded in steps: a single step would block other threads too long.
+_MAX_STEP_CHARS = 1_000_000
 _CANNOT_BE_SENT = "a value in a message cannot be sent: {}"
-_MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
-_JSON = (str, dict, list, tuple, int, float, type(None))
-_KEYS = (str, int, float, type(None))
+_MAX_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
+_JSON_TYPES = (str, dict, list, tuple, int, float, type(None))
+_KEY_TYPES = (str, int, float, type(None))
 _KEY_LIKE_A_VALUE = re.compile(r'"(?:-?\d[^"\\]*|true|false|null)":')
-_LISTS = (list, tuple, Sequence, AbstractSet, MappingView)
-_CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
+_LIST_TYPES = (list, tuple, Sequence, AbstractSet, MappingView)
+_CHARACTER_TYPES = (str, bytes, bytearray, memoryview, UserString)
 
 
-# What is sent -------------------------------------------------------------------------------------
+# Encoding -----------------------------------------------------------------------------------------
 
 
 def as_dict(block: object) -> dict[str, Any]:
-    """A plain, shallow dict of *block*; a model object of the SDK as it would be sent."""
+    """Return *block* as a plain dict: a shallow copy of a mapping, or the dump of an SDK object.
+
+    Raises InvalidHistory if *block* is neither, or cannot be dumped.
+    """
     if isinstance(block, MAPPINGS):
         return dict(block)
     dump = getattr(block, "model_dump", None)
@@ -76,17 +80,20 @@ def as_dict(block: object) -> dict[str, Any]:
 
 
 def wire_value(value: object) -> object:
-    """What the anthropic SDK puts into a request for *value*, which JSON does not know."""
+    """Return the JSON value that the anthropic SDK sends for *value*, which is no JSON value.
+
+    Raises TypeError if the SDK cannot encode it.
+    """
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, MAPPINGS) or hasattr(value, "model_dump"):
         return as_dict(value)
     if isinstance(value, AbstractSet) and not isinstance(value, MappingView):
-        return sorted(value, key=canonical_json)  # its own order is another in each process
-    if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
+        return sorted(value, key=canonical_json)  # a set's own order differs between processes
+    if isinstance(value, _LIST_TYPES) and not isinstance(value, _CHARACTER_TYPES):
         return list(cast("Iterable[object]", value))
     if isinstance(value, os.PathLike):
-        # The data of a picture: the client reads the file when it sends.
+        # The data of a picture: the client reads the file when it sends the request.
         return os.fspath(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
@@ -111,47 +118,55 @@ _SORTED = _encoder(sort_keys=True)
 
 
 def compact_json(value: object) -> str:
-    """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept.
+    """Return *value* as JSON without spaces, as the client sends it.
 
-    Raises InvalidHistory for a value that the client could not send either.
+    Non-ASCII characters are not escaped, and keys keep their order. Raises InvalidHistory if the
+    client cannot send the value.
     """
     return join(_encode(_COMPACT, value))
 
 
 def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
-    """*value* as JSON, with *indent* spaces a level, or compact; ASCII holds lone surrogates too.
+    """Return *value* as JSON, with *indent* spaces per level, or without spaces.
 
-    Raises InvalidHistory for a value that the client could not send either.
+    With *ensure_ascii* other characters are escaped, lone surrogates too. Raises InvalidHistory if
+    the client cannot send the value.
     """
     return join(_encode(_encoder(ensure_ascii=ensure_ascii, indent=indent), value))
 
 
 def json_pieces(value: object, *, ensure_ascii: bool = True) -> Iterable[str]:
-    """`as_json` of *value* in pieces: what is hashed or written needs no copy of the whole."""
+    """Return *value* as compact JSON in pieces, for hashing or writing without a copy of it all."""
     return _encode(_encoder(ensure_ascii=ensure_ascii), value)
 
 
 def canonical_json(value: object) -> str:
-    """*value* as compact ASCII JSON in which the order of keys makes no difference.
+    """Return *value* as compact ASCII JSON with sorted keys.
 
-    Raises InvalidHistory for a value that the client could not send either.
+    Raises InvalidHistory if the client cannot send the value.
     """
     return join(canonical_pieces(value))
 
 
 def canonical_pieces(value: object) -> Iterable[str]:
-    """`canonical_json` of *value* in pieces."""
+    """Return `canonical_json` of *value* in pieces."""
     return _encode(_SORTED, value)
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
-    """The text of *value*, a long or deep one in pieces."""
-    if weight([value], _IN_ONE_STEP) > _IN_ONE_STEP:
+    """Return the JSON of *value* in pieces; in one piece if that is fast and possible.
+
+    Encoding in steps gives the same text, but is slower. It is necessary in these cases:
+
+    - The value is long.
+    - The encoder gives up, because the value is too deep or has keys of several types.
+    - Keys are sorted and some are numbers. The encoder sorts 9 before 10, but after the value was
+      stored as JSON they are texts, which sort the other way round.
+    """
+    if weight([value], _MAX_STEP_CHARS) > _MAX_STEP_CHARS:
         return _encode_in_steps(encoder, value)
-    # What is too deep, or has keys of several types, is left to the steps. And numbers sort
-    # otherwise than the texts that they become.
     try:
-        text = _encode_indented(encoder, value, "\n") if encoder.indent else encoder.encode(value)
+        text = _encode_indented(encoder, value) if encoder.indent else encoder.encode(value)
     except (RecursionError, TypeError, ValueError):
         return _encode_in_steps(encoder, value)
     if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text):
@@ -159,26 +174,34 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
     return [text]
 
 
-def _encode_indented(encoder: json.JSONEncoder, value: object, margin: str) -> str:
-    """The text of the encoder itself, which with an indent is slow Python, in less time.
+def _encode_indented(encoder: json.JSONEncoder, value: object, depth: int = 1) -> str:
+    """Return the text that *encoder*, which has an indent, returns, in less time.
 
-    *margin* is a line break and the indentation of *value*.
+    With an indent, Python's encoder does not use its C code. *value* is at level *depth* of
+    nesting. Raises RecursionError if it is nested too deeply.
     """
+    margin = "\n" + " " * cast("int", encoder.indent) * (depth - 1)
     if not value or not isinstance(value, dict | list | tuple):
-        return encoder.encode(value).replace("\n", margin)  # an SDK object has lines of its own
-    inner = margin + " " * cast("int", encoder.indent)
+        return encoder.encode(value).replace("\n", margin)  # an SDK object has several lines
+    if depth > MAX_DEPTH + _LEVELS_AROUND:
+        raise RecursionError  # `_encode_in_steps` then refuses the value and says why
+    inner_margin = margin + " " * cast("int", encoder.indent)
     quote = encode_basestring_ascii if encoder.ensure_ascii else encode_basestring
+    parts: list[str] = []
     if isinstance(value, dict):
-        begin, end = "{}"
-        parts = [
-            f"{quote(_key_text(key))}: "
-            f"{quote(held) if isinstance(held, str) else _encode_indented(encoder, held, inner)}"
-            for key, held in value.items()
-        ]
+        begin = "{"
+        end = "}"
+        for key, inner_value in value.items():
+            if isinstance(inner_value, str):
+                text = quote(inner_value)
+            else:
+                text = _encode_indented(encoder, inner_value, depth + 1)
+            parts.append(f"{quote(_key_text(key))}: {text}")
     else:
-        begin, end = "[]"
-        parts = [_encode_indented(encoder, held, inner) for held in value]
-    return f"{begin}{inner}{f',{inner}'.join(parts)}{margin}{end}"
+        begin = "["
+        end = "]"
+        parts = [_encode_indented(encoder, inner_value, depth + 1) for inner_value in value]
+    return f"{begin}{inner_margin}{f',{inner_margin}'.join(parts)}{margin}{end}"
 
 
 def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
@@ -189,14 +212,18 @@ def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
 
 
 def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
-    """The same text as the encoder's own, piece by piece and without a call for each level."""
-    unread: list[Iterator[tuple[bool, Any]]] = [iter([(False, value)])]
-    while unread:
-        for is_text, item in unread[-1]:
+    """Yield the text of *encoder* in pieces, without recursion.
+
+    `pending` has one iterator for each level of nesting: the parts of that object or list which are
+    not encoded yet. The innermost is the last one.
+    """
+    pending: list[Iterator[tuple[bool, Any]]] = [iter([(False, value)])]
+    while pending:
+        for is_text, item in pending[-1]:
             if is_text:
                 yield item
                 continue
-            plain = item if isinstance(item, _JSON) else wire_value(item)
+            plain = item if isinstance(item, _JSON_TYPES) else wire_value(item)
             if isinstance(plain, str):
                 yield '"'
                 for piece in pieces(plain):
@@ -206,105 +233,124 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
                 yield encoder.encode(plain)
             elif not plain:
                 yield "{}" if isinstance(plain, dict) else "[]"
-            elif len(unread) > MAX_DEPTH + _LEVELS_AROUND:
+            elif len(pending) > MAX_DEPTH + _LEVELS_AROUND:
                 raise ValueError(f"it is nested more than {MAX_DEPTH:,} levels deep")
             else:
-                unread.append(_parts(encoder, plain, len(unread)))
+                pending.append(_parts(encoder, plain, len(pending)))
                 break
         else:
-            unread.pop()
+            pending.pop()
 
 
 def _key_text(key: object) -> str:
-    return key if isinstance(key, str) else _COMPACT.encode({key: 0})[2:-4]  # '{"key":0}'
+    """Return *key* as JSON makes it a text: True becomes "true"."""
+    if isinstance(key, str):
+        return key
+    return _COMPACT.encode({key: 0})[2:-4]  # from '{"key":0}'
 
 
 def _parts(
     encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int
 ) -> Iterator[tuple[bool, Any]]:
-    """The parts of the text of *item*: (True, a text), or (False, a value yet to be encoded)."""
-    inner = outer = ""
+    """Yield the parts of the text of *item*: (True, a text), or (False, a value to be encoded)."""
+    margin = ""
+    inner_margin = ""
     if isinstance(encoder.indent, int):
-        outer = "\n" + " " * encoder.indent * (depth - 1)
-        inner = outer + " " * encoder.indent
-    is_object = isinstance(item, dict)
-    begin, end = "{}" if is_object else "[]"
-    separator = begin + inner
-    for key in sorted(item, key=_key_text) if is_object and encoder.sort_keys else item:
-        yield True, separator
-        if isinstance(item, dict):
-            yield True, encoder.encode(_key_text(key)) + encoder.key_separator
+        margin = "\n" + " " * encoder.indent * (depth - 1)
+        inner_margin = margin + " " * encoder.indent
+    if isinstance(item, dict):
+        separator = "{" + inner_margin
+        for key in sorted(item, key=_key_text) if encoder.sort_keys else item:
+            yield True, separator + encoder.encode(_key_text(key)) + encoder.key_separator
             yield False, item[key]
-        else:
-            yield False, key
-        separator = encoder.item_separator + inner
-    yield True, outer + end
+            separator = encoder.item_separator + inner_margin
+        yield True, margin + "}"
+        return
+    separator = "[" + inner_margin
+    for part in item:
+        yield True, separator
+        yield False, part
+        separator = encoder.item_separator + inner_margin
+    yield True, margin + "]"
+
+
+# Checking -----------------------------------------------------------------------------------------
 
 
 def encoding_fault(value: object) -> str:
-    """What keeps *value* from being sent, "" when nothing does.
+    """Return why *value* cannot be sent, as a phrase that continues "it holds"; "" if it can.
 
-    `SURROGATE` where lone surrogates are all: they can be replaced. Anything else is a phrase that
-    continues "it holds".
+    `SURROGATE` if lone surrogates are the only fault: they can be replaced.
     """
-    found = ""
-    todo: list[tuple[object, int]] = [(value, 1)]
-    while todo:
-        item, depth = todo.pop()
+    fault = ""
+    pending: list[tuple[object, int]] = [(value, 1)]
+    while pending:
+        item, depth = pending.pop()
         if isinstance(item, str):
             if not is_encodable(item):
-                found = SURROGATE
+                fault = SURROGATE
         elif isinstance(item, int | float):
             if not _is_number(item):
-                return "a number that JSON cannot say"
+                return "a number that JSON cannot represent"
         elif item is not None and not isinstance(item, date):
-            inside = _inside_mapping(item) if isinstance(item, MAPPINGS) else _inside(item)
-            if isinstance(inside, str):
-                return inside
+            inner_values = (
+                _values_in_mapping(item) if isinstance(item, MAPPINGS) else _values_in(item)
+            )
+            if isinstance(inner_values, str):
+                return inner_values
             if depth > MAX_DEPTH:
                 return f"values nested more than {MAX_DEPTH:,} levels deep"
-            todo.extend(zip(inside, repeat(depth + 1)))
-    return found
+            pending.extend(zip(inner_values, repeat(depth + 1)))
+    return fault
 
 
-def _inside(item: object) -> Iterable[object] | str:
-    """The values in *item* that must be checked; or what keeps it from being sent."""
+def _values_in(item: object) -> Iterable[object] | str:
+    """Return the values in *item* that must be checked; a text if *item* itself cannot be sent.
+
+    The text is that of `encoding_fault`.
+    """
     if hasattr(item, "model_dump"):
         try:
-            return (as_dict(item),)  # what is sent is the model's own dump
+            return (as_dict(item),)  # the client sends the object's own dump
         except InvalidHistory as error:
             return str(error)
-    if isinstance(item, _LISTS) and not isinstance(item, _CHARACTERS):
+    if isinstance(item, _LIST_TYPES) and not isinstance(item, _CHARACTER_TYPES):
         return cast("Iterable[object]", item)
     if isinstance(item, Iterator):
         return f"a {type(item).__name__}, which can be read only once (give a list)"
     return f"a {type(item).__name__}, which the client library cannot encode"
 
 
-def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
-    inside: list[object] = []
+def _values_in_mapping(item: Mapping[Any, object]) -> list[object] | str:
+    """Return the keys and values of *item* that must be checked, or a text as `_values_in` does.
+
+    ASCII text needs no check and is left out: most text is ASCII, and to check each again would
+    take longer than all other checks of a history.
+    """
+    inner_values: list[object] = []
     for key, value in item.items():
-        # Nearly all is ASCII text: to check each again would cost more than all other rules
-        # together.
         if not (type(key) is str and key.isascii()):
-            if not isinstance(key, _KEYS):
+            if not isinstance(key, _KEY_TYPES):
                 return f"a key that is {type(key).__name__}, not text"
-            inside.append(key)
+            inner_values.append(key)
         if value is None or (type(value) is str and value.isascii()):
             continue
-        # The path of a picture or document, which the client reads on sending.
+        # The path of a picture or document, which the client reads when it sends the request.
         is_file = isinstance(value, os.PathLike) and item.get("type") == "base64"
         if not (key == "data" and is_file):
-            inside.append(value)
-    return inside
+            inner_values.append(value)
+    return inner_values
 
 
 def _is_number(value: float) -> bool:
-    return value.bit_length() <= _MOST_BITS if isinstance(value, int) else math.isfinite(value)
+    """Return True if JSON can represent *value* and Python can write it."""
+    if isinstance(value, int):
+        return value.bit_length() <= _MAX_BITS
+    return math.isfinite(value)
 
 
 def is_encodable(text: str) -> bool:
-    """Whether *text* can be sent as UTF-8: it holds no lone surrogate."""
+    """Return True if *text* can be sent as UTF-8: it has no lone surrogate."""
     if text.isascii():  # constant time for the common case
         return True
     try:
@@ -315,59 +361,60 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-_REPLACED_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrogates
+_PIECE_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrogates
 
 
 def without_surrogates(text: str) -> str:
-    """*text* with each lone surrogate, which the client refuses to send, as U+FFFD."""
+    """Return *text* with U+FFFD for each lone surrogate, which the client refuses to send."""
     if is_encodable(text):
         return text
     return "".join(
         piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        for piece in pieces(text, _REPLACED_CHARS)
+        for piece in pieces(text, _PIECE_CHARS)
     )
 
 
-# Walking ------------------------------------------------------------------------------------------
+# Reading and copying ------------------------------------------------------------------------------
 
 
 def leaves(value: object) -> Iterator[tuple[str, object]]:
-    """Every text, number and None inside a message, a block or the input of a call, in order.
+    """Yield every text, number and None inside *value*, in order, with its key.
 
-    Each has the key beside it that holds it, or that holds the list which it is in.
+    *value* is a message, a block or the input of a call. The key of a leaf in a list is that of the
+    list.
     """
-    todo: list[tuple[str, object]] = [("", value)]
-    while todo:
-        name, item = todo.pop()
+    pending: list[tuple[str, object]] = [("", value)]
+    while pending:
+        name, item = pending.pop()
         if isinstance(item, str):
             yield name, item
         elif isinstance(item, MAPPINGS):
-            todo += [(str(key), held) for key, held in reversed(list(item.items()))]
+            pending += [(str(key), inner) for key, inner in reversed(list(item.items()))]
         elif isinstance(item, list | tuple):
-            todo += zip(repeat(name), reversed(item))
+            pending += zip(repeat(name), reversed(item))
         elif hasattr(item, "model_dump"):
-            todo.append((name, as_dict(item)))
+            pending.append((name, as_dict(item)))
         else:
             yield name, item
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string inside a message, a block or the input of a call, in order, without the keys."""
+    """Yield every string inside a message, a block or the input of a call, in order; no keys."""
     return (leaf for _, leaf in leaves(value) if isinstance(leaf, str))
 
 
 def rebuilt(value: object, leaf: Callable[[Any], object], *, keys: bool = False) -> Any:
-    """A copy of *value* in plain dicts and lists, as it is sent, with *leaf* applied to each leaf.
+    """Return a copy of *value* in plain dicts and lists, with *leaf* applied to each leaf.
 
-    Leaves are texts, numbers and None, and with *keys* the keys too: one that is taken then gets a
-    number. *leaf* is asked about mappings as well: any answer but the mapping itself replaces it.
-    Raises InvalidHistory for a value that the client could not send either.
+    Leaves are texts, numbers and None. With *keys*, *leaf* is applied to keys too; a key that then
+    exists already gets a number. *leaf* is also called with each mapping: if it returns another
+    value, that replaces the mapping. Raises InvalidHistory if the client cannot send the value.
     """
     root: list[Any] = [None]
-    todo: list[tuple[Any, Any, Any]] = [(value, root, 0)]
-    while todo:
-        item, holder, place = todo.pop()
-        if not isinstance(item, _JSON):
+    pending: list[tuple[Any, Any, Any]] = [(value, root, 0)]  # a value, and where its copy goes
+    while pending:
+        item, holder, place = pending.pop()
+        if not isinstance(item, _JSON_TYPES):
             try:
                 item = wire_value(item)
             except TypeError as error:
@@ -375,7 +422,7 @@ def rebuilt(value: object, leaf: Callable[[Any], object], *, keys: bool = False)
         if isinstance(item, list | tuple):
             parts: list[Any] = [None] * len(item)
             holder[place] = parts
-            todo += [(inner, parts, index) for index, inner in enumerate(item)]
+            pending += [(inner, parts, index) for index, inner in enumerate(item)]
             continue
         new = leaf(item)
         holder[place] = new
@@ -384,13 +431,13 @@ def rebuilt(value: object, leaf: Callable[[Any], object], *, keys: bool = False)
             holder[place] = fields
             for key, inner in item.items():
                 name = _free_name(leaf(key), fields) if keys else key
-                fields[name] = None  # in their order
-                todo.append((inner, fields, name))
+                fields[name] = None  # reserves its place, so that keys keep their order
+                pending.append((inner, fields, name))
     return root[0]
 
 
 def _free_name(name: object, fields: Mapping[object, object]) -> object:
-    """*name*, with a number when one of *fields* is called that already."""
+    """Return *name*, with a number if *fields* has such a key already."""
     free = name
     number = 2
     while free in fields:
@@ -400,7 +447,7 @@ def _free_name(name: object, fields: Mapping[object, object]) -> object:
 
 
 def deep_copy(value: Any) -> Any:
-    """A deep copy of *value*; in plain JSON values where it is too deep or cannot be copied."""
+    """Return a deep copy of *value*; in plain JSON values if it is too deep or cannot be copied."""
     try:
         return copy.deepcopy(value)
     except (RecursionError, TypeError, copy.Error):
@@ -408,12 +455,12 @@ def deep_copy(value: Any) -> Any:
 
 
 def copy_containers(value: Any) -> Any:
-    """*value* in new lists and dicts, with the very same texts, however long."""
+    """Return *value* in new lists and dicts that share its texts."""
     return rebuilt(value, lambda item: item)
 
 
 def is_equal(one: object, other: object) -> bool:
-    """Whether two values are equal; of those too deep to compare, whether their JSON is."""
+    """Return True if two values are equal. If they are too deep, their JSON is compared."""
     try:
         return bool(one == other)
     except RecursionError:
@@ -424,7 +471,10 @@ def is_equal(one: object, other: object) -> bool:
 
 
 def find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
-    """Where in *value* the texts are that *locations* names, and where each is."""
+    """Yield the place in *value* of each text that is a key of *locations*, and its location.
+
+    A place is a list of keys and indices, such as ``["content", 0, "text"]``.
+    """
     pending: list[tuple[Any, list[Any]]] = [(value, [])]
     while pending:
         item, place = pending.pop()
@@ -432,16 +482,16 @@ def find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[
             if item in locations and is_encodable(item):
                 yield place, locations[item]
         elif isinstance(item, Mapping):
-            for key, held in item.items():
-                if isinstance(key, str):  # JSON makes other keys into texts
-                    pending.append((held, [*place, key]))
+            for key, inner in item.items():
+                if isinstance(key, str):  # JSON turns other keys into texts
+                    pending.append((inner, [*place, key]))
         elif isinstance(item, list | tuple):
-            for index, held in enumerate(item):
-                pending.append((held, [*place, index]))
+            for index, inner in enumerate(item):
+                pending.append((inner, [*place, index]))
 
 
 def value_at(value: Any, place: Sequence[Any]) -> Any:
-    """What is at *place* in *value*; None when there is no such place."""
+    """Return the value at *place* in *value*; None if there is no such place."""
     try:
         for part in place:
             value = value[part]
@@ -451,7 +501,10 @@ def value_at(value: Any, place: Sequence[Any]) -> Any:
 
 
 def replace_text(value: Any, place: Sequence[Any], text: str) -> str | None:
-    """Replace the text at *place* in *value* by *text*; the old one, None when there is none."""
+    """Replace the text at *place* in *value* by *text*, and return the old text.
+
+    Return None, without a change, if there is no text at *place*.
+    """
     old = value_at(value, place)
     if not isinstance(old, str):
         return None

@@ -138,7 +138,7 @@ DEEP: dict[str, Callable[[int], list[Message]]] = {
         *((name, 490) for name in DEEP if name != "both"),
     ],
 )
-async def test_no_depth_that_can_be_sent_costs_a_turn(levels, kind_of_block, tmp_path):
+async def test_no_depth_that_can_be_sent_makes_a_turn_fail(levels, kind_of_block, tmp_path):
     history = DEEP[kind_of_block](levels)
     before = as_json(history)
     pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
@@ -176,7 +176,7 @@ async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
     assert result.reports[0].outcome is Outcome.CHANGED
 
 
-async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is():
+async def test_an_unknown_block_is_returned_unchanged_at_any_depth():
     history = DEEP["an unknown block"](490)
 
     result = await ContextPipeline([]).session("s").run(history)
@@ -186,7 +186,7 @@ async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is():
 
 @pytest.mark.parametrize("levels", [550, 990, 5_000])
 @pytest.mark.parametrize("kind_of_block", DEEP)
-async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
+async def test_a_value_too_deep_for_every_client_is_refused_with_its_place(
     levels, kind_of_block: str
 ):
     history = DEEP[kind_of_block](levels)
@@ -225,7 +225,7 @@ async def save(history: list[Message], storage: MemoryStorage) -> None:
 
 @pytest.mark.parametrize("kind_of_block", DEEP)
 @pytest.mark.parametrize("way_in", [run_pipeline, run_session, create, append, save])
-async def test_what_is_too_deep_is_refused_at_every_way_in_and_not_written_down(
+async def test_a_value_too_deep_is_refused_at_every_way_in_and_not_written(
     way_in: Callable[[list[Message], MemoryStorage], Awaitable[None]], kind_of_block: str
 ):
     storage = MemoryStorage()
@@ -254,7 +254,7 @@ def test_as_many_levels_as_allowed_can_be_sent_and_one_more_cannot():
     assert encoding_fault(mappings(MAX_DEPTH + 1)) == "values nested more than 500 levels deep"
 
 
-async def test_a_value_that_holds_itself_is_refused():
+async def test_a_value_that_contains_itself_is_refused():
     value: dict[str, Any] = {}
     value["self"] = [value, value]
 
@@ -331,7 +331,7 @@ def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value
     assert list(strings(value)) == list(strings(same))
 
 
-def test_deep_values_are_compared_by_what_they_say():
+def test_deep_values_are_compared_by_their_json():
     assert is_equal(both(490), both(490))
     assert not is_equal(
         both(490), {**both(490), "c": 1} if isinstance(both(490), dict) else [*both(490), 1]
@@ -449,7 +449,7 @@ async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path):
     assert cast("Any", result.messages[0]["content"])[1] == picture
 
 
-async def test_what_is_as_deep_as_allowed_can_be_read_again_from_a_deep_stack():
+async def test_the_deepest_allowed_value_can_be_read_again_from_a_deep_stack():
     written = as_json({"turns": [{"messages": [assistant(tool_use("a", "x", mappings(450)))]}]})
 
     async def read(frames: int) -> Any:

@@ -165,11 +165,11 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         ),
         (
             json.dumps({"messages": WORK, "system": [{**text("Be brief."), "n": math.nan}]}),
-            ": the system prompt holds a number that JSON cannot say",
+            ": the system prompt holds a number that JSON cannot represent",
         ),
         (
             json.dumps({"messages": WORK, "tools": [{"name": "bash", "n": math.inf}]}),
-            ": the definition of a tool holds a number that JSON cannot say",
+            ": the definition of a tool holds a number that JSON cannot represent",
         ),
         (b"\xff\xfe[", ", line 1: this is not UTF-16 text"),
     ],
