@@ -94,10 +94,12 @@ _SENDING = (
 def find_agent_model(
     client: object, request: Mapping[str, Any], summary_model: str | None = None
 ) -> AnthropicModel | None:
-    """Return the model to which *client*, or its ``beta``, sends *request*.
+    """Return the model that answers *request*, with the client that sends it.
 
-    Returns None if *client* is not a client. *summary_model* is that of `AgentModel`.
+    *client* is a client of Anthropic's SDK, or the ``beta`` of one. Returns None for any other
+    object. *summary_model* is that of `AgentModel`.
     """
+    # The ``beta`` of a client has the client itself in this attribute.
     for candidate in (getattr(client, "_client", None), client):
         if callable(getattr(getattr(candidate, "messages", None), "create", None)):
             model = request.get("model")

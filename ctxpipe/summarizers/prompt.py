@@ -251,7 +251,7 @@ class PromptSummarizer:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _wants_model(self.ask)
+        _takes_model(self.ask)
         check_settings(
             self,
             model=TEXT.optional,
@@ -266,7 +266,7 @@ class PromptSummarizer:
             messages, self.max_words, self.focus, self.window, self.counter
         )
         arguments: list[str | None] = [prompt]
-        if _wants_model(self.ask):
+        if _takes_model(self.ask):
             arguments.append(self.model)
         answer: Any = self.ask(*arguments)
         has_awaited = isawaitable(answer)
@@ -281,8 +281,8 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _ASK = "give an async function that answers with text: async def ask(prompt: str) -> str"
 
 
-def _wants_model(ask: Callable[..., object]) -> bool:
-    """Return True if *ask* takes the model's name after the prompt.
+def _takes_model(ask: Callable[..., object]) -> bool:
+    """Return True if *ask* has a second parameter, for the name of the model.
 
     Raises SettingsError if it cannot be called, or is declared to return a text without await.
     """

@@ -42,12 +42,13 @@ class Summarizer(Protocol):
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         """Summarize *messages* for an agent that continues the work from the summary alone.
 
-        *messages* may begin with an earlier summary; its contents belong into the new one. They are
+        *messages* may begin with an earlier summary; its contents belong in the new one. They are
         copies, which may be modified.
 
         Three kinds of errors are handled by the caller, `summarize_with_retry`. PromptTooLong: the
         messages are too long for one request, and are summarized in parts. SummaryRefused: another
-        attempt cannot help. Any other exception: the summary is requested again.
+        attempt cannot help. Any other exception: the summary is requested again, except after a
+        programming error such as TypeError, or an HTTP status such as 401, which would recur.
         """
         ...
 

@@ -251,7 +251,11 @@ def _halves(part: list[Message]) -> list[list[Message]]:
 async def _attempt(
     summarize: Summarizer, messages: Sequence[Message], retry: Retry, deadline: float
 ) -> Summary:
-    """Request a summary, with as many attempts as *retry* allows before the *deadline*."""
+    """Request a summary, with as many attempts as *retry* allows before the *deadline*.
+
+    The deadline is a time of ``retry.clock``. Raises PromptTooLong and SummaryRefused at once, and
+    SummaryFailed after the last attempt or an error that cannot be retried.
+    """
     import tenacity
 
     async def attempt() -> Summary:

@@ -205,7 +205,7 @@ def event(data: JsonObject) -> bytes:
 
 
 def stream_events(message: JsonObject) -> Iterator[JsonDict]:
-    """Yield the events of a stream of *message*."""
+    """Yield the events with which the API streams *message*, from message_start to message_stop."""
     ends = ("stop_reason", "stop_sequence", "stop_details")
     usage: JsonObject = message["usage"]
     start = dict(message)

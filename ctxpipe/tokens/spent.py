@@ -156,7 +156,10 @@ def _call_label(call: ToolCall) -> str:
 
 
 def _end(text: str) -> str:
-    """Return the last characters of *text*; a path is cut between two of its segments."""
+    """Return *text*, or "…" and its last characters if it is longer than `LABEL_CHARS`.
+
+    A path is cut between two of its segments if possible.
+    """
     if len(text) <= LABEL_CHARS:
         return text
     end = text[-LABEL_CHARS:]
