@@ -162,7 +162,7 @@ class Collapse:
         sums = await turn.prefix_sums()
         stop = columns.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
-        is_large = turn.is_bulky(index.message_count)
+        is_large = turn.exceeds_inline_limit(index.message_count)
         await in_thread_if(is_large, index.extend, turn.messages, stop, sums, turn.counter)
         table = index.table(columns, sums, self.keep_recent)
         if not table.freed:

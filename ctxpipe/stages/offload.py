@@ -216,7 +216,7 @@ class DirectOffload(Moving):
         start = offload.unanswered_start(turn.messages)
         moves: list[Move] = []
         if (await turn.columns()).result_chars(start) >= rules.least_chars:
-            is_large = turn.is_bulky(max(0, start - 1))
+            is_large = turn.exceeds_inline_limit(max(0, start - 1))
             candidates = await in_thread_if(
                 is_large, offload.candidates, turn.messages, start, rules
             )
@@ -288,7 +288,7 @@ class BatchOffload(Moving):
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         rules = recall_rules(turn, self.storage, self._rules)
         index = turn.recall(offload.CandidateIndex)
-        is_large = turn.is_bulky(index.message_count)
+        is_large = turn.exceeds_inline_limit(index.message_count)
         await in_thread_if(is_large, index.extend, turn.messages, rules)
         end = (await turn.columns()).recent_from(self.keep_recent)
         scan, candidates = index.between(turn.protected, end)

@@ -1,4 +1,4 @@
-"""What a stage is: an async callable from a turn to a proposal."""
+"""The protocol of a stage: an async callable that takes a turn and returns a proposal."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ T = TypeVar("T")
 class Tracked(NamedTuple):
     """Facts about a turn that the pipeline computes once for all stages.
 
-    The messages before *start* are unchanged since the last turn. With *bulky* the others are so
-    long that reading them would block the event loop. *columns* are sums over the facts of the
-    messages that were read. With *can_search* the model's tools include `search_history`.
-    *place_of* returns the index in the context of a message of the history, or of the message that
-    replaces it. With *has_changing_end* the caller replaces messages at the end of the history, so
-    a summary of them soon describes messages that are gone. *tokens_before* is the raw token count
-    of the context before the first stage if the turn is forced, else 0.
+    The messages before *start* are unchanged since the last turn. *exceeds_inline_limit* is True if
+    reading the others would block the event loop. *columns* are sums over the facts of the messages
+    that were read. *can_search* is True if the model's tools include `search_history`. *place_of*
+    returns the index in the context of a message of the history, or of the message that replaces
+    it. *has_changing_end* is True if the caller replaces messages at the end of the history, so
+    that a summary of them soon describes messages that are gone. *tokens_before* is the raw token
+    count of the context before the first stage if the turn is forced, otherwise 0.
     """
 
     start: int
-    bulky: bool
+    exceeds_inline_limit: bool
     columns: Columns
     can_search: bool = False
-    place_of: Callable[[int], int] = int  # as it is
+    place_of: Callable[[int], int] = int  # the context is the history
     has_changing_end: bool = False
     tokens_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The context as it is before a stage. Read it; never write to it.
+    """The context before a stage. Stages read it and never write to it.
 
     *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
     per session and stage, for things like a circuit breaker or running totals: it may decide
-    whether an expensive attempt is made, never what its result is. The pipeline rewinds what has
-    a ``rewind(known)`` in it, and the ledger, so that they always agree with *messages* as far as
-    they reach (*tracked*).
+    whether an expensive attempt is made, never what its result is. If a record has a method
+    ``rewind(length)``, the pipeline calls it, and that of the ledger, so that they always agree
+    with *messages* as far as they reach (*tracked*).
 
-    The messages before index *protected* must not be rewritten: the signatures of kept thinking
-    after them cover their text. With *cache_expired* the provider's prompt cache is known to be
-    gone, so that rewriting costs no more than reading. *agent_model*, where it is known, is the
-    model that the agent itself asks: lent to a summarizer that has none of its own.
+    The messages before index *protected* must not be rewritten: the signatures of later thinking
+    cover their text. *cache_expired* is True if the provider's prompt cache is known to have
+    expired, so that rewriting costs no more than reading. *agent_model* is the model that the agent
+    itself uses, None if unknown; a summarizer without a model of its own may use it.
 
-    *history* is the raw history that the messages were made from, where a session's caller hands it
-    in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
-    *messages* is all that there is, and nobody knows which of its texts are ours.
+    *history* is the raw history that the messages were made from, if the caller of a session passes
+    it. It is None in `ContextPipeline.run`, and if the caller continues with the context itself.
+    Then it is unknown which texts in *messages* are ctxpipe's.
     """
 
     # Not in the repr: that goes into logs, a conversation does not.
@@ -74,49 +74,49 @@ class Turn:
 
     @property
     def can_search(self) -> bool:
-        """Whether the model has `search_history`, which finds what leaves the context."""
+        """True if the model has the tool `search_history`, which finds what left the context."""
         return self.tracked is not None and self.tracked.can_search
 
-    def is_bulky(self, start: int) -> bool:
-        """Whether looking at the messages from *start* on would hold up the event loop."""
+    def exceeds_inline_limit(self, start: int) -> bool:
+        """Return True if reading the messages from *start* on would block the event loop."""
         if self.tracked is not None and start >= self.tracked.start:
-            return self.tracked.bulky  # of all that is new in this turn
+            return self.tracked.exceeds_inline_limit  # for all messages that are new in this turn
         return is_bulky(self.messages, start)
 
     @property
     def counter(self) -> TokenCounter:
-        """The pipeline's one token counter (exact, uncalibrated)."""
+        """The pipeline's only token counter (exact, not calibrated)."""
         return self.ledger.counter
 
     async def columns(self) -> Columns:
-        """Sums over the facts of the messages, each of which is read once."""
+        """Return sums over the facts of the messages, each of which is read once."""
         columns = Columns() if self.tracked is None else self.tracked.columns
-        if columns.message_count < len(self.messages):
-            await in_thread_if(self.is_bulky(columns.message_count), columns.extend, self.messages)
+        start = columns.message_count
+        if start < len(self.messages):
+            is_large = self.exceeds_inline_limit(start)
+            await in_thread_if(is_large, columns.extend, self.messages)
         return columns
 
     async def raw_tokens(self) -> int:
-        """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return (
-            await self.ledger.total(self.messages, unchanged_count=self.ledger.unchanged_count)
-            + self.overhead
-        )
+        """Return the exact tiktoken tokens of the messages, the system prompt and the tools."""
+        unchanged_count = self.ledger.unchanged_count
+        tokens = await self.ledger.total(self.messages, unchanged_count=unchanged_count)
+        return tokens + self.overhead
 
     async def tokens(self) -> int:
-        """What the API will bill for this context, as far as is known: the calibrated estimate."""
+        """Return the calibrated estimate of the tokens that the API will report."""
         return self.ledger.estimate(await self.raw_tokens())
 
     async def prefix_sums(self) -> Sequence[int]:
-        """Raw tokens of the first 0, 1, 2 … messages, without the overhead.
+        """Return the raw tokens of the first 0, 1, 2 … messages, without the overhead.
 
-        Read it before the next turn.
+        The returned sequence is valid until the next turn.
         """
-        return await self.ledger.prefix_sums(
-            self.messages, unchanged_count=self.ledger.unchanged_count
-        )
+        unchanged_count = self.ledger.unchanged_count
+        return await self.ledger.prefix_sums(self.messages, unchanged_count=unchanged_count)
 
     def recall(self, kind: Callable[[], T]) -> T:
-        """The stage's own record of the type *kind* in this session, made at first use."""
+        """Return the stage's own record of type *kind* in this session; the first call creates it."""
         if kind not in self.memory:
             self.memory[kind] = kind()
         record: T = self.memory[kind]
@@ -132,13 +132,13 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A proposal for a new context; the pipeline checks it before it counts.
+    """A proposal for a new context, which the pipeline checks before it is used.
 
-    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
-    *stored* names the texts that are in files now: a journal in the same storage refers to them.
-    If the change adds a summary, *described_count* is the number of messages of the history that
-    the summary describes. Once the caller takes one of these back, the context before the change
-    is used again. None means all of them for `Compact`, and no summary for other stages.
+    It must be valid and have fewer tokens than the turn, unless the stage sets *may_grow*. *stored*
+    are the texts that are in files now: a journal in the same storage refers to them. If the change
+    adds a summary, *described_count* is the number of messages of the history that the summary
+    describes. If the caller takes one of these back, the context before the change is used again.
+    None means all of them for `Compact`, and no summary for other stages.
     """
 
     messages: list[Message] = field(repr=False)
@@ -150,7 +150,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Nothing to do, and why: "0.14 of the history is offloadable, below 0.2"."""
+    """A decision to change nothing, with the reason: "0.14 of the history is offloadable"."""
 
     reason: str
     detail: Detail | None = None
@@ -158,22 +158,22 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A plan's answer where the stage would act, but only acting can show the outcome."""
+    """A plan's answer if the stage would act, but only acting can show the outcome."""
 
     reason: str
 
 
 Proposal: TypeAlias = Change | Skip | None
-"""What a stage answers; None is a Skip without a reason."""
+"""The answer of a stage; None is a Skip without a reason."""
 
 Stage: TypeAlias = Callable[[Turn], Awaitable[Proposal]]
-"""Any async callable that looks at a turn and makes a proposal."""
+"""An async callable that reads a turn and returns a proposal."""
 
 
 @runtime_checkable
 class PlannedStage(Protocol):
-    """A stage that can say what it would do."""
+    """A stage that can report what it would do."""
 
     async def plan(self, turn: Turn) -> Change | Skip | Intent | None:
-        """The decision that the stage would take, with no write and no model call."""
+        """Return what the stage would decide, without writing anything or calling a model."""
         ...

@@ -86,7 +86,7 @@ class TrimReadBacks(Moving):
         if (await turn.columns()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)
-        is_large = turn.is_bulky(max(0, start - 1))
+        is_large = turn.exceeds_inline_limit(max(0, start - 1))
         read_backs = await in_thread_if(
             is_large, offload.long_read_backs, turn.messages, start, rules
         )

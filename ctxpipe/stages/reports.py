@@ -1,4 +1,4 @@
-"""What happened to the context, and why."""
+"""Reports of what the stages changed in a context, and why."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from .._text import as_dollars, count_phrase, one_line
 from ..messages import Message, Problem
 from ..providers.prices import RewriteCost
 
-MAX_LINE = 240  # of a report in the log, whatever happened
+MAX_LINE = 240
+"""Largest number of characters of a report in the log."""
 
 
 class Outcome(StrEnum):
-    """How a stage's turn ended.
+    """The end of a stage's turn.
 
-    "changed"; "skipped": nothing to do, the reason says why; "refused": a proposal broke a rule,
-    did not shrink, or was vetoed; "failed": the stage raised, and the turn went on without it;
-    "planned": what a dry run would do.
+    "changed"; "skipped": there was nothing to do, and the reason says why; "refused": a proposal
+    broke a rule, did not shrink the context, or was vetoed; "failed": the stage raised an error,
+    and the turn continued without it; "planned": the stage would do this outside a dry run.
     """
 
     CHANGED = "changed"
@@ -31,11 +32,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Tool results, or images and documents, moved into files.
+    """Tool results, or images and documents, that were moved into files.
 
-    *chars* are the characters that left, gross; *saved_chars* net of placeholders. *results*,
-    *inputs* and *media* count the blocks that were rewritten. *failed* says why others stayed
-    inline: their file could not be written.
+    *chars* are the characters that left; *saved_chars* is that number less the characters of the
+    placeholders. *results*, *inputs* and *media* count the blocks that were rewritten. *failed* has
+    the reasons why other texts stayed in place: their files could not be written.
     """
 
     files: tuple[str, ...] = field(default=(), repr=False)
@@ -47,23 +48,23 @@ class Offloaded:
     failed: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        blocks = count_phrase(self.results + self.inputs + self.media, "block")
-        moved = f"{blocks} moved to files, {self.chars:,} characters"
+        block_count = count_phrase(self.results + self.inputs + self.media, "block")
+        text = f"{block_count} moved to files, {self.chars:,} characters"
         if not self.failed:
-            return moved
-        return f"{moved}; {len(self.failed)} could not be written"
+            return text
+        return f"{text}; {len(self.failed)} could not be written"
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A history replaced by its summary.
+    """A history that was replaced by its summary.
 
     Token counts are raw (exact tiktoken) and of the messages alone. *restored* are the paths of
-    files that are in the context again, *folded* of those reduced to their names. *attempts* and
-    *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as
-    reported by the API; *model* has written it ("": none has), and *dollars* is what it cost, None
-    where usage or price is not known. *over_target* and *over_budget* say that the result is still
-    above the budget's target, or trigger; *holds* what keeps it there.
+    files that are in the context again, *folded* those of files reduced to their names. *attempts*
+    and *input_tokens* (*cached_tokens* of them from the cache), *output_tokens* are those of the
+    summary, as reported by the API. *model* has written it ("": no model), and *dollars* is its
+    cost, None if usage or price is unknown. *over_target* and *over_budget* are True if the result
+    is still above the budget's target, or trigger; *holds* says where the tokens are.
     """
 
     tokens_before: int
@@ -112,12 +113,13 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Tool calls *filtered* (each with its result), file views *folded* to their names, messages
-    *deleted*.
+    """A history that was shortened in the middle.
 
-    Token counts are raw (exact tiktoken), with those of system prompt and tools. *still_over* says
-    that the limit was not reached, *holds* what could not be removed. *removed* counts, by kind,
-    the blocks that are no longer in the context.
+    *filtered* tool calls were removed with their results, *folded* file views were reduced to
+    names, and *deleted* messages were removed. Token counts are raw (exact tiktoken) and include
+    the system prompt and the tools. *still_over* is True if the limit was not reached; *holds* says
+    where the remaining tokens are. *removed* counts the blocks, by kind, that are no longer in the
+    context.
     """
 
     tokens_before: int
@@ -145,11 +147,11 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """Old exchanges collapsed into *notes*: one line for each of their *steps*.
+    """Old exchanges that were collapsed into *notes*, with one line for each of their *steps*.
 
-    *lines* of what the steps said are quoted in the notes. *files* hold the steps whole, in order,
-    and *calls* are the ids of the tool calls in them ("" for an answer without calls). *archive*
-    holds the *messages* raw messages that left. *freed_tokens* are raw, and net of the notes.
+    The notes quote *lines* lines of the steps. *files* have the whole steps, in order, and *calls*
+    are the ids of the tool calls in them ("" for an answer without calls). *archive* has the raw
+    messages that left; *messages* is their number. *freed_tokens* are raw, less those of the notes.
     """
 
     steps: int
@@ -162,7 +164,8 @@ class Collapsed:
     calls: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        steps, notes = count_phrase(self.steps, "step"), count_phrase(self.notes, "note")
+        steps = count_phrase(self.steps, "step")
+        notes = count_phrase(self.notes, "note")
         return f"{steps} collapsed into {notes}, {count_phrase(self.lines, 'line')} quoted"
 
 
@@ -171,18 +174,18 @@ Detail: TypeAlias = Collapsed | Compacted | Offloaded | Truncated
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StageReport:
-    """One stage's part in one turn.
+    """The report of one stage in one turn.
 
-    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
-    and tools included, as the stage found and left it: each report begins where the one before it
-    ends. With *is_estimate* the first holds an estimate of texts that left before they were
-    counted: by their characters, and the tokens of a character in this session. *seconds* is the
-    time it took. *first_changed_index* is the first message that differs from the turn's input;
-    everything after it leaves the provider's prompt cache. *cost* says what that burns and saves in
-    dollars, where the pipeline knows the prices.
+    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before and after
+    the stage, including the system prompt and the tools: each report begins where the one before it
+    ends. If *is_estimate* is True, the first one contains an estimate for texts that left before
+    they were counted; it is made from their characters and the tokens per character in this
+    session. *seconds* is the time that the stage took. *first_changed_index* is the first message
+    that differs from the turn's input; everything after it leaves the provider's prompt cache.
+    *cost* is what that costs and saves in dollars, if the pipeline knows the prices.
 
-    *reason* and ``str(report)`` hold counts and names, never text of the conversation. What a stage
-    raised is in *error*; its text may quote anything.
+    *reason* and ``str(report)`` have counts and names, never text of the conversation. *error* is
+    what the stage raised; its text may quote anything.
     """
 
     stage: str
@@ -200,22 +203,21 @@ class StageReport:
 
     @property
     def tokens_saved(self) -> int:
-        """Raw tokens that the stage took out of the context.
-
-        Below 0 for a stage that added some.
-        """
+        """Raw tokens that the stage removed from the context; below 0 if it added some."""
         return self.tokens_before - self.tokens_after
 
     def __str__(self) -> str:
-        took = f" ({self.seconds * 1000:.1f} ms)"
-        stage, session = one_line(self.stage, 40), one_line(self.session_id, 40)
-        name = f"{stage} [{session}] {self.outcome}"
-        facts = "; ".join(filter(None, [str(self.reason), *self._changes()]))
-        text = f"{name}: {facts}" if facts else name
-        return one_line(text, MAX_LINE - len(took)) + took
+        duration = f" ({self.seconds * 1000:.1f} ms)"
+        stage = one_line(self.stage, 40)
+        session = one_line(self.session_id, 40)
+        text = f"{stage} [{session}] {self.outcome}"
+        facts = [fact for fact in (str(self.reason), *self._changes()) if fact]
+        if facts:
+            text = f"{text}: {'; '.join(facts)}"
+        return one_line(text, MAX_LINE - len(duration)) + duration
 
     def _changes(self) -> Iterator[str]:
-        """What changed, in a few words each."""
+        """Yield the changes, in a few words each."""
         if self.outcome is not Outcome.CHANGED:
             return
         if self.first_changed_index is not None:
@@ -226,8 +228,9 @@ class StageReport:
         if self.detail is not None:
             yield str(self.detail)
         if self.cost is not None:
-            burnt, saved = self.cost.burnt, self.cost.saved_per_call
-            yield f"{as_dollars(burnt)} burnt, {as_dollars(saved)} saved per later call"
+            rewrite_cost = as_dollars(self.cost.burnt)
+            saving = as_dollars(self.cost.saved_per_call)
+            yield f"{rewrite_cost} burnt, {saving} saved per later call"
 
     def __repr__(self) -> str:
         return f"<StageReport {self}>"
@@ -235,16 +238,16 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """The context to send, and how it came to be.
+    """The context to send, and the reports of how it was made.
 
-    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
-    and tools included, as the first stage found it and as it is sent; the former is an estimate
-    where the first report is. *repaired* lists what was
-    broken in the history and is repaired in *messages*. *request_options* are further arguments
-    that the request needs; pass them on as keywords. From a session, *covered* says how many
-    messages of the history are in it, and *notices* what a user should know about the history or
-    the journal. *first_changed_index* is the first message that differs from the input, None
-    when none does; from *changed_end* on the messages are as they came.
+    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before the first
+    stage and as it is sent, including the system prompt and the tools; the former is an estimate if
+    the first report is. *repaired* lists the broken rules of the history that are repaired in
+    *messages*. *request_options* are further arguments that the request needs; pass them on as
+    keywords. From a session, *covered* is the number of messages of the history that the context
+    represents, and *notices* are warnings for the user about the history or the journal.
+    *first_changed_index* is the first message that differs from the input, None if none does; from
+    *changed_end* on the messages are unchanged.
     """
 
     messages: list[Message]
@@ -260,16 +263,16 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Whether *messages* differ from the input."""
+        """True if *messages* differ from the input."""
         return self.first_changed_index is not None
 
     @property
     def tokens_saved(self) -> int:
-        """Raw tokens that this run took out of the context."""
+        """Raw tokens that this run removed from the context."""
         return self.tokens_before - self.tokens_after
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.reports))
+        return "\n".join(str(report) for report in self.reports)
 
     def __repr__(self) -> str:
         parts = [

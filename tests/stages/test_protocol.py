@@ -47,7 +47,9 @@ async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own():
 
 
 async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches():
-    first = turn("four", "sixsix", tracked=Tracked(0, bulky=False, columns=Columns()))
+    first = turn(
+        "four", "sixsix", tracked=Tracked(0, exceeds_inline_limit=False, columns=Columns())
+    )
     await first.raw_tokens()
     longer = replace(first, messages=[*first.messages, user("xx")])
 
