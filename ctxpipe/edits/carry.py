@@ -1,10 +1,11 @@
-"""One budget for everything answered that passes a compaction word for word.
+"""Share one budget among the answered content that passes a compaction verbatim.
 
 A compaction replaces the answered part of a history by its summary. Some of it must not be
-summarized: pinned messages, the request under way, blocks that ctxpipe does not know, references to
-files. Each such piece is a `Candidate`. `select` gives them their share of one budget, in the order
-of `CarryKind`; within a kind the newest come first. Restored files and the evidence get what is
-left. What is not chosen goes to a file, and the context names that file in one line.
+summarized: pinned messages, the request that is being worked on, blocks that ctxpipe does not know,
+references to files. Each such piece is a `Candidate`. `select` gives them their share of the
+budget, in the order of `CarryKind`; within a kind the newest come first. Restored files and the
+evidence get the rest. Candidates that are left out go to a file, which the context names in one
+line.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class CarryKind(IntEnum):
     LEADING = 1
     """An unknown block at the beginning of the request: it may define tools."""
     SYSTEM = 2
-    """A system message from the middle of the history that is still in force."""
+    """A system message from the middle of the history that still applies."""
     PIN = 3
-    """What the caller has pinned, a call with its results."""
+    """A message that the caller has pinned; a call with its results."""
     REQUEST = 4
     """The user's newest request, if it is answered in part. It is shortened, never left out."""
     ATTACHMENT = 5
@@ -64,13 +65,13 @@ BLOCK_KINDS = frozenset({CarryKind.LEADING, CarryKind.ATTACHMENT, CarryKind.BLOC
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A piece of the history that a compaction may carry on.
+    """A piece of the history that a compaction may carry over.
 
     *index* and *place* are the message and block at which it begins. *origin* is the message that
-    it is a block of, None for whole messages. *name* is what a report calls it, *target* what it
-    refers to. *is_answered* is False for words that the model has not answered: they are always in
-    the context, and do not count. *shorten* makes a shorter candidate of so many characters, of its
-    *chars*.
+    it is a block of, None for whole messages. *name* is its name in reports, *target* the file or
+    address that it refers to. *is_answered* is False for words that the model has not answered:
+    they are always in the context and do not count. *shorten* returns a shorter candidate with a
+    number of characters; *chars* is the current number.
     """
 
     kind: CarryKind
@@ -88,14 +89,14 @@ class Candidate:
         return f"{self.name} {self.target}".rstrip()
 
     def shorter(self, chars: int) -> Candidate:
-        """Return it with so many characters; itself if it cannot be shortened."""
+        """Return the candidate with *chars* characters; itself if it cannot be shortened."""
         if self.shorten is None:
             return self
         return replace(self.shorten(chars), chars=chars, shorten=self.shorten)
 
     @property
     def key(self) -> tuple[int, int]:
-        """Where it is in the history."""
+        """Place in the history: message and block index."""
         return self.index, self.place
 
 
@@ -116,12 +117,12 @@ def is_reference(block: Block) -> bool:
 
 
 def is_carried(block: Block) -> bool:
-    """Return True if a compaction carries *block* of a user's message on as it is."""
+    """Return True if a compaction carries *block* of a user's message over unchanged."""
     return is_opaque(block) or is_reference(block)
 
 
 def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
-    """Return the blocks and exchanges of *messages* to be carried on, in their order.
+    """Return the blocks and exchanges of *messages* to carry over, in their order.
 
     They are unknown blocks and references in the user's messages, and the exchanges that loaded
     tools by reference.
@@ -153,7 +154,7 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
 
 
 def attach(candidates: Iterable[Candidate], index: int) -> list[Candidate]:
-    """Return *candidates*, the blocks of message *index* as attachments of the request in it."""
+    """Return *candidates*; blocks of message *index* become attachments of the request in it."""
     attached: list[Candidate] = []
     for candidate in candidates:
         is_block = candidate.kind == CarryKind.BLOCK and candidate.origin is not None
@@ -209,20 +210,20 @@ def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
             calls.append(call)
             results.append(answer)
             names += [str(read(tool, "tool_name")) for tool in tools]
-    searched: list[Block] = []
-    before: Block | None = None
+    searches: list[Block] = []
+    previous: Block | None = None
     for block in blocks(message):
-        loaded = _tools_found(block)
-        call = _call_of(message, block) if loaded else None
-        if loaded and kind(block) == OPAQUE:
-            call = before  # without an id: a search is right before what it found
+        tool_names = _tools_found(block)
+        call = _call_of(message, block) if tool_names else None
+        if tool_names and kind(block) == OPAQUE:
+            call = previous  # it has no id, but a search comes right before its result
         if call is not None:
-            searched += [call, block]
-            names += loaded
-        before = block if kind(block) == OPAQUE else None
+            searches += [call, block]
+            names += tool_names
+        previous = block if kind(block) == OPAQUE else None
     if not names:
         return
-    pieces = [_only(message, [*searched, *calls])]
+    pieces = [_only(message, [*searches, *calls])]
     if results:
         pieces.append(_only(messages[index + 1], results))
     target = one_line(" ".join(names)[:_MAX_NAME])
@@ -250,11 +251,11 @@ def _tools_found(block: Block) -> list[str]:
     return [str(read(reference, "tool_name")) for reference in references]
 
 
-def _only(message: Message, chosen: Sequence[Block]) -> Message:
-    """Return *message* with the *chosen* blocks alone; the same object if these are all."""
-    if len(chosen) == len(blocks(message)):
+def _only(message: Message, content: Sequence[Block]) -> Message:
+    """Return *message* with only the blocks *content*; the same object if these are all."""
+    if len(content) == len(blocks(message)):
         return message
-    return cast("Message", {"role": message["role"], "content": list(chosen)})
+    return cast("Message", {"role": message["role"], "content": list(content)})
 
 
 def block_kind(block: Block) -> str:
@@ -274,7 +275,7 @@ def _target(block: Block) -> str:
     return one_line(str(target)[:_MAX_NAME])
 
 
-# What is carried ----------------------------------------------------------------------------------
+# The choice ---------------------------------------------------------------------------------------
 
 _LEAST_REQUEST_CHARS = 1_000
 
@@ -287,7 +288,7 @@ def _cut_line(request: Candidate) -> str:
 class Selection:
     """The candidates that a context carries, in their order, and those left out.
 
-    *used* are the raw *tokens* of the former. *cuts* says what was shortened.
+    *used* are the raw *tokens* of the former. *cuts* are remarks on shortened requests.
     """
 
     chosen: Sequence[Candidate]
@@ -297,24 +298,25 @@ class Selection:
     cuts: Sequence[str] = ()
 
     def lighter(self, tokens: int) -> Selection | None:
-        """Return a selection of at least *tokens* tokens less, the least important pieces first.
+        """Return a selection with at least *tokens* tokens less.
 
-        The request is shortened once all else has gone. None if there is nothing left to do.
+        The least important pieces are left out first; the request is shortened last. Returns None
+        if nothing can be left out or shortened any more.
         """
-        freed = 0
-        dropped: set[Candidate] = set()
+        freed_tokens = 0
+        removed: set[Candidate] = set()
         for candidate in reversed(_by_importance(self.chosen)):
-            if freed >= tokens:
+            if freed_tokens >= tokens:
                 break
             if candidate.is_answered and candidate.kind != CarryKind.REQUEST:
-                freed += self.tokens[candidate]
-                dropped.add(candidate)
-        if not dropped:
+                freed_tokens += self.tokens[candidate]
+                removed.add(candidate)
+        if not removed:
             return self._with_short_request()
-        chosen = [candidate for candidate in self.chosen if candidate not in dropped]
-        left_out = [*self.left_out, *dropped]
+        chosen = [candidate for candidate in self.chosen if candidate not in removed]
+        left_out = [*self.left_out, *removed]
         left_out.sort(key=_key)
-        return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed)
+        return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed_tokens)
 
     def _with_short_request(self) -> Selection | None:
         chosen = list(self.chosen)
@@ -328,18 +330,19 @@ class Selection:
 NOTHING_CARRIED = Selection((), (), {})
 
 
-def select(candidates: Sequence[Candidate], tokens: Sequence[int], room: int) -> Selection:
-    """Return which of *candidates*, of these *tokens*, get a part of *room* tokens.
+def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: int) -> Selection:
+    """Return the *candidates* that get a part of *max_tokens*; *tokens* are those of each.
 
     A piece that does not fit is left out, and smaller ones after it still get their part: one huge
-    block costs no reference of a few bytes. Unknown blocks at the beginning count as any other
-    unknown blocks if they do not fit together. Blocks of a pinned message come with the message.
+    block does not cost a reference of a few bytes its place. Unknown blocks at the beginning count
+    as any other unknown blocks if they do not fit together. Blocks of a pinned message come with
+    the message.
     """
     sizes = dict(zip(candidates, tokens, strict=True))
-    leading = [one for one in candidates if one.kind == CarryKind.LEADING]
-    if sum(sizes[one] for one in leading) > room:
-        for one in leading:
-            sizes[replace(one, kind=CarryKind.BLOCK)] = sizes.pop(one)
+    leading = [candidate for candidate in candidates if candidate.kind == CarryKind.LEADING]
+    if sum(sizes[candidate] for candidate in leading) > max_tokens:
+        for candidate in leading:
+            sizes[replace(candidate, kind=CarryKind.BLOCK)] = sizes.pop(candidate)
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
     cuts: list[str] = []
@@ -350,19 +353,19 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], room: int) ->
         if not candidate.is_answered:
             chosen.append(candidate)
             continue
-        own_blocks = _block_ids(candidate.messages)
-        if candidate.kind in BLOCK_KINDS and own_blocks and own_blocks <= pinned_blocks:
+        block_ids = _block_ids(candidate.messages)
+        if candidate.kind in BLOCK_KINDS and block_ids and block_ids <= pinned_blocks:
             continue
-        if used + size <= room:
+        if used + size <= max_tokens:
             chosen.append(candidate)
             used += size
         elif candidate.shorten is not None:
-            share = max(0, room - used) * 9 // 10  # less the words that stand for what is cut
+            share = max(0, max_tokens - used) * 9 // 10  # the rest is for the remark on the cut
             chars = max(_LEAST_REQUEST_CHARS, candidate.chars * share // size)
             shorter = candidate.shorter(chars)
             chosen.append(shorter)
             cuts.append(_cut_line(shorter))
-            used = max(used, room)
+            used = max(used, max_tokens)
         else:
             left_out.append(candidate)
             continue
@@ -385,7 +388,7 @@ def _by_importance(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def with_frame(candidate: Candidate) -> list[Message]:
-    """Return the messages of *candidate* with the lines that may have to stand around them."""
+    """Return the messages of *candidate* with the lines that may be needed before and after it."""
     first = [_user_line()] if candidate.messages[0]["role"] == "assistant" else []
     last = [_assistant_reply()] if candidate.messages[-1]["role"] == "user" else []
     if candidate.kind not in (CarryKind.PIN, CarryKind.ATTACHMENT, CarryKind.BLOCK):
@@ -396,9 +399,9 @@ def with_frame(candidate: Candidate) -> list[Message]:
 def arrange(candidates: Iterable[Candidate]) -> list[Message]:
     """Return the messages of *candidates*, in order, as a valid piece that begins with the user.
 
-    Blocks that follow each other, and the request, become one message; where blocks are a whole
-    message, it is the very same object. A short reply of the assistant, or a line of the user,
-    stands between messages of the same role.
+    Blocks that follow each other, and the request, become one message; if the blocks are a whole
+    message, it is the very same object. Between two messages of the same role, a short reply of the
+    assistant, or a line of the user, is added.
     """
     arranged: list[list[Message]] = []  # those of a list become one message
     is_open = False  # blocks may be added to the last message
@@ -428,15 +431,15 @@ def _as_one(messages: Sequence[Message]) -> Message:
 
 
 def _groups(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Return the candidates, those that are blocks of one message together."""
-    grouped: list[list[Candidate]] = []
+    """Return the candidates in groups: neighboring blocks of one message are one group."""
+    groups: list[list[Candidate]] = []
     for candidate in candidates:
         origin = candidate.origin
-        if grouped and origin is not None and grouped[-1][0].origin is origin:
-            grouped[-1].append(candidate)
+        if groups and origin is not None and groups[-1][0].origin is origin:
+            groups[-1].append(candidate)
         else:
-            grouped.append([candidate])
-    return grouped
+            groups.append([candidate])
+    return groups
 
 
 def _messages_of(group: Sequence[Candidate]) -> Sequence[Message]:
@@ -461,21 +464,22 @@ def with_reply(messages: Sequence[Message]) -> list[Message]:
     return list(messages)
 
 
-# What is left out ---------------------------------------------------------------------------------
+# Omissions ----------------------------------------------------------------------------------------
 
 
 def omission_names(candidates: Iterable[Candidate]) -> str:
     """Return the names of *candidates* by kind: "2 container_upload (file_1, file_2)"."""
-    targets: dict[str, list[str]] = {}
+    targets_by_name: dict[str, list[str]] = {}
     for candidate in candidates:
-        targets.setdefault(candidate.name, []).append(candidate.target)
+        targets_by_name.setdefault(candidate.name, []).append(candidate.target)
     phrases: list[str] = []
-    for name, found in targets.items():
-        known = [target for target in found if target]
-        shown = ", ".join(known[-_NAMES_OF_A_KIND:])
-        if len(known) > _NAMES_OF_A_KIND:
-            shown = f"…, {shown}"
-        phrases.append(f"{len(found)} {name} ({shown})" if shown else f"{len(found)} {name}")
+    for name, all_targets in targets_by_name.items():
+        targets = [target for target in all_targets if target]
+        listed = ", ".join(targets[-_NAMES_OF_A_KIND:])
+        if len(targets) > _NAMES_OF_A_KIND:
+            listed = f"…, {listed}"
+        count = f"{len(all_targets)} {name}"
+        phrases.append(f"{count} ({listed})" if listed else count)
     text = ", ".join(phrases)
     return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE - 2]} …"
 
@@ -488,8 +492,8 @@ def omissions_text(
 ) -> str:
     """Return the text of the file with *candidates*: a line of JSON for each, after a first line.
 
-    The first line has the form of the file and the path of the file *before* it, if there is one.
-    *as_stored* gives a message as it may be stored, without secrets.
+    The first line has the version of the format and the path of the file *before* it, if there is
+    one. *as_stored* returns a message as it may be stored, without secrets.
     """
     first: dict[str, object] = {"form": OMISSIONS_FORM}
     if before:
@@ -502,14 +506,14 @@ def omissions_text(
 
 
 def count_removed(before: Sequence[Message], after: Sequence[Message]) -> dict[str, int]:
-    """Return how many blocks of each kind are in *before* and not in *after*.
+    """Return the number of blocks of each kind that are in *before* and not in *after*.
 
-    Blocks inside results count, too, other than texts. The kinds that are seldom seen come first.
+    Blocks inside results count too, except texts. Rare kinds come first.
     """
     staying: set[int] = set()
     for message in after:
         staying.add(id(message))
-        staying.update(map(id, blocks(message)))
+        staying.update(id(block) for block in blocks(message))
     counts: Counter[str] = Counter()
     for message in before:
         if id(message) in staying:

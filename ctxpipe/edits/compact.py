@@ -132,8 +132,8 @@ def _commands_in(texts: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts about a history, found without a model; each collection has the most recent last.
+class ConversationFacts:
+    """Facts about a history, found without a model; in each collection the most recent is last.
 
     *paths* has for each path whether it was written, *commands* for each command line whether it
     failed the last time. *requests* are the user's own words, *orders* the ``<command>`` blocks in
@@ -171,7 +171,7 @@ class Source:
     archives: Sequence[str] = ()
     is_raw: bool = False
     redact: Callable[[str], str] = str  # leaves the text unchanged
-    earlier: Facts = Facts()
+    earlier: ConversationFacts = ConversationFacts()
 
     def words_in(self, messages: Sequence[Message]) -> list[str]:
         """Return the user's words in each of *messages* that has some, oldest first.
@@ -227,7 +227,7 @@ def _block_digests(message: Message) -> list[bytes]:
 # Evidence -----------------------------------------------------------------------------------------
 
 
-def gather_facts(source: Source) -> Facts:
+def gather_facts(source: Source) -> ConversationFacts:
     """Return the facts in *source*, after those of the *earlier* conversation."""
     messages = source.messages
     redact = source.redact
@@ -242,7 +242,7 @@ def gather_facts(source: Source) -> Facts:
     new_identifiers = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
     old_identifiers = [name for name in earlier.identifiers if name not in new_identifiers]
     words = source.words_in(messages)
-    return Facts(
+    return ConversationFacts(
         paths=paths,
         commands=command_lines,
         identifiers=[*old_identifiers, *new_identifiers],
@@ -258,12 +258,12 @@ _MOST_LINES = 500
 _MOST_REQUEST_CHARS = 200_000
 
 
-def facts_to_keep(facts: Facts) -> Facts:
+def facts_to_keep(facts: ConversationFacts) -> ConversationFacts:
     """Return the part of *facts* that an archive keeps for later compactions.
 
     It is some hundred times the evidence of one context. The first request and all orders stay.
     """
-    return Facts(
+    return ConversationFacts(
         paths=dict(list(facts.paths.items())[-_MOST_PATHS:]),
         commands=dict(list(facts.commands.items())[-_MOST_LINES:]),
         identifiers=facts.identifiers[-_MOST_LINES:],
@@ -297,7 +297,7 @@ _REQUESTS = "What the user asked, word for word, oldest first; the summary says 
 Count: TypeAlias = Callable[[str], int]
 
 
-def evidence_block(evidence: Facts, tokens: int, count: Count) -> tuple[str, list[str]]:
+def evidence_block(evidence: ConversationFacts, tokens: int, count: Count) -> tuple[str, list[str]]:
     """Return the text that follows a summary, and the paths that do not fit into it.
 
     The paths may take *tokens* tokens and so may the requests; the commands may take a fifth of
@@ -348,7 +348,7 @@ def _split_paths(
     return written_first[:fitting], written_first[fitting:]
 
 
-def _request_lines(evidence: Facts, max_tokens: int, line_tokens: Count) -> list[str]:
+def _request_lines(evidence: ConversationFacts, max_tokens: int, line_tokens: Count) -> list[str]:
     """Return the lines with the first request, and with the last ones that fit *max_tokens*."""
     if not evidence.requests:
         return []
@@ -470,7 +470,7 @@ class Replacement:
 
     head: Sequence[Message]
     summary: str
-    evidence: Facts
+    evidence: ConversationFacts
     candidates: Sequence[Candidate] = ()
     tail: Sequence[Message] = ()
     cuts: Sequence[str] = ()
@@ -563,7 +563,7 @@ def replacements(
     rest: Sequence[Message],
     summary: str,
     source: Source,
-    facts: Facts,
+    facts: ConversationFacts,
     *,
     archive: str = "",
     pin: Pin | None = None,

@@ -43,7 +43,7 @@ from .activity import (
     written_paths,
 )
 from .offload import placeholder_files
-from .shown import FileText
+from .shown import ShownText
 from .views import changes_folder, viewed_path
 
 _MAX_COMPARED_CHARS = 500_000  # a longer file never comes back as a whole
@@ -61,7 +61,7 @@ class WorkingFile:
     path: str
     shown: str | None = attribute(default=None, repr=False)
     denied: bool = False
-    views: tuple[FileText, ...] = attribute(default=(), repr=False)
+    views: tuple[ShownText, ...] = attribute(default=(), repr=False)
 
 
 def working_set(
@@ -120,7 +120,7 @@ def working_set(
         # No call after this one could have changed the file.
         last_change = max(last_command, last_writes.get(key, -1))
         file_views = tuple(
-            FileText(text, is_current=number >= last_change) for number, text in views.get(key, ())
+            ShownText(text, is_current=number >= last_change) for number, text in views.get(key, ())
         )
         files.append(replace(file, views=file_views))
     return files

@@ -20,14 +20,14 @@ _MAX_GROWTH = 8
 _MAX_ADDED_CHARS = 100_000
 
 
-class FileText(NamedTuple):
+class ShownText(NamedTuple):
     """A *text* that showed a file; *is_current* if no later call could have changed the file."""
 
     text: str
     is_current: bool
 
 
-def obstacle(views: Iterable[FileText], text: str, redact: Callable[[str], str]) -> str:
+def obstacle(views: Iterable[ShownText], text: str, redact: Callable[[str], str]) -> str:
     """Return the reason why a file with this *text* must not come back; "" if it may.
 
     *views* are the texts that showed the file. A result may be a refusal in any words, and a tool

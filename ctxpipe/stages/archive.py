@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._logs import logger
 from .._threads.threads import in_thread, run_to_completion
-from ..edits.compact import Facts, facts_to_keep
+from ..edits.compact import ConversationFacts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, texts
 from ..placeholders.names import content_hash
@@ -36,7 +36,7 @@ _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
-def archive_record(messages: Sequence[Message], facts: Facts | None = None) -> Record:
+def archive_record(messages: Sequence[Message], facts: ConversationFacts | None = None) -> Record:
     """Return the record of *messages* for `Archive.save`.
 
     Plain messages are equal when `load_archive` returns them; model objects of the SDK become plain
@@ -61,7 +61,7 @@ def archive_record(messages: Sequence[Message], facts: Facts | None = None) -> R
     return {**record, "messages": messages}
 
 
-def _encode_facts(facts: Facts) -> dict[str, object]:
+def _encode_facts(facts: ConversationFacts) -> dict[str, object]:
     # Lists of pairs: as keys of an object, two paths could become equal when they are redacted.
     return {
         "paths": list(facts.paths.items()),
@@ -72,10 +72,10 @@ def _encode_facts(facts: Facts) -> dict[str, object]:
     }
 
 
-def _decode_facts(value: Any) -> Facts | None:
+def _decode_facts(value: Any) -> ConversationFacts | None:
     if not isinstance(value, Mapping):
         return None
-    return Facts(
+    return ConversationFacts(
         paths={str(path): bool(written) for path, written in value["paths"]},
         commands={str(line): bool(failed) for line, failed in value["commands"]},
         identifiers=[str(name) for name in value["identifiers"]],
@@ -142,7 +142,7 @@ class ArchiveContent(NamedTuple):
 
     messages: list[Message]
     before: list[tuple[str, str]]
-    facts: Facts | None = None
+    facts: ConversationFacts | None = None
 
 
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
@@ -155,7 +155,7 @@ def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
 
 def _parse(text: str, path: str | os.PathLike[str]) -> ArchiveContent:
     references: Any = ()
-    facts: Facts | None = None
+    facts: ConversationFacts | None = None
     try:
         record: Any = json.loads(text)
         if isinstance(record, Mapping):

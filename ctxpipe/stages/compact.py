@@ -1,4 +1,7 @@
-"""Replace a long history by its summary, and restore the working set of files."""
+"""Replace a long history by its summary, and restore the working set of files.
+
+`edits.compact` has a picture of a compacted context.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread
 from ..edits import compact
 from ..edits.carry import count_removed
-from ..edits.compact import Facts, Pin, Source, after_summary
+from ..edits.compact import ConversationFacts, Pin, Source, after_summary
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
 from ..messages import Message, ensure_messages, has_thinking, split_system
 from ..placeholders.names import session_folder
@@ -91,26 +94,28 @@ from .protocol import Change, Intent, Skip, Turn
 from .reports import Compacted
 from .restore import Restore, RestoredFiles, restore_files
 
-RECENT = 3
-"""How many earlier compactions are opened; what was before them is known from the last one."""
-MOST_ARCHIVES = 100
-"""How many are opened where they have kept no facts, as those of `compact_messages`."""
+MAX_OPENED_ARCHIVES = 3
+"""Number of earlier archives that are read; the last one has the facts of everything before."""
+MAX_OPENED_WITHOUT_FACTS = 100
+"""Number of archives that are read if they have no facts, like those of `compact_messages`."""
 
 
-async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:
-    """The raw messages behind the context of *turn*, and the archives of its compactions.
+async def source_of(
+    turn: Turn, archive: Archive | None, visible_path_of: Callable[[str], str]
+) -> Source:
+    """Return the raw messages behind the context of *turn*, and the archives of its compactions.
 
-    The archives are named by the paths that the model sees. In a session the messages are the
-    caller's history, to the letter. Otherwise the context is all there is, and a summary at its
-    beginning is believed only as far as it names archives of this very session, with the right
-    digest: the messages in them take its place, and before those the facts that they have kept.
-    What cannot be verified contributes nothing.
+    *visible_path_of* returns the path of an archive as the model sees it. In a session the messages
+    are the caller's history, unchanged. Otherwise they are read from the context. A summary at its
+    beginning is trusted only as far as it names archives of this session with the right digest: it
+    is replaced by the messages in them, and by the facts in the oldest of them. A summary that
+    cannot be verified contributes nothing.
     """
     _, rest = split_system(turn.messages)
-    source = await _expand(rest, turn.session_id, archive, shown)
+    source = await _expand(rest, turn.session_id, archive, visible_path_of)
     if turn.history is not None:
         _, history = split_system(turn.history)
-        # Otherwise it is a context that a caller has kept, and given to a session as its history.
+        # A history that begins with a summary is a context that the caller has stored.
         if not acknowledged_count(history):
             return Source(history, source.archives, is_raw=True, redact=source.redact)
     return source
@@ -120,52 +125,62 @@ async def _expand(
     messages: Sequence[Message],
     session_id: str,
     archive: Archive | None,
-    shown: Callable[[str], str],
+    visible_path_of: Callable[[str], str],
 ) -> Source:
-    """*messages* with what archives hold in place of the summary at the beginning.
+    """Return *messages* with the content of archives in place of the summary at the beginning.
 
-    The archives are named oldest first.
+    Each archive begins with the summary of the one before, so they are followed backwards:
+
+        context      summary 2 (names archive 2), messages c
+        archive 2    summary 1 (names archive 1), messages b
+        archive 1    messages a
+
+    becomes a, b, c. The archives in the source are in the order 1, 2.
     """
-    later: list[list[Message]] = []
+    later_parts: list[list[Message]] = []
     names: list[str] = []
     redact = message_redactor_of(archive)
     candidates: Sequence[tuple[str, str]] = []
     if messages and summary_body(messages[0]) is not None:
         candidates = archive_references(text_of(messages[0]))
-    # Listed once: a long session has many archives, and thousands of files beside them.
+    # Listed once: a long session has many archives, among thousands of other files.
     records = await records_by_name(archive, session_id) if candidates else {}
-    facts: Facts | None = None
-    while candidates and len(names) < (RECENT if facts else MOST_ARCHIVES):
-        name, found = await _first_verified(candidates, records, archive)
-        if found is None or name in names:
+    facts: ConversationFacts | None = None
+    while candidates:
+        limit = MAX_OPENED_ARCHIVES if facts else MAX_OPENED_WITHOUT_FACTS
+        if len(names) >= limit:
             break
-        later.append(await in_thread(after_summary, messages, found.messages, redact))
+        name, content = await _first_verified(candidates, records, archive)
+        if content is None or name in names:
+            break
+        later_parts.append(await in_thread(after_summary, messages, content.messages, redact))
         names.append(name)
-        messages = found.messages
-        facts = found.facts
-        candidates = found.before
-    # The facts are those of the messages in the last archive, too.
+        messages = content.messages
+        facts = content.facts
+        candidates = content.before
+    # The facts include those of the messages in the last archive.
     raw = [] if facts else list(messages[leading_count(messages) :])
-    for part in reversed(later):
+    for part in reversed(later_parts):
         raw += part
-    archives = list(map(shown, reversed(names)))
-    return Source(raw, archives, redact=redactor_of(archive), earlier=facts or Facts())
+    archives = [visible_path_of(name) for name in reversed(names)]
+    earlier = facts or ConversationFacts()
+    return Source(raw, archives, redact=redactor_of(archive), earlier=earlier)
 
 
 async def _first_verified(
     candidates: Sequence[tuple[str, str]], records: Mapping[str, str], archive: Archive | None
 ) -> tuple[str, ArchiveContent | None]:
-    """The first of the archives *candidates*, by path and digest, that is verified.
+    """Return the record and the content of the first archive in *candidates* that is verified.
 
-    Its record, one of the session's *records* by their names, and what it holds.
+    *candidates* are paths and digests, *records* those of the session by their names.
     """
     for path, digest in candidates:
         record = records.get(last_part(path))
         if record is None:
             continue
-        found = await read_verified(archive, record, digest)
-        if found is not None:
-            return record, found
+        content = await read_verified(archive, record, digest)
+        if content is not None:
+            return record, content
     return "", None
 
 
@@ -182,12 +197,12 @@ __all__ = [
     "restore_files",
 ]
 
-# The function, literal to the requirements --------------------------------------------------------
+# The requirement function -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CompactStats:
-    """What a compaction did. Tokens are raw, of the messages alone."""
+    """Statistics of a compaction. Tokens are raw and of the messages alone."""
 
     original_token_count: int
     compacted_token_count: int
@@ -200,9 +215,9 @@ class CompactStats:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CompactResult:
-    """What `compact_messages` returns.
+    """The result of `compact_messages`.
 
-    Without a compaction, *messages* is the very list given and *reason* says why.
+    If the history was not compacted, *messages* is the very same list and *reason* says why.
     """
 
     messages: list[Message] = field(repr=False)
@@ -238,33 +253,32 @@ async def compact_messages(
     archive: Archive | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> CompactResult:
-    """Once the context reaches its threshold, replace the history by a summary.
+    """Replace the history by a summary if the context has reached its threshold.
 
-    All but the leading system messages is replaced, and the files read last are read again from
-    disk and follow the summary. The very same list comes back below
-    *context_token_limit* x *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and
-    *tools* included), when no summary can be had after *max_retries* (2), and when the result would
-    not be smaller. *messages* is not modified.
+    All messages but the leading system messages are replaced. The files read last are read again
+    from disk and follow the summary. The threshold is *context_token_limit* x
+    *compact_threshold_ratio* (200,000 x 0.92 raw tokens, including *system* and *tools*). The very
+    same list is returned below the threshold, if no summary is written within *max_retries* (2)
+    retries, and if the result would not be smaller. *messages* is not modified.
 
-    The raw messages go first to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json``
-    (*output_dir*: .compact), for `load_archive` to read back: plain messages come back equal, model
-    objects of the SDK as they would be sent. A failed save is logged and does not stop the
-    compaction unless *require_archive*.
+    The raw messages are first saved to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json``
+    (*output_dir*: .compact). `load_archive` reads them back: plain messages are equal, model
+    objects of the SDK are as they would be sent. A failed save is logged; it stops the compaction
+    only if *require_archive* is True.
 
-    *summarize* writes the summary. By default that is `AnthropicSummarizer` with *model* and
-    *summary_max_words*: the messages are sent to Anthropic with the credentials that the
-    environment holds for it, whatever the agent itself uses; without any, `ExtractiveSummarizer`
-    writes.
-    *work_dir* and the *max_restore_…* limits are those of `restore_files`. With *fold_unrestored*
-    files that are too long are reduced to the names they define. *files*, *archive* and *sleep*
-    stand in for the disk and the clock.
+    *summarize* writes the summary. The default is `AnthropicSummarizer` with *model* and
+    *summary_max_words*: it sends the messages to Anthropic with the credentials for it in the
+    environment, also if the agent itself uses another provider. Without credentials,
+    `ExtractiveSummarizer` is used. *work_dir* and the *max_restore_…* limits are those of
+    `restore_files`. If *fold_unrestored* is True, files that are too long are reduced to the names
+    that they define. *files*, *archive* and *sleep* replace the disk and the clock.
 
-    It believes what *messages* say, as `restore_files` does: files come back after calls that were
-    denied, too, and a message in the form of a summary or of a restored file passes for one. The
-    stage `Compact` believes none of this.
+    This function trusts *messages*, as `restore_files` does: files come back also after calls that
+    were denied, and a message in the form of a summary or of a restored file is taken for one. The
+    stage `Compact` trusts none of this.
 
-    Raises InvalidHistory when *messages* is not a valid message list, SettingsError when a setting
-    is invalid.
+    Raises InvalidHistory if *messages* is not a valid message list, SettingsError if a setting is
+    invalid.
     """
     ensure_messages(messages)
     counter = as_counter(counter)
@@ -272,7 +286,7 @@ async def compact_messages(
     if summarize is None:
         max_words = SUMMARY_MAX_WORDS(summary_max_words)
         summarize = AnthropicSummarizer(model=model, max_words=max_words, counter=counter)
-    # Counted in a worker thread now; below, the tokens of every text are known.
+    # Counted in a worker thread now; below, the counter only looks every text up.
     await counter.count(messages, system=system, tools=tools)
     is_long = should_compact(
         messages,
@@ -319,7 +333,7 @@ async def compact_messages(
 async def _largest_smaller_result(
     original: list[Message], text: str, restored: RestoredFiles, counter: TokenCounter
 ) -> CompactResult:
-    """The result with as many of the restored files as leave it smaller than the *original*."""
+    """Return the result with as many restored files as possible that is smaller than *original*."""
     head, rest = split_system(original)
     before = await counter.count(original)
     for number in range(len(restored.files), -1, -1):
@@ -347,16 +361,17 @@ async def _largest_smaller_result(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What `Compact` keeps word for word, whatever the summary says.
+    """The content that `Compact` keeps verbatim, independent of the summary.
 
-    A list of paths of up to *tokens* tokens and, in proportion, commands, identifiers and the
-    user's requests; paths that exceed this are listed in a file beside the archive. *pin* chooses
-    messages to keep as they are: a function, or texts, one of which the user says in them. They
-    share half of the budget's target with all else that is carried on, and come before most of it;
-    those that do not fit are in a file that the context names. What the model has not answered
-    stays whole as long as the window holds it; else the user's words in it are cut, head and tail.
+    A list of paths takes up to *tokens* tokens; commands, identifiers and the user's requests are
+    limited in proportion. Paths that do not fit are listed in a file next to the archive. *pin*
+    chooses messages to keep unchanged: a function, or texts to look for in the user's words.
+    Together with everything else that is carried over they take at most half of the budget's
+    target, and come before most of it; those that do not fit are in a file that the context names.
+    Messages that the model has not answered stay whole as long as the window holds them; otherwise
+    the user's words in them are cut to head and tail.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     tokens: int = 2000
@@ -368,50 +383,52 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Compact:
-    """Near the limit, replace the history by its summary.
+    """Replace the history by its summary when the context comes near its limit.
 
-    The evidence that no model may forget and the working set of files follow the summary. It begins
-    when the calibrated estimate of the context reaches the budget's trigger (or by force) and aims
-    at its target: restored files give way first, the oldest of them first, then the evidence. A
-    result that is still above the target but smaller than before is used, and reported as
-    ``over_target`` with what keeps it there. While a call waits for its result, one of a server
-    tool included, compaction is postponed; where the API itself has compacted, it is left to the
-    API.
+    The summary is followed by the evidence that must not be forgotten and by the working set of
+    files. A compaction starts when the calibrated estimate of the context reaches the budget's
+    trigger (or by force) and aims at its target: restored files are left out first, the oldest of
+    them first, then the evidence is reduced. A result that is still above the target but smaller
+    than before is used, and reported as ``over_target`` with the parts that take the tokens.
+    Compaction is postponed while a call waits for its result, also a call of a server tool; if the
+    API itself has compacted, it is left to the API.
 
-    *summarize* writes the summary: by default `AgentSummarizer`, the agent's own model, where a
-    session's client or an adapter lends it, and elsewhere `ExtractiveSummarizer`, with one warning
-    in a session. The report names the one that wrote, its model, and what it cost.
+    *summarize* writes the summary. The default is `AgentSummarizer`, which uses the agent's own
+    model if a session's client or an adapter provides it; otherwise `ExtractiveSummarizer` is used,
+    with one warning in a session. The report has the name of the summarizer, its model, and its
+    cost.
 
-    *archive* keeps the raw messages, before anything else happens; without it nothing is compacted,
-    unless *require_archive* is False.
+    *archive* stores the raw messages, before anything else happens. It is required unless
+    *require_archive* is False.
 
-    *restore* says which of the user's files may be read again; without it no file is opened, and
-    the report says so.
+    *restore* says which of the user's files may be read again. Without it no file is opened, and
+    the report has a warning.
 
-    *evidence* says how much is kept word for word: paths, commands, requests, pinned messages. What
-    the model has not answered stays whole, images, documents and results included, as long as the
-    window holds it beside the summary, also above the target; where it does not, the report's
+    *evidence* says how much is kept verbatim: paths, commands, requests, pinned messages. Messages
+    that the model has not answered stay whole, including images, documents and results, as long as
+    the window holds them and the summary, also above the target. If it does not, the report's
     warnings say what is missing.
 
-    System messages from the middle of the history, pinned messages, the request under way, blocks
-    of types that ctxpipe does not know, and references to files are carried on word for word, and
-    so are the calls that loaded tools. Together with files and evidence they take at most half of
-    the target. What does not fit is stored in a file that the context and the report name.
+    Some content is carried over verbatim: system messages from the middle of the history, pinned
+    messages, the request that is being worked on, blocks of types that ctxpipe does not know,
+    references to files, and the calls that loaded tools. Together with files and evidence it takes
+    at most half of the target. What does not fit is stored in a file that the context and the
+    report name.
 
-    *breaker* says how often a summary is tried, and when no attempt is made for a while.
+    *breaker* limits how often a summary is tried, and how long no attempt is made after failures.
 
-    With *background* a session that is handed its history begins the summary at `BACKGROUND_SHARE`
-    of the trigger, while the agent goes on. The turn that reaches the trigger waits only for what
-    is still missing; the messages that came since stay behind the summary, word for word. As each
-    summary then covers less, there are more of them. Where one fails, or the history was edited,
-    the turn asks for its own, as with a focus. The end of the session's ``async with`` cancels what
-    is not written yet.
+    If *background* is True, a session that gets the caller's history starts the summary at
+    `BACKGROUND_SHARE` of the trigger, while the agent continues. The turn that reaches the trigger
+    waits only for the rest; the messages since then follow the summary verbatim. As each summary
+    covers less, there are more of them. If it fails, or the history was edited, the turn asks for
+    its own summary; it does so with a focus too. The end of the session's ``async with`` cancels an
+    unfinished summary.
 
-    Nothing is believed because of what a text says: in a session the evidence comes from the
-    caller's history, and elsewhere from archives of the same session whose digest is right. Texts
-    that only look like ours contribute nothing.
+    Nothing is trusted because of what a text says: in a session the evidence comes from the
+    caller's history, and otherwise from archives of the same session with the right digest. Texts
+    that only look like those of ctxpipe contribute nothing.
 
-    Raises SettingsError for settings that are invalid.
+    Raises SettingsError if a setting is invalid.
     """
 
     summarize: Summarizer | None = None
@@ -447,6 +464,10 @@ class Compact:
         check_reference(reference_of(self.archive))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
+        """Compact the context if it is time to.
+
+        Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
+        """
         turn.recall(Attempts).turns += 1
         skip = await self._reason_to_skip(turn)
         if skip is None:
@@ -456,7 +477,7 @@ class Compact:
         return skip
 
     async def plan(self, turn: Turn) -> Skip | Intent:
-        """What would be done; a summary cannot be known without writing it."""
+        """Return what the turn would do; the outcome is unknown without writing the summary."""
         skip = await self._reason_to_skip(turn)
         if skip is not None:
             return skip
@@ -469,7 +490,7 @@ class Compact:
         )
 
     def with_focus(self, focus: str) -> Compact:
-        """The same stage whose summary attends to *focus*, if its summarizer can do that."""
+        """Return the same stage with a summary that attends to *focus*, if its summarizer can."""
         writer = self.summarize or AgentSummarizer()
         if not isinstance(writer, AgentSummarizer | AnthropicSummarizer | PromptSummarizer):
             return self
@@ -489,9 +510,8 @@ class Compact:
             turn.memory.pop(FinishedSummary, None)
         return answer
 
-    # Whether --------------------------------------------------------------------------------------
-
     async def _reason_to_skip(self, turn: Turn) -> Skip | None:
+        """Return a Skip if the context must not be compacted now, or need not."""
         tokens = await turn.tokens()
         is_over = turn.budget.reached(tokens)
         if not turn.force and not is_over:
@@ -500,13 +520,16 @@ class Compact:
         obstacle = compact.obstacle(rest)
         if obstacle:
             return Skip(obstacle)
-        fixed = turn.overhead + await turn.counter.count(head)
+        fixed_tokens = turn.overhead + await turn.counter.count(head)
         raw = await turn.raw_tokens()
         must_cut = not compact.open_tail(rest) or _has_protected_thinking(turn, rest)
         if must_cut and not turn.force and window_holds(turn, raw):
             return Skip("postponed: only what the model has not answered could go")
-        if turn.budget.reached(turn.ledger.estimate(fixed)):
-            reason = f"over budget: system prompt, tools and system messages hold {fixed:,} tokens"
+        if turn.budget.reached(turn.ledger.estimate(fixed_tokens)):
+            reason = (
+                "over budget: system prompt, tools and system messages have "
+                f"{fixed_tokens:,} tokens"
+            )
         else:
             attempts = turn.recall(Attempts)
             # The clock of another process may be ahead.
@@ -518,10 +541,10 @@ class Compact:
         return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason))
 
     async def _may_begin(self, turn: Turn) -> bool:
-        """Whether the next summary is to be begun in the background.
+        """Return True if the next summary should be started in the background.
 
-        Not where kept thinking may forbid to keep what comes after it; and what costs nothing is
-        not waited for.
+        That is not so if protected thinking may forbid to keep the messages after it, or if the
+        summarizer costs no time to wait for.
         """
         is_early = await turn.tokens() < BACKGROUND_SHARE * turn.budget.trigger
         if is_early or turn.protected or isinstance(self._writer(turn), ExtractiveSummarizer):
@@ -534,15 +557,19 @@ class Compact:
         return not await self._reason_to_skip(replace(turn, force=True))
 
     def _writer(self, turn: Turn) -> Summarizer:
-        own = self.summarize or AgentSummarizer()
-        writer = with_agent_model(own, turn.agent_model, turn.budget.window)
+        """Return the summarizer for this turn."""
+        configured = self.summarize or AgentSummarizer()
+        writer = with_agent_model(configured, turn.agent_model, turn.budget.window)
         if isinstance(writer, ExtractiveSummarizer):
-            # What the evidence says better need not be in the summary too.
+            # The evidence has its facts in a better form, so its summary need not repeat them.
             return replace(writer, brief=True)
         return writer
 
     def _warn_without_model(self, turn: Turn, writer: Summarizer) -> str:
-        """Warn, once in a session, that *writer* stands in for a model; "" when it was chosen."""
+        """Return a warning if *writer* is used for lack of a model; "" if it was chosen.
+
+        The first warning of a session is logged.
+        """
         was_chosen = isinstance(self.summarize, ExtractiveSummarizer)
         if was_chosen or not isinstance(writer, ExtractiveSummarizer):
             return ""
@@ -553,58 +580,66 @@ class Compact:
         attempts.warned = True
         return warning
 
-    # What -----------------------------------------------------------------------------------------
-
     async def _compact(self, turn: Turn) -> Change | Skip:
+        """Archive the messages, write the summary, and build the new context."""
         _, rest = split_system(turn.messages)
-        shown = partial(visible_path, reference_of(self.archive), session_folder(turn.session_id))
-        source = await source_of(turn, self.archive, shown)
+        folder = session_folder(turn.session_id)
+        visible_path_of = partial(visible_path, reference_of(self.archive), folder)
+        source = await source_of(turn, self.archive, visible_path_of)
         facts = await in_thread(compact.gather_facts, source)
-        # Before the summary, so that none is paid for where nothing can be kept. After an attempt
-        # that has kept its messages and had no summary it is after it: not once for each attempt.
-        is_first = not turn.recall(Attempts).archive
-        path = await self._archive(turn, rest, facts) if is_first else None
+        # The archive comes before the summary, so that no summary is paid for if nothing can be
+        # stored. After an attempt that stored its messages but got no summary it comes after the
+        # summary: not every attempt writes an archive.
+        is_first_attempt = not turn.recall(Attempts).archive
+        path = await self._archive(turn, rest, facts) if is_first_attempt else None
         writer = self._writer(turn)
-        no_model = self._warn_without_model(turn, writer)
+        model_warning = self._warn_without_model(turn, writer)
         summary, covered = await self._summarize(turn, writer, rest)
-        if not is_first:
+        if not is_first_attempt:
             path = await self._archive(turn, rest, facts)
-        described = _number_described(turn, covered) if source.is_raw else None
-        if described is not None:
-            source, later = _divide(source, turn, described)
+        described_count = _described_count(turn, covered) if source.is_raw else None
+        if described_count is not None:
+            source, later_requests = _divide(source, turn, described_count)
             facts = await in_thread(compact.gather_facts, source)
-            facts = replace(facts, requests=[*facts.requests, *later])
-        restored = RestoredFiles(warnings=(_NOT_RESTORED,))
+            facts = replace(facts, requests=[*facts.requests, *later_requests])
+        restored = RestoredFiles(warnings=(_NO_RESTORE,))
         if self.restore is not None:
             restored = await self.restore.read_again(
                 source.messages, turn.counter, turn.session_id, self.archive
             )
         notes = [SEARCHABLE] if turn.can_search else []
         facts = replace(facts, notes=notes + _notes(restored))
-        found = await self._replacements(turn, summary, covered, source, facts, path, shown)
-        file = self._omissions_file(turn, rest, path, shown)
-        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens, file)
-        layout, file, not_written = await write_omissions(
-            turn, replacement, layout, self.archive, shown, file
+        replacements = await self._replacements(
+            turn, summary, covered, source, facts, path, visible_path_of
         )
-        layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown, file)
+        file = self._omissions_file(turn, rest, path, visible_path_of)
+        replacement, layout = await choose_layout(
+            turn, replacements, restored, self.evidence.tokens, file
+        )
+        layout, file, omissions_warning = await write_omissions(
+            turn, replacement, layout, self.archive, visible_path_of, file
+        )
+        layout, paths_warning = await list_paths(
+            turn, replacement, layout, self.archive, visible_path_of, file
+        )
         carried = layout.carried
         warnings = [*replacement.cuts, *carried.cuts, *restored.warnings]
         if carried.left_out:
             number = count_phrase(len(carried.left_out), "piece")
             warnings.append(f"{number} that should be carried on did not fit: {file.path}")
-        warnings += [warning for warning in (no_model, not_written, not_listed) if warning]
+        further_warnings = (model_warning, omissions_warning, paths_warning)
+        warnings += [warning for warning in further_warnings if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),
             covered or len(rest),
             summarizer=summary.writer or summarizer_name(writer),
             archive=path,
-            restored=tuple(file.path for file in layout.files),
-            restored_tokens=sum(file.tokens for file in layout.files),
+            restored=tuple(restored_file.path for restored_file in layout.files),
+            restored_tokens=sum(restored_file.tokens for restored_file in layout.files),
             folded=tuple(layout.folded),
             warnings=tuple(warnings),
-            left_out=tuple(map(str, carried.left_out)),
+            left_out=tuple(str(piece) for piece in carried.left_out),
             left_out_file=file.path if carried.left_out else "",
             removed=await in_thread(count_removed, rest, layout.messages),
             attempts=summary.attempts,
@@ -617,34 +652,47 @@ class Compact:
         answer = await self._judge(turn, replacement, layout, detail)
         if not isinstance(answer, Change):
             return answer
-        return replace(answer, described_count=described)
+        return replace(answer, described_count=described_count)
 
     async def _summarize(
         self, turn: Turn, writer: Summarizer, rest: Sequence[Message]
     ) -> tuple[Summary, int | None]:
-        """The summary of *rest*, or the one from the background and how many messages it covers.
+        """Return the summary, and the number of messages of *rest* that it covers; None for all.
 
-        What came since may be too much to be kept: then it is summarized, with that summary before
-        it.
+        There are four cases:
+
+        1. A summary from the background is ready, and the messages since then fit: it is used. If
+        they
+           do not fit, they are summarized after it.
+        2. The caller replaces messages at the end of the history: only the answered ones are
+           summarized.
+        3. The summarizer is free: everything is summarized, without records of earlier attempts.
+        4. Otherwise everything is summarized. The record of an attempt that failed or was cancelled
+           lets the next one continue, so that nothing is paid for twice.
         """
-        # What costs nothing is written anew: then it says the same in every process.
+        # A free summary is always written again, so that it is the same in every process.
         is_free = isinstance(writer, ExtractiveSummarizer)
         parts = None if is_free else turn.recall(FinishedParts)
-        earlier = None if parts is None else parts.writer
-        if isinstance(writer, AgentSummarizer) and isinstance(earlier, AgentSummarizer) and parts:
-            # What an earlier request has lent may be closed by now, or its key be out of date.
-            parts.writer = replace(earlier, agent_model=writer.agent_model)
+        earlier_writer = None if parts is None else parts.writer
+        if (
+            parts is not None
+            and isinstance(writer, AgentSummarizer)
+            and isinstance(earlier_writer, AgentSummarizer)
+        ):
+            # The client of an earlier request may be closed by now, or its key expired.
+            parts.writer = replace(earlier_writer, agent_model=writer.agent_model)
         pending = turn.memory.get(PendingSummary)
-        if self.background and pending and (covered := pending.place(turn)):
+        covered = pending.place(turn) if self.background and pending else 0
+        if pending and covered:
             summary = await pending.summary(turn)
-            if summary is None:  # it has failed, or is of a history that was edited
+            if summary is None:  # it failed, or the history was edited
                 pending.cancel()
                 del turn.memory[PendingSummary]
             elif await can_keep(turn, rest[covered:]):
                 return summary, covered
             else:
-                known = await in_thread(digest_of, rest[:covered])
-                parts = FinishedParts(writer, writer, covered, known, summary)
+                covered_digest = await in_thread(digest_of, rest[:covered])
+                parts = FinishedParts(writer, writer, covered, covered_digest, summary)
                 turn.memory[FinishedParts] = parts
         if turn.tracked is not None and turn.tracked.has_changing_end:
             _, place = answer_boundary(turn)
@@ -654,29 +702,33 @@ class Compact:
             return await summarize_with_retry(writer, rest, self.breaker.retry), None
         finished = turn.memory.get(FinishedSummary)
         if finished is not None and finished.summarizer == writer and finished.count <= len(rest):
-            known = await in_thread(digest_of, rest[: finished.count])
-            if known == finished.digest and finished.summary is not None:
+            beginning_digest = await in_thread(digest_of, rest[: finished.count])
+            if beginning_digest == finished.digest and finished.summary is not None:
                 if finished.count == len(rest):
                     return finished.summary, None
                 parts = finished
         digest = await in_thread(digest_of, rest)
         summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
-        # Nothing is awaited since it came: wherever the turn is cancelled, it is not paid again.
-        finished = FinishedSummary(writer, writer, len(rest), digest, summary)
-        turn.memory[FinishedSummary] = finished
+        # Stored with no await after the summary: if the turn is cancelled, it is not paid for
+        # again.
+        turn.memory[FinishedSummary] = FinishedSummary(writer, writer, len(rest), digest, summary)
         return summary, None
 
     async def _archive(
-        self, turn: Turn, rest: Sequence[Message], facts: compact.Facts
+        self, turn: Turn, rest: Sequence[Message], facts: ConversationFacts
     ) -> str | None:
-        """Where *rest* is kept: in the archive of an attempt that failed, if that was the same."""
+        """Store *rest* and return its location; None without an archive.
+
+        If a failed attempt has archived the same messages, its archive is used.
+        """
         if self.archive is None:
             return None
         attempts = turn.recall(Attempts)
         is_same = attempts.archive and attempts.archived == await _digest_of(turn)
         if is_same and await archive_digest(self.archive, attempts.archive):
             return attempts.archive
-        attempts.archive = attempts.archived = ""
+        attempts.archive = ""
+        attempts.archived = ""
         record = archive_record(rest, facts=facts)
         path = await save_raw(
             self.archive, turn.session_id, "compact", record, required=self.require_archive
@@ -690,18 +742,18 @@ class Compact:
         summary: Summary,
         covered: int | None,
         source: compact.Source,
-        facts: compact.Facts,
+        facts: ConversationFacts,
         archive: str | None,
-        shown: Callable[[str], str],
+        visible_path_of: Callable[[str], str],
     ) -> list[compact.Replacement]:
-        """What may replace the history, which is kept in the file *archive*.
+        """Return the contexts that may replace the history, which is stored in the file *archive*.
 
-        *shown* gives its path as the model sees it.
+        *visible_path_of* returns its path as the model sees it.
         """
         head, rest = split_system(turn.messages)
         path = ""
         if archive:
-            path = shown(archive)
+            path = visible_path_of(archive)
             digest = await archive_digest(self.archive, archive) or ""
             facts = replace(facts, archives=[*facts.archives, path], digest=digest)
         make_replacements = partial(
@@ -718,28 +770,32 @@ class Compact:
         turn: Turn,
         rest: Sequence[Message],
         archive: str | None,
-        shown: Callable[[str], str],
+        visible_path_of: Callable[[str], str],
     ) -> OmissionsFile:
-        """Return where the model would find what is not carried on, now and by the one before."""
+        """Return the file for the pieces that are not carried over.
+
+        It has the path for the model, and that of the file of the compaction before.
+        """
         if self.archive is None or not isinstance(self.archive, TextWriter):
-            return OmissionsFile(shown(archive) if archive else "")
+            return OmissionsFile(visible_path_of(archive) if archive else "")
         key = omissions_key(turn.session_id)
         before = ""
         if rest and acknowledged_count(rest):
             before = omissions_name(rest[0])
         if before:
             folder, _, _ = key.rpartition("/")
-            before = shown(self.archive.location(f"{folder}/{before}"))
-        return OmissionsFile(shown(self.archive.location(key)), before)
+            before = visible_path_of(self.archive.location(f"{folder}/{before}"))
+        return OmissionsFile(visible_path_of(self.archive.location(key)), before)
 
     async def _judge(
         self, turn: Turn, replacement: compact.Replacement, layout: Layout, detail: Compacted
     ) -> Change | Skip:
-        """Whether the proposal counts, and what is to be reported about it."""
+        """Return the proposal or the reason against it, and record it for the circuit breaker."""
         attempts = turn.recall(Attempts)
         until = self.breaker.cooldown_end()
         budget = turn.budget
-        before, after = detail.tokens_before, detail.tokens_after
+        before = detail.tokens_before
+        after = detail.tokens_after
         estimate = turn.ledger.estimate(after + turn.overhead)
         is_over = budget.reached(estimate)
         if estimate > budget.target:
@@ -758,11 +814,12 @@ class Compact:
         return Change(layout.messages, detail)
 
 
-def _number_described(turn: Turn, covered: int | None) -> int | None:
-    """How much of the history is described; None for all of it.
+def _described_count(turn: Turn, covered: int | None) -> int | None:
+    """Return the number of messages of the history that are described; None for all of them.
 
-    Where its end changes from request to request, what comes after the *covered* messages is in
-    neither the summary nor the evidence: else a summary would be undone in each turn.
+    If the caller replaces messages at its end in each request, the messages after the first
+    *covered* ones are described neither by the summary nor by the evidence. Otherwise each turn
+    would undo the summary.
     """
     if covered is None or turn.tracked is None or not turn.tracked.has_changing_end:
         return None
@@ -773,35 +830,37 @@ def _number_described(turn: Turn, covered: int | None) -> int | None:
     return pending.count if pending else None
 
 
-def _divide(source: Source, turn: Turn, described: int) -> tuple[Source, list[str]]:
-    """*source* with the first *described* messages of the history, and the requests after them.
+def _divide(source: Source, turn: Turn, described_count: int) -> tuple[Source, list[str]]:
+    """Return *source* with only the described messages, and the user's requests after them.
 
-    Those are at the end of the context, from where they are taken out of the evidence.
+    These requests are at the end of the context, so the evidence does not repeat them.
     """
     head, _ = split_system(turn.history or ())
-    count = max(0, described - len(head))
-    later = source.words_in(source.messages[count:])
-    return replace(source, messages=source.messages[:count]), later
+    count = max(0, described_count - len(head))
+    later_requests = source.words_in(source.messages[count:])
+    return replace(source, messages=source.messages[:count]), later_requests
 
 
 async def _digest_of(turn: Turn) -> str:
-    """The digest of what is to be summarized."""
+    """Return the digest of the messages of *turn* that can be summarized."""
     _, rest = split_system(turn.messages)
     return (await in_thread(digest_of, rest)).hex()
 
 
-_NOT_RESTORED = "no files are restored: Compact has no restore="
+_NO_RESTORE = "no files are restored: Compact has no restore="
 
 
 def _notes(restored: RestoredFiles) -> list[str]:
-    changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
-    notes = [f"{path} is not as it was shown before" for path in changed]
+    """Return the remarks for the model on files that have changed or were deleted."""
+    files = [*restored.files, *restored.unfit]
+    notes = [f"{file.path} is not as it was shown before" for file in files if file.changed]
     notes += [f"{path} was deleted since it was shown" for path in restored.deleted]
     return notes
 
 
 def _has_protected_thinking(turn: Turn, rest: Sequence[Message]) -> bool:
-    """Whether unanswered messages hold thinking that must not follow a rewritten message."""
+    """Return True if unanswered messages have thinking that must not follow a rewritten message."""
     if turn.protected <= 0:
         return False
-    return any(map(has_thinking, rest[compact.open_tail(rest) :]))
+    unanswered = rest[compact.open_tail(rest) :]
+    return any(has_thinking(message) for message in unanswered)

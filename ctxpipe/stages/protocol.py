@@ -116,7 +116,7 @@ class Turn:
         return await self.ledger.prefix_sums(self.messages, unchanged_count=unchanged_count)
 
     def recall(self, kind: Callable[[], T]) -> T:
-        """Return the stage's own record of type *kind* in this session; the first call creates it."""
+        """Return the stage's record of type *kind* in this session; the first call creates it."""
         if kind not in self.memory:
             self.memory[kind] = kind()
         record: T = self.memory[kind]

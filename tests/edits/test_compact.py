@@ -27,7 +27,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.compact import (
-    Facts,
+    ConversationFacts,
     Replacement,
     Source,
     after_summary,
@@ -145,7 +145,7 @@ def test_a_command_in_the_summary_itself_is_not_the_users():
 
 # Evidence -----------------------------------------------------------------------------------------
 
-LINES = Facts(
+LINES = ConversationFacts(
     paths={
         "README.md": False,
         "src/app/main.py": True,
@@ -206,7 +206,7 @@ def test_all_that_the_block_says_can_be_found_in_it():
 
 
 def test_a_note_right_behind_the_paths_is_none_of_them():
-    evidence = Facts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
+    evidence = ConversationFacts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
     assert dict(parsed_evidence(evidence_block(evidence, 2000, count)[0]).paths) == {"b.py": False}
 
@@ -232,7 +232,7 @@ lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 def test_whatever_stands_in_the_block_is_read_back_as_it_was(
     touched: dict[str, bool], ran: dict[str, bool], requests: list[str]
 ):
-    evidence = Facts(touched, ran, requests=requests)
+    evidence = ConversationFacts(touched, ran, requests=requests)
 
     parsed = parsed_evidence(evidence_block(evidence, 2000, count)[0])
 
@@ -244,7 +244,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 def test_paths_without_room_are_told_the_written_and_the_recent_stay():
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
-    block, left_out = evidence_block(Facts(touched, {}), 500, count)
+    block, left_out = evidence_block(ConversationFacts(touched, {}), 500, count)
 
     kept = parsed_evidence(block).paths
     assert {*kept, *left_out} == set(touched)
@@ -256,7 +256,7 @@ def test_paths_without_room_are_told_the_written_and_the_recent_stay():
 
 @pytest.mark.parametrize("tokens", [0, 50, 2000])
 def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens):
-    evidence = Facts(
+    evidence = ConversationFacts(
         {f"d/f{n}.py": False for n in range(500)},
         {f"make target-{n}": False for n in range(500)},
         [f"ID-{n}" for n in range(500)],
@@ -272,7 +272,7 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens):
 
 
 def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole():
-    evidence = Facts(
+    evidence = ConversationFacts(
         {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
     )
 
@@ -340,7 +340,7 @@ def test_so_they_are_for_every_history(before: list[Message], after: list[Messag
 
 
 def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_every_order():
-    facts = Facts(
+    facts = ConversationFacts(
         {f"{number}.py": False for number in range(9_000)},
         {f"make {number}": False for number in range(900)},
         [f"ID-{number}" for number in range(900)],
@@ -371,11 +371,12 @@ def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys
     source = Source([user(text), assistant("What?")], is_raw=is_raw)
 
     orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
-    assert gather_facts(source) == Facts({}, {}, [], [text] if is_raw else [], orders=orders)
+    requests = [text] if is_raw else []
+    assert gather_facts(source) == ConversationFacts(requests=requests, orders=orders)
 
 
 def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():
-    evidence = Facts(
+    evidence = ConversationFacts(
         {},
         {},
         archives=["/a/compact-1.json", "/a/x y (2).json"],
@@ -404,7 +405,7 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     evidence = gather_facts(Source([user("Go."), *history], is_raw=True))
 
     block, left_out = evidence_block(
-        Facts(evidence.paths, evidence.commands, notes=notes), 10**6, count
+        ConversationFacts(evidence.paths, evidence.commands, notes=notes), 10**6, count
     )
 
     told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")

@@ -10,7 +10,7 @@ from histories import assistant, tool_use
 
 from ctxpipe.edits.activity import touched_paths
 from ctxpipe.edits.atoms import path_atom
-from ctxpipe.edits.compact import Facts, evidence_block
+from ctxpipe.edits.compact import ConversationFacts, evidence_block
 from ctxpipe.edits.paths import is_absolute, is_windows_path, path_segments, split_path
 from ctxpipe.edits.views import viewed_path
 from ctxpipe.messages import ToolCall
@@ -50,7 +50,7 @@ def test_the_evidence_lists_windows_paths_by_folder_as_a_tool_was_given_them():
         r"lib\util.py": False,
     }
 
-    block, left_out = evidence_block(Facts(paths), 2000, len)
+    block, left_out = evidence_block(ConversationFacts(paths), 2000, len)
 
     lines = block.split("\n")
     written = lines.index("Files written:")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ctxpipe.edits.shown import FileText, obstacle
+from ctxpipe.edits.shown import ShownText, obstacle
 
 FILE = '{\n  "host": "db.internal",\n  "db_login": "hunter2",\n\t"größe": 3\n}\n'
 LINES = FILE.splitlines()
@@ -15,7 +15,7 @@ LONG = ", ".join(f'"key{n}": "value {n}"' for n in range(400))
 
 
 def reason(*views: str, text: str = FILE, current: bool = True) -> str:
-    return obstacle([FileText(view, current) for view in views], text, str)
+    return obstacle([ShownText(view, current) for view in views], text, str)
 
 
 REFUSALS = [
@@ -161,7 +161,7 @@ def test_what_redact_hides_is_no_difference():
     def redact(text: str) -> str:
         return text.replace("hunter2", "[hidden]")
 
-    views = [FileText(FILE, True), FileText(redact(FILE), True)]
+    views = [ShownText(FILE, True), ShownText(redact(FILE), True)]
 
     assert obstacle(views, redact(FILE), redact) == ""
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from memory import traced_memory
 
 from ctxpipe import Budget, Compact, ContextPipeline
-from ctxpipe.edits.compact import Facts
+from ctxpipe.edits.compact import ConversationFacts
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.functions import compact_messages
 from ctxpipe.messages import Message
@@ -98,7 +98,7 @@ async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_req
 
 
 async def test_the_facts_in_an_archive_come_back_redacted(tmp_path):
-    facts = Facts(
+    facts = ConversationFacts(
         {"a.py": True, "secret.py": False},
         {"make secret": True},
         ["ID-1"],
@@ -111,7 +111,7 @@ async def test_the_facts_in_an_archive_come_back_redacted(tmp_path):
 
     found = await read_verified(storage, path, await archive_digest(storage, path) or "")
     assert found is not None
-    assert found.facts == Facts(
+    assert found.facts == ConversationFacts(
         {"a.py": True, "******.py": False},
         {"make ******": True},
         ["ID-1"],

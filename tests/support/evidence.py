@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from ctxpipe.edits.compact import Facts
+from ctxpipe.edits.compact import ConversationFacts
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
@@ -20,17 +20,17 @@ _FOLDER = re.compile(rf"({_QUOTED}|[^:]+): (.+)")
 _NAME = re.compile(rf"({_QUOTED}|[^,]+)(?:, |$)")
 
 
-def parsed_evidence(text: str) -> Facts:
+def parsed_evidence(text: str) -> ConversationFacts:
     """The evidence in what stands behind a summary; empty when there is none."""
     begin = text.find(EVIDENCE)
     if begin < 0:
-        return Facts({}, {})
+        return ConversationFacts({}, {})
     before, _, requests = text[begin + len(EVIDENCE) :].partition(f"\n{_REQUESTS}\n")
     lines = before.removesuffix(EVIDENCE_END).split("\n")
     named, written = (
         dict.fromkeys(_parsed_paths(lines, heading)) for heading in (_NAMED, _WRITTEN)
     )
-    return Facts(
+    return ConversationFacts(
         paths={**dict.fromkeys(named, False), **dict.fromkeys(written, True)},
         commands={line[2:]: line[0] == "!" for line in lines if line[:2] in ("$ ", "! ")},
         identifiers=[
