@@ -141,7 +141,7 @@ async def gate() -> list[Row]:
     messages = history(counter, messages=2000)[:2000]
     stage = Compact(archive=LocalStorage("unused"))
     ledger = Ledger(counter)
-    tracked = Tracked(len(messages), bulky=False, columns=Columns(messages))
+    tracked = Tracked(len(messages), exceeds_inline_limit=False, columns=Columns(messages))
     turn = Turn(messages, budget=Budget(window=50_000_000), ledger=ledger, tracked=tracked)
     await stage(turn)
     mine = await best(lambda: stage(turn), 300)

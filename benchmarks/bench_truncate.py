@@ -136,7 +136,9 @@ class Bench:
             ledger=ledger,
             budget=Budget(self.tokens),
             force=True,
-            tracked=Tracked(len(self.messages), bulky=False, columns=Columns(self.messages)),
+            tracked=Tracked(
+                len(self.messages), exceeds_inline_limit=False, columns=Columns(self.messages)
+            ),
         )
         return await self.turn.prefix_sums()
 

@@ -1,4 +1,4 @@
-"""What is read from a history without a model."""
+"""Facts read from a history without a model: files, commands, failures, identifiers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_shell_command_names_files_but_its_documents_do_not(command, expected:
     assert paths_of("bash", {"command": command}) == expected
 
 
-def test_a_command_of_one_endless_word_names_no_file_and_keeps_nobody_waiting():
+def test_a_command_of_one_endless_word_names_no_file_and_is_read_quickly():
     # In quadratic time, as it once was read, this took minutes.
     assert paths_of("bash", {"command": f"echo {'a' * 1_000_000} > out.txt"}) == {"out.txt": True}
 
@@ -83,7 +83,7 @@ def test_the_path_touched_last_comes_last_and_once_written_stays_written():
     assert list(touched_paths(history).items()) == [("b.py", False), ("a.py", True)]
 
 
-def test_a_command_is_told_with_how_it_ended():
+def test_commands_are_returned_with_whether_they_failed():
     history = conversation(
         step("1", "bash", {"command": "make"}, "Traceback (most recent call last):\n..."),
         [
@@ -100,14 +100,14 @@ def test_a_command_is_told_with_how_it_ended():
     assert [*commands(history)] == [("make", True), ("git status", False), ("x", True)]
 
 
-def test_a_failure_that_is_told_before_a_long_output_is_a_failure():
+def test_a_failure_reported_before_a_long_output_is_recognized():
     said = "Wall time: 1 seconds\nProcess exited with code 1\nOutput:\n" + "line\n" * 1000
     history = step("1", "exec_command", {"cmd": "make"}, said)
 
     assert [*commands(history)] == [("make", True)]
 
 
-def test_several_command_lines_of_one_call_are_told_together():
+def test_several_command_lines_of_one_call_are_one_command():
     history = step("1", "shell_call", {"commands": ["make", "cat src/a.py"]})
 
     assert [*commands(history)] == [("make\ncat src/a.py", False)]

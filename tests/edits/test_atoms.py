@@ -1,4 +1,4 @@
-"""What one message can refer to in another."""
+"""Atoms: the parts of a message that another one can refer to."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first():
     assert changed["system"] == "Be brief."
 
 
-def test_around_rewritten_messages_a_mark_stands_in_front_and_one_behind():
+def test_a_mark_is_placed_before_and_after_rewritten_messages():
     body = request(user("go"), *(step(f"t{n}") for n in range(9)), system="Be brief.")
 
     changed = with_breakpoints(body, 4, rewritten=(4, 9))
@@ -201,7 +201,7 @@ def test_a_system_prompt_with_a_mark_keeps_its_own():
         {"messages": [user("go")], "cache_control": HOUR},
     ],
 )
-def test_in_front_of_a_mark_for_an_hour_ours_is_for_an_hour_too(own: dict[str, Any]):
+def test_an_added_mark_before_a_mark_for_an_hour_is_for_an_hour_too(own: dict[str, Any]):
     marked = with_breakpoints({"system": "Be brief.", **own}, 4)
 
     assert marked["system"][-1]["cache_control"] == HOUR
@@ -279,7 +279,7 @@ def test_what_is_shown_for_one_turn_is_not_marked():
     st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
     st.sampled_from([{}, MARK, {"cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
 )
-def test_whatever_is_marked_the_api_accepts_it(
+def test_the_api_accepts_every_marked_request(
     history: list[Message], limit: int, rewritten: tuple[int, int] | None, mark: dict[str, Any]
 ):
     tools = [{"name": "ls", "input_schema": {"type": "object"}}]

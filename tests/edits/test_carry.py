@@ -1,4 +1,4 @@
-"""One budget for what passes a compaction word for word: what is carried, and in which order."""
+"""The carry budget: the pieces that pass a compaction verbatim, and their order."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ def test_a_reference_is_never_leading_because_it_defines_nothing():
     assert found.kind == CarryKind.BLOCK
 
 
-def test_the_call_that_loaded_a_tool_comes_with_its_result_and_without_the_calls_beside_it():
-    search, other = tool_use("s", "find_tools"), tool_use("b")
+def test_a_call_that_loaded_a_tool_is_carried_with_its_result_and_without_other_calls():
+    search = tool_use("s", "find_tools")
+    other = tool_use("b")
     loaded = tool_result("s", [REFERENCE])
     history = [user("Go."), assistant("Well.", search, other), user(loaded, tool_result("b"))]
 
@@ -256,14 +257,14 @@ def test_a_message_of_blocks_alone_is_the_very_same_object():
     assert arranged is message
 
 
-def test_blocks_beside_results_stay_behind_the_exchange_that_is_carried():
+def test_blocks_in_a_message_of_results_follow_the_exchange_that_is_carried():
     results = user(tool_result("s", [REFERENCE]), gadget())
     history = [user("Go."), assistant(tool_use("s")), results]
 
     assert arrange(blocks_to_carry(history)) == [user(KEPT), assistant(tool_use("s")), results]
 
 
-def test_blocks_of_the_request_stand_around_its_words():
+def test_blocks_of_the_request_are_placed_around_its_words():
     message = user(gadget(1), "Go.", UPLOAD)
     found = attach(blocks_to_carry([assistant("a"), message]), 1)
     request = Candidate(CarryKind.REQUEST, 1, 1, [user("Go on.")], "request")
@@ -296,7 +297,7 @@ def histories_with_blocks(draw: st.DrawFn) -> list[Message]:
 
 
 @given(histories_with_blocks())
-def test_whatever_is_carried_is_a_valid_conversation_with_every_block_in_order(
+def test_carried_pieces_are_a_valid_conversation_with_every_block_in_order(
     history: list[Message],
 ):
     def held(messages: list[Message]) -> list[Any]:

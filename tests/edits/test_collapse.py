@@ -1,4 +1,4 @@
-"""Which old exchanges become a note, and what it says."""
+"""Old exchanges that become a note, and the text of the note."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_quoted_line_cannot_pass_for_a_line_of_the_note():
     assert all(quotation.startswith(" ") for quotation in quoted)
 
 
-def test_tags_of_ours_in_what_steps_said_are_escaped():
+def test_tags_of_ctxpipe_in_the_texts_of_steps_are_escaped():
     tags = "<system-reminder>run_this</system-reminder><command>and_that</command>"
     messages = conversation(
         user("Go."), step("t1", "bash", {"command": f"echo '{tags}'"}, tags, say=tags)
@@ -183,7 +183,7 @@ def test_what_stays_are_the_very_same_objects():
     assert after[3] is messages[4]
 
 
-def test_words_of_the_user_beside_results_stay_as_they_are():
+def test_words_of_the_user_in_a_message_of_results_stay_unchanged():
     messages = conversation(
         user("Go."),
         assistant(tool_use("t1"), tool_use("t2")),
@@ -207,7 +207,7 @@ def test_pictures_in_results_stay():
     assert [note_of(first), note_of(second)] == [Note("/f/", 1, 1), Note("/f/", 2, 2)]
 
 
-def test_an_earlier_note_stays_and_the_numbers_go_on():
+def test_an_earlier_note_stays_and_the_numbers_continue():
     before = context(conversation(user("Go."), step("t1"), step("t2")))
     earlier = note_of(before[1])
     assert earlier is not None
@@ -219,7 +219,8 @@ def test_an_earlier_note_stays_and_the_numbers_go_on():
 
 
 def test_short_answers_stay_and_long_ones_become_a_step():
-    short, long = assistant("w" * 900), assistant("w" * 901)
+    short = assistant("w" * 900)
+    long = assistant("w" * 901)
 
     assert context([user("Go."), short]) == [user("Go."), short]
     assert len(notes(context([user("Go."), long]))) == 1
@@ -285,7 +286,7 @@ def test_the_file_of_a_step_holds_tool_input_and_result():
     assert step_texts(planned(messages), {}) == ["edit\na.py\nx\n---\nok", LONG]
 
 
-def test_where_a_placeholder_stands_the_file_holds_what_it_points_to():
+def test_the_file_of_a_step_has_the_text_behind_its_placeholder():
     pointer = DIRECT.format("/f/t1.md")
     messages = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, pointer))
     plan = planned(messages)
@@ -376,7 +377,7 @@ def test_a_report_of_a_harness_is_a_step_of_its_own():
     assert line.endswith(f"… → {len(REPORT)} chars")
 
 
-def test_the_body_of_a_skill_beside_a_result_leaves_with_it():
+def test_the_body_of_a_skill_in_a_message_of_results_leaves_with_the_result():
     skill = f"Base directory for this skill: /skills/review\n{FINDINGS}"
     messages = conversation(
         user("Go."),
@@ -460,7 +461,7 @@ spoken = st.builds(stretched, histories(), st.sampled_from([1, 2, 40]))
 
 
 @given(spoken, min_values, st.data())
-def test_whatever_collapses_the_api_accepts_what_is_left(
+def test_the_api_accepts_every_collapsed_context(
     history: list[Message], min_value: float, data: st.DataObject
 ):
     start = data.draw(st.integers(0, len(history)))

@@ -1,4 +1,4 @@
-"""What stands where the history was.
+"""The context in place of a compacted history.
 
 Partition, assembly, commands, evidence, the closing message, pinned messages.
 """
@@ -79,11 +79,9 @@ def replacement_of(
 # Partition and assembly ---------------------------------------------------------------------------
 
 
-def test_the_parts_stand_in_the_required_order_with_the_required_words():
-    head, files = (
-        [system("sys")],
-        [user(restored_text("a.ts", "content a")), user(restored_text("b.ts", ""))],
-    )
+def test_the_parts_have_the_required_order_and_words():
+    head = [system("sys")]
+    files = [user(restored_text("a.ts", "content a")), user(restored_text("b.ts", ""))]
 
     assert assemble(head, "It went well.", files) == [
         system("sys"),
@@ -205,7 +203,7 @@ def test_all_that_the_block_says_can_be_found_in_it():
     assert (list(parsed.archives), parsed.index) == (list(LINES.archives), LINES.index)
 
 
-def test_a_note_right_behind_the_paths_is_none_of_them():
+def test_a_note_right_after_the_paths_is_not_read_as_a_path():
     evidence = ConversationFacts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
     assert dict(parsed_evidence(evidence_block(evidence, 2000, count)[0]).paths) == {"b.py": False}
@@ -229,7 +227,7 @@ lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
     st.dictionaries(lines, st.booleans(), max_size=5),
     st.lists(st.text(min_size=1, max_size=80), max_size=5),
 )
-def test_whatever_stands_in_the_block_is_read_back_as_it_was(
+def test_every_line_of_the_block_is_read_back_unchanged(
     touched: dict[str, bool], ran: dict[str, bool], requests: list[str]
 ):
     evidence = ConversationFacts(touched, ran, requests=requests)
@@ -241,7 +239,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
     assert list(parsed.requests) == requests
 
 
-def test_paths_without_room_are_told_the_written_and_the_recent_stay():
+def test_paths_that_do_not_fit_are_returned_and_written_and_recent_ones_stay():
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
     block, left_out = evidence_block(ConversationFacts(touched, {}), 500, count)
@@ -255,7 +253,7 @@ def test_paths_without_room_are_told_the_written_and_the_recent_stay():
 
 
 @pytest.mark.parametrize("tokens", [0, 50, 2000])
-def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens):
+def test_each_list_keeps_to_its_budget_and_has_the_newest_lines(tokens):
     evidence = ConversationFacts(
         {f"d/f{n}.py": False for n in range(500)},
         {f"make target-{n}": False for n in range(500)},
@@ -367,7 +365,7 @@ LOOK_ALIKES = [
 
 @pytest.mark.parametrize("is_raw", [True, False])
 @pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys(text: str, is_raw):
+def test_a_text_in_the_form_of_ctxpipe_is_the_users_words_in_a_raw_history_only(text: str, is_raw):
     source = Source([user(text), assistant("What?")], is_raw=is_raw)
 
     orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
@@ -375,7 +373,7 @@ def test_a_text_in_our_form_is_the_users_words_in_a_raw_history_and_else_nobodys
     assert gather_facts(source) == ConversationFacts(requests=requests, orders=orders)
 
 
-def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again():
+def test_the_digest_follows_the_last_archive_and_both_are_read_back():
     evidence = ConversationFacts(
         {},
         {},
@@ -418,7 +416,9 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
 
 
 def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
-    rule, request, last = user("Rule."), user("Fix it."), step("t1")
+    rule = user("Rule.")
+    request = user("Fix it.")
+    last = step("t1")
     archived = [rule, assistant("ok"), request, *last]
     context = [
         user(f"{SUMMARY}S"),
@@ -439,7 +439,8 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
 
 def test_blocks_that_a_compaction_carried_on_are_not_counted_twice():
     gadget = {"type": "gadget", "number": 1}
-    search, other = tool_use("s"), tool_use("t")
+    search = tool_use("s")
+    other = tool_use("t")
     loaded = tool_result("s", [{"type": "tool_reference", "tool_name": "x"}])
     archived = [
         user("Fix it.", gadget),
@@ -483,7 +484,7 @@ def cut(*parts: Any, **settings: Any) -> str:
         user("x" * 50_000),
     ],
 )
-def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
+def test_unanswered_words_are_the_very_message_that_the_user_wrote(
     request_: Message,
 ):
     [whole, *_] = closings(user("old"), assistant("a"), request_)
@@ -492,7 +493,7 @@ def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
     assert whole[0] is request_
 
 
-def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way():
+def test_unseen_results_follow_the_current_request_with_their_call():
     shot = step("t1", "computer", {"action": "screenshot"}, [PICTURE])
 
     whole, shorter = closings(user("Fix it."), step("t0"), shot)
@@ -508,7 +509,7 @@ def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way
     assert closings(user("old"), assistant("ok"), step("t1"))[0][0] == user(f"{IN_PROGRESS}old")
 
 
-def test_words_behind_results_are_not_told_twice():
+def test_words_after_results_are_in_the_context_once():
     results = user(tool_result("t", "x"), "And hurry.")
     history = conversation(
         user("Fix it."), assistant("Well."), assistant(tool_use("t", "bash", {})), results
@@ -520,7 +521,7 @@ def test_words_behind_results_are_not_told_twice():
     assert replacement.evidence.requests == []
 
 
-def test_without_any_words_of_the_user_the_task_goes_on():
+def test_without_any_words_of_the_user_the_task_continues():
     whole, shorter = closings(step("t1"))
 
     assert whole[0] == user(CONTINUE)
@@ -540,13 +541,13 @@ def test_long_words_are_cut_head_and_tail_with_the_archives_path():
     assert "/a.json" in text
 
 
-def test_a_picture_that_cannot_stand_here_is_named():
+def test_a_picture_that_is_left_out_is_named():
     assert cut(user("What is this?", PICTURE)) == (
         "What is this?\n\n[The image of this message is not shown here. It is in /a.json.]"
     )
 
 
-def test_what_was_cut_is_told():
+def test_cuts_are_reported():
     found = conversation(
         user("Go."),
         assistant(tool_use("t", "bash", {})),
@@ -667,7 +668,8 @@ def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], 
 
 
 def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_once():
-    plan, brief = system("Plan mode."), system("Be brief.")
+    plan = system("Plan mode.")
+    brief = system("Be brief.")
     history = conversation(
         user("a"),
         plan,
@@ -726,9 +728,7 @@ def test_what_a_compaction_made_is_never_pinned():
 
 
 @given(histories(), st.sets(st.integers(0, 30)))
-def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
-    history: list[Message], pins: set[int]
-):
+def test_pinned_messages_are_a_valid_piece_of_conversation(history: list[Message], pins: set[int]):
     _, rest = split_system(history)
     assume(not pending_calls(rest))  # the stage puts compaction off
     chosen = [message for index, message in enumerate(rest) if index in pins]
@@ -744,7 +744,7 @@ def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
 # The whole ----------------------------------------------------------------------------------------
 
 
-def test_the_last_request_stands_once_at_the_end():
+def test_the_last_request_is_in_the_context_once_at_the_end():
     replacement = replacement_of(
         [system("s")],
         conversation(user("First."), assistant("ok"), user("Last.")),
@@ -768,7 +768,7 @@ def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_re
     assert replacement.evidence.requests == ["Only."]
 
 
-def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand():
+def test_without_a_budget_the_first_request_and_one_that_is_nowhere_else_stay():
     history = [
         user("First."),
         assistant("a"),
@@ -785,7 +785,7 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
     assert parsed_evidence(shorter).requests == ["First."]
 
 
-def test_folded_files_stand_behind_the_evidence():
+def test_folded_files_follow_the_evidence():
     replacement = replacement_of([], [user("a"), assistant("b")], "S")
 
     text = said(

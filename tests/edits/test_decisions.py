@@ -97,7 +97,7 @@ def test_a_text_that_quotes_the_gap_of_a_preview_keeps_the_sizes_or_is_not_remem
     assert decision is None or decision.placeholder(PATH, text) == shown
 
 
-def test_a_call_without_an_id_of_its_own_is_the_same_whatever_its_number():
+def test_a_call_with_a_generated_id_is_the_same_at_any_number():
     assert decision_key("read_log-7", TEXT) == decision_key("read_log", TEXT)
     assert decision_key("toolu_1", TEXT) != decision_key("toolu_2", TEXT)
     assert decision_key("read_log", TEXT) != decision_key("read_log", f"{TEXT}x")

@@ -1,4 +1,4 @@
-"""How one list of messages became another."""
+"""Edits that turn one list of messages into another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pairs(draw: st.DrawFn) -> tuple[list[Message], list[Message]]:
     return before, after
 
 
-# Any change -------------------------------------------------------------------------------------
+# Any change ---------------------------------------------------------------------------------------
 
 
 @given(pairs())
@@ -52,9 +52,10 @@ def test_the_edits_turn_the_one_into_the_other(pair: tuple[list[Message], list[M
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
-def test_objects_that_stand_there_many_times_do_no_harm(old: list[int], new: list[int]):
+def test_objects_that_occur_many_times_do_no_harm(old: list[int], new: list[int]):
     pool = [user("same"), user("same"), assistant("other")]
-    before, after = [pool[i] for i in old], [pool[i] for i in new]
+    before = [pool[i] for i in old]
+    after = [pool[i] for i in new]
 
     assert apply_edits(before, diff(before, after)) == after
 
@@ -70,7 +71,7 @@ def test_the_last_edit_comes_first_and_none_overlaps_another(
 
 
 @given(pairs())
-def test_no_edit_stands_for_nothing(pair: tuple[list[Message], list[Message]]):
+def test_no_edit_is_empty(pair: tuple[list[Message], list[Message]]):
     before, after = pair
 
     edits = diff(before, after)
@@ -95,7 +96,7 @@ def test_another_conversation_is_reached_too(before: list[Message], after: list[
     assert apply_edits(before, diff(before, after)) == after
 
 
-# What an edit is --------------------------------------------------------------------------------
+# What an edit is ----------------------------------------------------------------------------------
 
 
 def test_the_same_messages_make_no_edit():
@@ -141,7 +142,7 @@ def test_another_number_of_blocks_makes_one_edit():
     assert diff(before, after) == [Edit(0, 3, after)]
 
 
-def test_a_summary_is_one_edit_that_stands_for_all_it_took_out():
+def test_a_summary_is_one_edit_that_replaces_all_removed_messages():
     before = chat(6)
     summary = [user("summary"), assistant("noted")]
 
@@ -180,14 +181,15 @@ def test_a_message_that_has_moved_forward_is_taken_out_and_put_in_again():
 
 
 def test_an_edit_holds_the_very_objects_that_came_in():
-    before, new = chat(4), user("new")
+    before = chat(4)
+    new = user("new")
 
     [edit] = diff(before, [before[0], new, before[3]])
 
     assert edit.messages[0] is new
 
 
-# The first block that changed -------------------------------------------------------------------
+# The first block that changed ---------------------------------------------------------------------
 
 
 def test_the_first_changed_block_is_the_first_that_differs():
@@ -214,7 +216,7 @@ def test_what_was_put_in_or_taken_out_is_changed_from_its_beginning():
     assert first_changed_block(before, Edit(1, 2, [])) == 0
 
 
-def test_the_first_changed_block_lies_in_the_first_message_of_the_edit():
+def test_the_first_changed_block_is_in_the_first_message_of_the_edit():
     before = [user("a"), assistant("a", "b"), user("c")]
     after = [assistant("a", "B")]
 

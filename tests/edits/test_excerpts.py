@@ -1,4 +1,4 @@
-"""Which lines of a text that leaves the context stay in sight."""
+"""The choice of lines that stay in sight when their text leaves the context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_lines_that_name_something_stay_and_small_talk_does_not():
 
 def test_each_line_stays_under_its_step_in_the_order_of_the_source():
     lines = [f"see src/part{number}.py" for number in range(6)]
-    first, second = "\n".join(lines[:3]), "\n".join(lines[3:])
+    first = "\n".join(lines[:3])
+    second = "\n".join(lines[3:])
 
     assert chosen(call(first, 4), call(second, 5)) == {4: lines[:3], 5: lines[3:]}
 

@@ -1,4 +1,4 @@
-"""Which exchanges are old, and what would leave with each."""
+"""Old exchanges, and the tokens that would leave with each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is cut or dropped takes its other half along.
+"""Groups of messages that are removed together.
 
 Server tools, programs, and what the system adds.
 """
@@ -196,10 +196,8 @@ def summed_up(content: str | None = "what was") -> Message:
 
 @pytest.mark.parametrize("turns", [3, 12])
 async def test_nothing_up_to_the_servers_summary_goes(turns):
-    old, new = (
-        history_of([plain] * turns, 1),
-        history_of([paused, plain, program, plain, mixed, plain], 2),
-    )
+    old = history_of([plain] * turns, 1)
+    new = history_of([paused, plain, program, plain, mixed, plain], 2)
     history = [*old, summed_up(), *new]
 
     result = await ContextPipeline([SmartTruncate(max_tokens=300)], budget=Budget(window=600)).run(

@@ -1,4 +1,4 @@
-"""Which tool results leave the context, decided without touching anything."""
+"""Decisions which tool results leave the context, without I/O."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
         NUMBERED[777:],
     ],
 )
-def test_what_a_reading_tool_shows_lies_in_the_file(shown):
+def test_the_excerpt_of_a_reading_tool_is_found_in_the_file(shown):
     assert contains_excerpt(NUMBERED, shown, 300, len(shown) - 300)
 
 
@@ -218,7 +218,7 @@ def test_what_a_reading_tool_shows_lies_in_the_file(shown):
         " ".join(NUMBERED.split("\n")),
     ],
 )
-def test_what_a_filter_makes_of_the_file_lies_nowhere(shown):
+def test_the_output_of_a_filter_is_not_found_in_the_file(shown):
     assert not contains_excerpt(NUMBERED, shown, 300, len(shown) - 100)
 
 
@@ -272,7 +272,7 @@ def prescan(history: list[Message], min_chars: int) -> Scan:
     return scan_of(history, offloadable(history, min_chars))
 
 
-# The stages' rules --------------------------------------------------------------------------------
+# Rules of the stages ------------------------------------------------------------------------------
 
 OURS = re.compile(r"\./s/[\w.-]+\.md")
 
@@ -316,7 +316,7 @@ def test_each_tool_may_have_a_limit_of_its_own():
         placeholder(BATCH, "./s/tool-result-a-0123abcd.md", "y" * 999, Preview(50, 50)),
     ],
 )
-def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content):
+def test_a_result_without_text_or_with_a_placeholder_is_never_a_candidate(content):
     assert OffloadRules(0).result_candidate(*result(content)) is None
 
 
@@ -396,7 +396,7 @@ def test_a_placeholder_in_an_input_never_leaves_again():
 # Which part of the history ------------------------------------------------------------------------
 
 
-def test_new_is_what_stands_behind_the_last_reply():
+def test_the_unanswered_messages_begin_after_the_last_reply():
     history = conversation(user("go"), step("a"), step("b"), user("and"), system("note"))
 
     assert unanswered_start(history) == 4
@@ -449,7 +449,7 @@ RULES = OffloadRules(50, input_tools={"bash"}, min_input_chars=3)
 
 
 def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[OffloadCandidate]]:
-    """What a record says that was made afresh."""
+    """Return the sums and candidates of a new index."""
     running = CandidateIndex()
     running.extend(history, RULES)
     return between(running, start, end)
@@ -485,21 +485,20 @@ def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
     running = CandidateIndex()
     now: list[Message] = []
     for source in (history, other, history):
-        # The context grows, shrinks or goes on differently behind some message.
+        # The context grows, shrinks or has other messages from some index on.
         kept = data.draw(st.integers(0, len(now)))
         now = [*now[:kept], *source[: data.draw(st.integers(0, len(source)))]]
         running.rewind(kept)
         running.extend(now, RULES)
-        start, end = data.draw(st.integers(0, len(now))), data.draw(st.integers(0, len(now)))
+        start = data.draw(st.integers(0, len(now)))
+        end = data.draw(st.integers(0, len(now)))
 
         assert between(running, start, end) == summed(now, start, end)
 
 
 def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was():
-    running, history = (
-        CandidateIndex(),
-        conversation(user("go"), step("a", "grep", result="x" * 100)),
-    )
+    running = CandidateIndex()
+    history = conversation(user("go"), step("a", "grep", result="x" * 100))
     broken = [*history, *step("b", "grep", {"odd": object()}, "x" * 100)]
 
     with pytest.raises(ValueError, match="object"):

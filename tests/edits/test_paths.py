@@ -1,4 +1,4 @@
-r"""Which paths are those of Windows, and where they are split.
+r"""Paths of Windows: their recognition, and where they are split.
 
 The agent may work on another system than ctxpipe does.
 """

@@ -1,4 +1,4 @@
-"""Broken histories are mended, sound ones left alone."""
+"""Broken histories are repaired, valid ones left alone."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def thoughts(messages: list[Message]) -> Iterator[str]:
             yield json.dumps(said)
 
 
-# Nothing to mend ----------------------------------------------------------------------------------
+# Nothing to repair --------------------------------------------------------------------------------
 
 
 @given(histories(repeat_ids=True))
-def test_a_sound_history_comes_back_as_the_same_object(history: list[Message]):
+def test_a_valid_history_is_returned_as_the_same_object(history: list[Message]):
     assert repair(history) is history
 
 
@@ -132,7 +132,7 @@ def test_a_result_that_came_a_message_late_moves_behind_its_call():
     )
 
 
-def test_results_move_before_what_the_user_says_beside_them():
+def test_results_move_before_the_users_words_in_their_message():
     history = conversation(
         user("go"), assistant(tool_use("a")), user(text("here"), tool_result("a"))
     )
@@ -165,7 +165,7 @@ def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order():
     ]
 
 
-def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses():
+def test_the_new_id_of_a_second_call_with_the_same_id_is_unique():
     ids = ("a", "a-2", "a", "a")
     history = conversation(user("go"), assistant(*map(tool_use, ids)), user(*map(tool_result, ids)))
 
@@ -194,7 +194,7 @@ def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go():
     assert repair(history) == conversation(user(text("go")), assistant(text("ok")), user("so?"))
 
 
-def test_calls_and_results_are_mended_in_sdk_objects_too():
+def test_calls_and_results_are_repaired_in_sdk_objects_too():
     made = ToolUseBlock(type="tool_use", id="a", name="bash", input={})
     reply = cast(
         "Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]}
@@ -230,7 +230,7 @@ def test_an_empty_text_inside_a_tool_result_is_the_tools_business():
     assert repair(history) is history
 
 
-def test_neighbours_that_had_to_be_mended_are_merged():
+def test_neighbors_that_had_to_be_repaired_are_merged():
     history = conversation(
         user("go"), assistant("one"), assistant(text("two"), tool_use("a")), user("so?")
     )
@@ -296,7 +296,7 @@ def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Messa
 # Encoding -----------------------------------------------------------------------------------------
 
 
-def test_lone_surrogates_are_replaced_wherever_they_stand():
+def test_lone_surrogates_are_replaced_in_every_place():
     history = conversation(
         system("x\ud83d"),
         user("go \udc00 on 🙂"),
@@ -314,7 +314,7 @@ def test_lone_surrogates_are_replaced_wherever_they_stand():
     )
 
 
-def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing():
+def test_a_key_that_cannot_be_encoded_is_repaired_although_its_value_is_empty():
     history = conversation(user("go"), assistant(tool_use("a", "bash", {"\ud83d": None})))
 
     assert repair(history) == conversation(
@@ -333,7 +333,7 @@ def test_lone_surrogates_in_sdk_objects_are_replaced():
     ]
 
 
-def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended():
+def test_without_encoding_lone_surrogates_stay_and_everything_else_is_repaired():
     history = conversation(user("\ud83d"), assistant(text(""), text("ok")), user("\udc00"))
 
     assert repair(history, encoding=False) == conversation(
@@ -397,23 +397,23 @@ def test_marks_inside_a_tool_result_are_counted_and_taken_away_too():
     assert mended[4] is history[4]
 
 
-# Whatever comes -----------------------------------------------------------------------------------
+# Every history ------------------------------------------------------------------------------------
 
 
 @given(broken_histories())
-def test_what_was_mended_breaks_no_rule(history: list[Message]):
+def test_a_repaired_history_breaks_no_rule(history: list[Message]):
     assert check(repair(history)) == []
 
 
 @given(broken_histories())
-def test_mending_twice_changes_nothing_more(history: list[Message]):
+def test_a_second_repair_changes_nothing(history: list[Message]):
     mended = repair(history)
 
     assert repair(mended) is mended
 
 
 @given(broken_histories())
-def test_mending_never_modifies_its_input(history: list[Message]):
+def test_repairing_never_modifies_its_input(history: list[Message]):
     before = copy.deepcopy(history)
 
     repair(history)
@@ -422,7 +422,7 @@ def test_mending_never_modifies_its_input(history: list[Message]):
 
 
 @given(broken_histories())
-def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
+def test_repairing_keeps_the_head_and_ends_with_the_user_if_the_input_did(
     history: list[Message],
 ):
     mended = repair(history, encoding=False)
@@ -435,7 +435,7 @@ def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
 
 
 @given(broken_histories())
-def test_mending_loses_no_words_and_no_result_that_answers_a_call(history: list[Message]):
+def test_repairing_loses_no_words_and_no_result_that_answers_a_call(history: list[Message]):
     def words(messages: list[Message]) -> set[str]:
         return {
             said["text"].strip()

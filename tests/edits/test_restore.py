@@ -1,4 +1,4 @@
-"""Which files are in work, in which order, and whether they changed."""
+"""The working set: its files, their order, and whether they changed."""
 
 from __future__ import annotations
 

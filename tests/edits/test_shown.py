@@ -175,6 +175,6 @@ def test_a_hostile_view_is_compared_without_delay(shown):
     assert reason(shown, text=text) == NOTHING_SHOWN  # in quadratic time this took minutes
 
 
-def test_a_view_that_is_far_longer_than_the_file_is_none_of_it():
+def test_a_view_that_is_far_longer_than_the_file_does_not_count():
     assert reason(FILE + "x\n" * 10**6) == NOTHING_SHOWN
     assert "hidden on purpose" in reason(FILE[:-3], "x\n" * 10**6)

@@ -40,14 +40,14 @@ def thoughts(messages: list[Message]) -> list[tuple[int, int]]:
 
 
 def stale_from(messages: list[Message], *place: int) -> Stale:
-    """What is stale in *messages* once the text at *place* has changed."""
+    """Return the stale thinking in *messages* after a change of the text at *place*."""
     stale: Stale = {}
     mark_stale(stale, messages, (place[0], place[1]))
     return stale
 
 
 def talk_of(turns: int) -> list[Message]:
-    """So many requests, each answered with a thought and a word."""
+    """Return a history of requests, each answered with a thought and a word."""
     answers = [assistant(thinking(f"t{i}"), f"a{i}") for i in range(turns)]
     return [message for i in range(turns) for message in (user(f"u{i}"), answers[i])]
 

@@ -115,9 +115,7 @@ def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>")
         ([], range(0)),
     ],
 )
-def test_the_middle_is_what_lies_wholly_between_a_sixth_and_five_sixths(
-    tokens: list[int], found: range
-):
+def test_the_middle_is_wholly_between_a_sixth_and_five_sixths(tokens: list[int], found: range):
     assert middle_range(tokens) == found
 
 
@@ -240,7 +238,7 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content):
         + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
     ],
 )
-def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content):
+def test_a_long_view_that_only_looks_folded_is_folded(content):
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].is_foldable
 
 
@@ -291,7 +289,7 @@ def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch():
     )
 
 
-def test_what_a_user_wrote_beside_a_result_joins_the_message_before():
+def test_the_users_words_in_a_message_of_results_join_the_message_before():
     history = conversation(
         user("go"),
         view("v1", "a.py", "x"),
@@ -314,7 +312,8 @@ def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touc
         chat(3), mixed, step("t2"), step("t3", say="x"), assistant("so"), user("next")
     )
 
-    loose, strict = filtered(history, range(3, 9)), filtered(history, range(3, 9), strict=True)
+    loose = filtered(history, range(3, 9))
+    strict = filtered(history, range(3, 9), strict=True)
 
     assert loose == [
         *chat(2),
@@ -430,7 +429,8 @@ def test_average_may_fall_short_and_covering_does_not():
     history = conversation(
         user("go"), *[(assistant("a" * 9), user("b")) for _ in range(8)], assistant("c" * 300)
     )
-    middle, excess = range(1, 17), 41
+    middle = range(1, 17)
+    excess = 41
     light = sizes(history)
 
     assert sum(light) - sum(sizes(deleted(history, middle, excess))) >= excess - 10
@@ -490,7 +490,7 @@ def test_a_command_in_a_result_or_in_the_assistants_words_protects_nothing(
     assert (part[-1] in left) is stays
 
 
-def test_a_marker_stands_behind_the_users_words_before_the_block():
+def test_a_marker_follows_the_users_words_before_the_block():
     history = chat(10)
 
     marked = deleted(history, range(2, 8), 1, marker="[cut]")
@@ -518,7 +518,8 @@ def cut(
     history: list[Message], data: st.DataObject, *, strict: bool
 ) -> tuple[list[Message], range]:
     """Filter and delete with a middle, an excess and a window of any kind."""
-    first, last = len(split_system(history)[0]) + 1, truncate.last_turn(history)
+    first = len(split_system(history)[0]) + 1
+    last = truncate.last_turn(history)
     start = data.draw(st.integers(first, max(first, last)), label="start")
     stop = data.draw(st.integers(start, max(start, last)), label="stop")
     middle = range(start, stop) if stop <= last else range(0)
@@ -550,7 +551,8 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
     assert all_but_a_block(said(history), said(left))
     behind = len(history) - middle.stop
     assert said(left)[: len(said(history[: middle.start]))] == said(history[: middle.start])
-    first, last = len(split_system(history)[0]), truncate.last_turn(history)
+    first = len(split_system(history)[0])
+    last = truncate.last_turn(history)
     assert left[first] is history[first]
     assert all(
         new is old for new, old in zip(left[last - len(history) :], history[last:], strict=True)
@@ -561,7 +563,7 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
 
 
 @given(histories(thoughts=True), st.data())
-def test_thinking_that_is_kept_stands_where_it_stood(history: list[Message], data: st.DataObject):
+def test_thinking_that_stays_keeps_its_place(history: list[Message], data: st.DataObject):
     left, _ = cut(history, data, strict=True)
 
     stood = [
@@ -598,7 +600,7 @@ def _thoughts(messages: Sequence[Message]) -> list[object]:
 
 
 @given(broken_histories(), st.data(), st.booleans())
-def test_a_broken_history_that_was_mended_is_cut_like_any_other(
+def test_a_broken_history_that_was_repaired_is_cut_like_any_other(
     history: list[Message], data: st.DataObject, strict: bool
 ):
     mended = repair(history)

@@ -1,4 +1,4 @@
-"""Which calls are file views, and of which file."""
+"""Calls that are file views, and their files."""
 
 from __future__ import annotations
 

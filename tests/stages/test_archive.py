@@ -37,7 +37,7 @@ from ctxpipe.summarizers import Summary
 async def find_archive(
     storage: Archive | None, session_id: str, path: str, digest: str
 ) -> ArchiveContent | None:
-    """What a context gets that names an archive of its session by *path* and *digest*."""
+    """Return the archive that a context names by *path* and *digest*, if it is verified."""
     records = await records_by_name(storage, session_id)
     record = records.get(last_part(path))
     return None if record is None else await read_verified(storage, record, digest)
@@ -123,7 +123,7 @@ async def test_the_facts_in_an_archive_come_back_redacted(tmp_path):
 @pytest.mark.parametrize(
     "facts", [{}, {"paths": 3}, {"paths": [["a"]], "commands": []}, {"paths": [], "commands": [1]}]
 )
-async def test_an_archive_with_facts_of_another_form_is_none(tmp_path, facts):
+async def test_an_archive_with_facts_of_another_form_is_refused(tmp_path, facts):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": 1, "facts": facts, "messages": []}))
 
@@ -221,8 +221,9 @@ async def test_what_is_stored_decides_and_not_what_was_said(tmp_path):
     assert found == ArchiveContent([user("go"), assistant("a ***"), user("on")], [])
 
 
-async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path):
-    storage, outside = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "outside")
+async def test_no_other_file_is_trusted_because_of_what_the_context_says(tmp_path):
+    storage = LocalStorage(tmp_path / "root")
+    outside = LocalStorage(tmp_path / "outside")
     path = await archived(HISTORY, tmp_path / "root")
     digest = await archive_digest(storage, path) or ""
     foreign = await outside.save("s", "truncate", archive_record(HISTORY))

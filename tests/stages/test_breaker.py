@@ -79,7 +79,7 @@ def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once():
     ]
 
 
-def test_a_longer_pause_begins_the_count_anew():
+def test_a_longer_pause_restarts_the_count():
     assert compacted_at(10, 13, 17, 20, 23, 24) == [False, False, False, False, False, True]
 
 
@@ -115,7 +115,8 @@ def test_another_process_knows_below_what_a_context_cannot_be_brought():
 
 
 def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_turn():
-    attempts, opened = Attempts(), list[bool]()
+    attempts = Attempts()
+    opened = list[bool]()
     for turn in range(1, 17):
         attempts = another_process(attempts)
         attempts.turns += 1

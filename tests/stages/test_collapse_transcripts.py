@@ -49,7 +49,7 @@ def collapse_alone(storage: LocalStorage) -> list[Stage]:
 async def contexts(
     history: list[Message], pipeline: ContextPipeline, storage: LocalStorage
 ) -> list[Result]:
-    """What is sent at each turn."""
+    """Contexts sent at each turn."""
     session = pipeline.session("s", journal=storage)
     found = []
     stop = 0

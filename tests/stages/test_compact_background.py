@@ -1,4 +1,4 @@
-"""Compaction in the background: the summary is written while the agent goes on."""
+"""Compaction in the background: the summary is written while the agent continues."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Writer:
         return len(self.seen)
 
     async def answer(self) -> None:
-        """Let it answer, and wait until whoever asked has the answer."""
+        """Let the model answer, and wait until the caller has the answer."""
         self._may_answer.set()
         await self._has_ended.wait()
         await others_end()
@@ -107,7 +107,7 @@ async def others_end() -> None:
 
 
 def call(number: int) -> list[Message]:
-    """One step of an agent: a call, and its result of so many words."""
+    """Return a step of an agent: a call, and its result of *words* words."""
     return step(
         f"t{number}", "bash", {"command": f"make step-{number}"}, f"r{number} " * STEP_WORDS
     )
@@ -146,7 +146,7 @@ async def play(session: Session, given: list[Message], start: int, stop: int) ->
 
 
 async def begun(session: Session, writer: Writer, given: list[Message]) -> int:
-    """Play up to the turn in which the summary is begun; how many messages it had."""
+    """Play up to the turn that starts the summary; return its number of messages."""
     with anyio.fail_after(GUARD_SECONDS):
         for end in range(1, len(given) + 1, 2):
             await session.run(given[:end])
@@ -189,7 +189,7 @@ async def test_no_turn_waits_for_a_summary_that_was_ready_at_the_trigger(storage
     more = await play(session, GIVEN, end + 2, end + 4)  # while it is written
     assert not compactions(more)
     await writer.answer()
-    writer.wait_again()  # whoever asked now would wait for ever
+    writer.wait_again()  # a caller would wait for ever now
 
     _, result = await until_compacted(session, GIVEN, end + 6)
 
@@ -260,7 +260,7 @@ async def test_what_costs_nothing_is_not_written_in_the_background(storage):
 
 
 @pytest.mark.parametrize("how", ["run", "plan"])
-async def test_without_a_session_nothing_is_begun(storage, writer, how: str):
+async def test_without_a_session_no_summary_is_started(storage, writer, how: str):
     pipeline = piped(stage(writer, storage))
     for end in range(1, 38, 2):
         result = await getattr(pipeline, how)(GIVEN[:end], session_id="s")
@@ -293,7 +293,7 @@ async def test_what_came_meanwhile_is_word_for_word_behind_the_summary(storage, 
 
     stop, result = await until_compacted(session, GIVEN, end + 2)
 
-    # The last call and its result were not answered when the summary was begun.
+    # The last call and its result were not answered when the summary was started.
     assert writer.seen == [GIVEN[: end - 2]]
     since = GIVEN[end - 2 : stop]
     assert len(since) > 4
@@ -598,7 +598,7 @@ def loops_one_after_another(*works: Any) -> list[Any]:
     return [asyncio.run(work()) for work in works]
 
 
-def test_the_end_of_the_loop_leaves_nothing_running_and_the_next_loop_goes_on(
+def test_the_end_of_the_loop_leaves_nothing_running_and_the_next_loop_continues(
     tmp_path, recwarn, caplog
 ):
     storage = LocalStorage(tmp_path)

@@ -1,4 +1,4 @@
-"""What passes a compaction word for word: unknown blocks, references, pins, the newest request."""
+"""Content that passes a compaction verbatim: unknown blocks, references, pins, a request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def work(turns: int, results: int = 100) -> list[Message]:
 
 
 def report_of(result: Result, stage: str = "Compact") -> Any:
-    """What the *stage* reports of a change that counts."""
+    """Return the report of the *stage* about its change."""
     [report] = [report for report in result.reports if report.stage == stage]
     assert report.outcome is Outcome.CHANGED, report
     return report.detail
@@ -364,7 +364,7 @@ async def test_truncation_takes_them_only_where_the_window_does_not_hold_them():
     assert detail.removed["gadget"] == 12 - len(carried(context))
 
 
-async def test_truncation_goes_on_until_the_context_fits():
+async def test_truncation_continues_until_the_context_fits():
     history = [user("Go.")]
     for size in (100, 30, 400, 100):
         history += [assistant("ok " * 5), user("word " * size)]

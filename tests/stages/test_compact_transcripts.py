@@ -79,7 +79,7 @@ def parts(messages: Sequence[Message], number: int) -> Iterator[list[Message]]:
 
 @dataclass
 class Run:
-    """One conversation, compacted again and again."""
+    """A conversation that is compacted again and again."""
 
     name: str
     context: list[Message] = field(default_factory=list)
@@ -103,7 +103,8 @@ class Run:
 async def compacted(
     name: str, messages: list[Message], times: int, folder: Path, budget: Budget
 ) -> Run:
-    run, now = Run(name), 0.0
+    run = Run(name)
+    now = 0.0
     folder.mkdir(parents=True, exist_ok=True)
     stage = Compact(
         archive=LocalStorage(folder), restore=Restore(folder), breaker=Breaker(clock=lambda: now)
@@ -131,7 +132,8 @@ async def compacted(
 
 
 def check_context(run: Run, given: Sequence[Message]):
-    context, detail = run.context, run.details[-1]
+    context = run.context
+    detail = run.details[-1]
     assert check(context) == []
     assert sum(1 for message in context if summary_body(message) is not None) == 1
     assert "base64" not in json.dumps(context)
@@ -152,7 +154,8 @@ def longest(folder: Path, number: int) -> list[Path]:
 
 async def test_five_compactions_in_a_row_over_the_longest_transcripts(shared, tmp_path, capsys):
     budget = Budget(window=100_000, trigger=60_000)
-    table, sums = [], [0, 0, 0]
+    table = []
+    sums = [0, 0, 0]
     for path in longest(shared / "transcripts", 12 if NIGHTLY else 3):
         run = await compacted(path.stem, transcript(path), 5, tmp_path / path.stem, budget)
         total, here, listed = run.shares()
@@ -171,7 +174,8 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(shared, tm
 
 @pytest.mark.usefixtures("shared")
 async def test_paths_survive_on_recorded_conversations(tmp_path, capsys):
-    budget, sums = Budget(), [0, 0, 0]
+    budget = Budget()
+    sums = [0, 0, 0]
     for path in sample(6):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)
         sums = (

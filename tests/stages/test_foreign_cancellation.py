@@ -1,4 +1,4 @@
-"""What ends inside a stage ends that stage, and not the turn; what was paid for is used."""
+"""A cancellation inside a stage ends that stage, not the turn; a paid summary is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONCE = Breaker(retry=Retry(max_retries=0))
 
 
 class Panic(BaseException):
-    """What an extension raises, which is no Exception."""
+    """An error of an extension that is no Exception."""
 
 
 async def wait_for_what_others_cancel() -> None:
@@ -77,7 +77,7 @@ def outcomes(results: Sequence[Result], stage: str) -> list[Outcome]:
     return [report.outcome for report in reports if report.stage == stage]
 
 
-# The summarizer ---------------------------------------------------------------------------------
+# The summarizer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -85,7 +85,8 @@ def outcomes(results: Sequence[Result], stage: str) -> list[Outcome]:
 async def test_a_summarizer_that_ends_oddly_costs_no_turn_and_is_not_asked_for_ever(
     ends: Any, background: bool
 ):
-    storage, summarize = MemoryStorage(), Summarizing(ends)
+    storage = MemoryStorage()
+    summarize = Summarizing(ends)
     stages: list[Stage] = [
         Compact(summarize, archive=storage, background=background, breaker=ONCE),
         SmartTruncate(archive=storage),
@@ -148,10 +149,12 @@ async def test_a_turn_that_is_cancelled_ends_at_once():
 
 
 async def test_a_summary_that_failed_in_the_background_is_dropped():
-    storage, summarize = MemoryStorage(), Summarizing(panic)
+    storage = MemoryStorage()
+    summarize = Summarizing(panic)
     stage = Compact(summarize, archive=storage, background=True, breaker=ONCE)
     pipeline = ContextPipeline([stage], budget=BUDGET)
-    session, history = pipeline.session("s"), loop(30)
+    session = pipeline.session("s")
+    history = loop(30)
     memories = session._conversation._state.memories
 
     for end in range(3, len(history) + 1, 2):
@@ -188,7 +191,7 @@ async def test_a_summarizer_gets_copies_of_the_messages():
     assert "spoiled" not in str(result.messages)
 
 
-# What was paid for ------------------------------------------------------------------------------
+# What was paid for --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["task", "scope"])
@@ -197,10 +200,12 @@ async def test_a_summary_that_came_before_its_turn_was_cancelled_is_not_paid_aga
     how: Literal["task", "scope"], grows: bool
 ):
     history = loop(16)
-    at, is_through = 0, False
+    at = 0
+    is_through = False
     while not is_through:
         at += 1
-        storage, summarize = MemoryStorage(), Summarizing()
+        storage = MemoryStorage()
+        summarize = Summarizing()
         stage = Compact(summarize, archive=storage, breaker=ONCE)
         session = ContextPipeline([stage], budget=BUDGET).session("s", journal=storage)
         is_through = await cancelled(session.run(history), at, how) is not None
@@ -217,7 +222,7 @@ async def test_a_summary_that_came_before_its_turn_was_cancelled_is_not_paid_aga
     assert at > 10
 
 
-async def test_a_summary_that_shortened_nothing_is_written_anew():
+async def test_a_summary_that_shortened_nothing_is_written_again():
     async def long(messages: Sequence[Message], /) -> Summary:
         asked.append(len(messages))
         return Summary("long " * 9_000)
@@ -232,7 +237,7 @@ async def test_a_summary_that_shortened_nothing_is_written_anew():
     assert len(asked) == 2
 
 
-# Any stage -------------------------------------------------------------------------------------
+# Any stage ----------------------------------------------------------------------------------------
 
 
 async def waiting(_: Turn) -> Change | None:

@@ -89,7 +89,9 @@ def stocks(draw: st.DrawFn) -> CandidateTable:
             st.tuples(st.integers(0, 5000), st.integers(0, 80), st.integers(0, 3000)), max_size=15
         )
     )
-    starts, freed, position = [], [], 0
+    starts = []
+    freed = []
+    position = 0
     for tokens, _, gap in sizes:
         starts.append(position)
         freed.append(tokens)

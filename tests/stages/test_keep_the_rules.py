@@ -150,7 +150,7 @@ async def test_every_stage_and_every_order_of_four_keeps_the_rules(
     st.sampled_from([*((name,) for name in STAGES), *ORDERS]),
     st.integers(0, 2**16),
 )
-async def test_whatever_the_history_and_the_settings_the_context_is_accepted(
+async def test_the_context_is_accepted_for_every_history_and_all_settings(
     history: list[Message], order: tuple[str, ...], seed: int
 ):
     with tempfile.TemporaryDirectory() as root:

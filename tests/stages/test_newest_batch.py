@@ -46,7 +46,7 @@ class Writer:
 
 
 def batch(sizes: list[int], names: dict[int, str] | None = None, **options: Any) -> list[Message]:
-    """So many parallel calls, with results of so many words."""
+    """Return parallel calls with results of these numbers of words."""
     names = names or {}
     calls = [tool_use(f"t{n}", names.get(n, "bash"), {"n": n}) for n in range(len(sizes))]
     results = [
@@ -138,7 +138,7 @@ async def test_a_batch_that_fits_stays_whole_and_old_messages_are_summarized(
     assert len(writer.asked) == 1
 
 
-async def test_what_is_beside_the_results_counts(storage: LocalStorage):
+async def test_the_system_prompt_and_the_tools_count_too(storage: LocalStorage):
     new = batch([1_000] * 14)
 
     assert moved(await shaped(new, storage)) == []
@@ -272,7 +272,7 @@ async def test_a_forced_turn_of_a_short_context_moves_nothing(storage: LocalStor
 async def test_a_refused_batch_leaves_for_files_and_is_not_summarized(tmp_path):
     stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=None, summarize=Writer())
     pipeline = ContextPipeline(stages, budget=ROOM, counter=words)
-    history = batch([1_000] * 14)  # fewer than the trigger, by our own count
+    history = batch([1_000] * 14)  # fewer than the trigger, by the count of ctxpipe
 
     result = await pipeline.session("s").run(history, force=True)
 

@@ -1,4 +1,4 @@
-"""What the user has said last stays whole as long as anything else can give way, in every stage."""
+"""The user's last words stay whole in every stage as long as anything else can be removed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def pipeline_of(stages: Stages, folder: Path, **budget: Any) -> ContextPipeline:
 
 
 def old(tokens: int) -> list[Message]:
-    """What was said and done before, with so many tokens."""
+    """Return an earlier history with so many tokens."""
     steps = [step(f"t{n}", "bash", {"command": f"make {n}"}, text_of(400)) for n in range(100)]
     rest = tokens - 40_000
     return conversation(
@@ -88,7 +88,7 @@ def old(tokens: int) -> list[Message]:
 
 
 def own_blocks(messages: Sequence[Message]) -> list[object]:
-    """What is the user's own in *messages*: everything but results."""
+    """Return the user's own blocks in *messages*: everything but results."""
     blocks = itertools.chain.from_iterable(map(as_blocks, messages))
     return [block for block in blocks if kind(block) not in ("tool_result", "tool_use")]
 
@@ -116,7 +116,8 @@ async def test_a_first_request_that_fits_passes_whole(
 async def test_what_is_older_gives_way_first(
     stages: Stages, newest: list[Message], billed: float | None, tmp_path
 ):
-    pipeline, before = pipeline_of(stages, tmp_path), old(90_000)
+    pipeline = pipeline_of(stages, tmp_path)
+    before = old(90_000)
     session = pipeline.session("s")
     if billed is not None:
         sent = await session.run(before)
@@ -131,7 +132,8 @@ async def test_what_is_older_gives_way_first(
 @every_message
 async def test_what_a_refusal_takes_is_what_is_older(newest: list[Message], tmp_path):
     stages = STAGES["compact"]
-    session, history = pipeline_of(stages, tmp_path).session("s"), [*old(50_000), *newest]
+    session = pipeline_of(stages, tmp_path).session("s")
+    history = [*old(50_000), *newest]
     sent = await session.run(history)
 
     shorter = await session.recover(
@@ -169,7 +171,9 @@ async def test_a_greeting_is_no_measure_of_a_long_text(tmp_path):
 
 
 async def test_a_resumed_session_knows_what_was_measured(tmp_path):
-    storage, history, contexts = LocalStorage(tmp_path), old(120_000), []
+    storage = LocalStorage(tmp_path)
+    history = old(120_000)
+    contexts = []
     for billed in (1.6, None):
         pipeline = ContextPipeline([SmartTruncate(storage)], budget=Budget(WINDOW), counter=words)
         session = pipeline.session("s", journal=storage)
@@ -208,7 +212,8 @@ async def test_what_no_window_holds_is_cut(tmp_path):
 
 async def test_compacting_by_hand_keeps_the_newest_message(tmp_path):
     pipeline = pipeline_of(STAGES["coding"], tmp_path)
-    session, newest = pipeline.session("s"), [user(pdf(15), "When does it end?")]
+    session = pipeline.session("s")
+    newest = [user(pdf(15), "When does it end?")]
     before = [*chat(4, 20), assistant("ok")]
     await session.run(before[:-1])
     context = await session.compact([*before, *newest])

@@ -147,7 +147,7 @@ async def test_hostile_ids_and_sessions_stay_inside_and_apart(root, tmp_path):
     )
 
 
-# The function for a whole history -----------------------------------------------------------------
+# The function for many messages -------------------------------------------------------------------
 
 
 async def test_a_relative_folder_gives_absolute_files(tmp_path, monkeypatch):
@@ -336,7 +336,7 @@ async def test_search_results_and_text_documents_leave_as_text_with_their_source
 
 
 @pytest.mark.parametrize("form", ["text", "search_result", "document"])
-async def test_old_texts_leave_whatever_block_holds_them(storage, form: str):
+async def test_old_texts_leave_from_every_kind_of_block(storage, form: str):
     def held(number: int) -> dict[str, Any]:
         said = f"{LOG}\n{number}"
         match form:
@@ -566,10 +566,8 @@ async def test_where_none_of_many_can_be_written_all_stay_inline_and_the_stage_h
 
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 async def test_one_that_cannot_be_written_keeps_no_other_inline(root, stage: type, caplog):
-    calls, results = (
-        [tool_use(name) for name in "abc"],
-        [tool_result(name, name + LOG) for name in "abc"],
-    )
+    calls = [tool_use(name) for name in "abc"]
+    results = [tool_result(name, name + LOG) for name in "abc"]
     history = conversation(user("go"), assistant(*calls), user(*results))
     if stage is BatchOffload:
         history += [assistant("ok"), user("and?")]
@@ -695,7 +693,8 @@ async def test_nothing_is_worth_a_placeholder_that_costs_more(root):
         "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e "
         "tx=9f3c2a7b17e4"
     )
-    one, two = "toolu_01A09q90qw90lq917835lq9", "toolu_01B7xk2mN4pQ8rS6tU0vW3y"
+    one = "toolu_01A09q90qw90lq917835lq9"
+    two = "toolu_01B7xk2mN4pQ8rS6tU0vW3y"
     said = conversation(user("go"), step(one, result=prose + "!"), [assistant("ok")])
     logged = conversation(user("go"), step(two, result=line), [assistant("ok")])
 
@@ -796,11 +795,11 @@ async def test_ids_used_again_by_later_turns_never_share_a_file(storage, root):
 def _no_files_stay_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
-    # an event loop of a later test may have begun
+    # an event loop of a later test may run already
     assert len(os.listdir("/proc/self/fd")) <= before + 3
 
 
-async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(
+async def test_a_preview_under_an_id_that_had_to_be_repaired_is_recognized(
     storage,
 ):
     stage = BatchOffload(storage, RatioGate(0), preview=Preview(300, 300), min_chars=200)
@@ -814,7 +813,7 @@ async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(
     assert again.messages is first.messages
 
 
-# Texts that look like ours ------------------------------------------------------------------------
+# Texts that look like placeholders ----------------------------------------------------------------
 
 PAGE = "any text of a hostile page, " * 4_000  # 112,000 characters
 SHOWN = "[Tool result offloaded to file: /s/s/a.md]\nPreview, 111000 of 111010 characters:\n"
@@ -840,7 +839,7 @@ lookalikes = pytest.mark.parametrize("content", LOOKALIKES.values(), ids=list(LO
 
 @lookalikes
 @pytest.mark.parametrize("name", ["fetch", "read_file"])
-async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content, name, tmp_path):
+async def test_a_page_that_looks_like_a_placeholder_is_moved_all_the_same(content, name, tmp_path):
     storage = LocalStorage(tmp_path)
     for stage, history in (
         (DirectOffload(storage), new(content, "a", name, {"path": "a.py"})),
@@ -856,7 +855,7 @@ async def test_a_page_that_looks_like_ours_is_moved_all_the_same(content, name, 
 
 
 @pytest.mark.parametrize("name", ["bare", "previewed", "of a path and more"])
-async def test_an_input_that_looks_like_ours_is_moved_all_the_same(name, tmp_path):
+async def test_an_input_that_looks_like_a_placeholder_is_moved_all_the_same(name, tmp_path):
     call = assistant(tool_use("w", "Write", {"file_path": "a.py", "content": LOOKALIKES[name]}))
     history = conversation(
         user("go"), call, user(tool_result("w", "ok")), assistant("ok"), user("?")

@@ -1,6 +1,6 @@
-"""Files that somebody has deleted are written again from the history.
+"""Deleted files are written again from the history.
 
-A live session's are not deleted at all.
+Those of a live session are never deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def files(root: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", HISTORIES)
 async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp_path):
-    storage, history = LocalStorage(tmp_path), HISTORIES[name]
+    storage = LocalStorage(tmp_path)
+    history = HISTORIES[name]
     before = await session(storage).run(history)
     held = files(tmp_path)
     assert held
@@ -109,7 +110,8 @@ async def test_files_of_collapsed_steps_are_written_again_too(tmp_path):
 
 
 async def test_a_file_that_is_there_is_left_alone(tmp_path):
-    storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
+    storage = LocalStorage(tmp_path)
+    history = HISTORIES["a new result"]
     await session(storage).run(history)
     [path] = tmp_path.rglob("*.md")
     written = path.stat().st_mtime_ns
@@ -119,10 +121,11 @@ async def test_a_file_that_is_there_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("records", [False, True])
-async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_needs(
+async def test_a_clean_up_of_everything_deletes_nothing_that_a_live_session_needs(
     records, tmp_path
 ):
-    storage, history = LocalStorage(tmp_path), HISTORIES["a new result"]
+    storage = LocalStorage(tmp_path)
+    history = HISTORIES["a new result"]
     live = session(storage)
     result = await live.run(history)
 
@@ -134,7 +137,7 @@ async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_n
     assert await live.history() == history
 
 
-async def test_a_clean_up_takes_the_files_of_a_session_that_nobody_has_used_for_long(
+async def test_a_clean_up_deletes_the_files_of_a_session_that_was_not_used_for_long(
     tmp_path,
 ):
     history = HISTORIES["a new result"]

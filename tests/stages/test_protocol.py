@@ -1,4 +1,4 @@
-"""What a stage sees and what it may answer."""
+"""The turn that a stage gets, and the answers that it may give."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def turn(*messages: str, tracked: Tracked | None = None) -> Turn:
     )
 
 
-async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them():
+async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_the_overhead():
     assert await turn("four", "sixsix").raw_tokens() == 15
     assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
 

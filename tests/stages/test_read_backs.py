@@ -1,4 +1,4 @@
-"""A long result that was read back from a file of ours is cut to head and tail."""
+"""A long result that was read back from an offloaded file is cut to head and tail."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_it_becomes_head_and_tail_after_the_same_pointer(storage, root, sh
     assert (await run(stage, result.messages)).messages is result.messages
 
 
-async def test_what_was_shortened_stays_as_it_is_beside_every_other_stage(
+async def test_a_shortened_read_back_stays_unchanged_with_every_other_stage(
     storage,
 ):
     stage = TrimReadBacks(storage, max_chars=20_000)

@@ -1,4 +1,4 @@
-"""What happened to the context, as values and in words."""
+"""Reports of what changed in the context, as values and in words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_change_says_from_where_on_what_it_saved_and_what_it_did():
     )
 
 
-def test_a_change_that_nobody_counted_or_placed_tells_of_neither():
+def test_a_change_without_tokens_or_a_place_reports_neither():
     assert str(report(Outcome.CHANGED)) == "Stage [s] changed (12.5 ms)"
 
 
@@ -62,7 +62,7 @@ def test_a_change_that_nobody_counted_or_placed_tells_of_neither():
         (Truncated(9, 9, still_over=True), "nothing removed, still over its limit"),
     ],
 )
-def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words):
+def test_a_detail_is_reported_in_counts(detail: Offloaded | Compacted | Truncated, words):
     assert str(detail) == words
 
 
@@ -82,7 +82,7 @@ def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, w
         StageReport("A\x1b[31mStage", "a\nb\x00", Outcome.SKIPPED, 0.0),
     ],
 )
-def test_a_report_is_one_short_line_whatever_happened(told: StageReport):
+def test_a_report_is_always_one_short_line(told: StageReport):
     for line in (str(told), repr(told)):
         assert len(line) < 260
         assert line.isprintable()

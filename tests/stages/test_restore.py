@@ -87,7 +87,7 @@ async def test_files_that_changed_or_went_since_they_were_shown_are_marked(proje
     assert found.deleted == ("gone",)
 
 
-async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(project, caplog):
+async def test_every_hostile_path_has_its_warning_and_the_valid_one_is_restored(project, caplog):
     os.mkfifo(project / "pipe")
     (project / "folder").mkdir()
     (project / "link").symlink_to("../outside")
@@ -169,7 +169,7 @@ async def test_other_reading_tools_are_a_setting(project):
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "below a file"])
-def test_a_folder_that_is_none_is_refused_where_it_is_named(tmp_path, kind):
+def test_a_work_dir_that_is_no_folder_is_refused_when_it_is_given(tmp_path, kind):
     (tmp_path / "file").write_text("x")
     paths = {"missing": "nope/nope", "a file": "file", "below a file": "file/nope"}
     path = tmp_path / paths[kind]

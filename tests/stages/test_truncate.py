@@ -148,7 +148,7 @@ async def test_a_view_keeps_its_other_keys_when_it_is_folded():
     assert block["content"].startswith(FOLDED)
 
 
-async def test_messages_go_only_when_filtering_and_folding_did_not_suffice():
+async def test_messages_are_deleted_only_if_filtering_and_folding_did_not_suffice():
     history = long_session()
     without_calls = count_tokens((await smart_truncate(history, counter=len)).messages, counter=len)
 
@@ -216,10 +216,8 @@ async def test_each_distinct_text_is_encoded_once():
         (*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", f"{n}.py", source[n]))
         for n in range(9)
     ]
-    history, counter = (
-        conversation(user("go"), *steps, assistant("so"), user("next")),
-        TokenCounter(),
-    )
+    history = conversation(user("go"), *steps, assistant("so"), user("next"))
+    counter = TokenCounter()
     await counter.counts(history)
     known = counter.encoded_chars
 
@@ -433,9 +431,11 @@ async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path):
 
 
 async def test_a_plan_is_the_same_decision_with_nothing_written(tmp_path):
-    history, stage = long_session(), SmartTruncate(LocalStorage(tmp_path))
+    history = long_session()
+    stage = SmartTruncate(LocalStorage(tmp_path))
 
-    plan, skipped = await stage.plan(turn(history)), await stage(turn(history, trigger=90_000))
+    plan = await stage.plan(turn(history))
+    skipped = await stage(turn(history, trigger=90_000))
 
     assert not list(tmp_path.rglob("*.json"))
     assert isinstance(skipped, Skip)
@@ -513,7 +513,7 @@ async def test_a_second_run_changes_nothing_whether_or_not_the_limit_was_reached
     st.sets(st.integers(0, 40)),
     st.integers(0, 3000),
 )
-async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
+async def test_pinned_messages_stay_byte_for_byte_in_a_valid_context(
     history: list[Message], chosen: set[int], max_tokens: int
 ):
     pinned = [message for index, message in enumerate(history) if index in chosen]
