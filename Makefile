@@ -47,16 +47,15 @@ test: $(STAMP)  ## lint, then all tests; PART=session for one package, in second
 	$(BIN)/lint-imports
 	$(BIN)/python $(PYTEST) --durations 10 $(filter tests/%,$(PART_FILES))
 else
-# pytest compiles each test file when it is imported for the first time, and its workers would all do
-# that at the same time. Here one process does it, on the second core while mypy runs.
+# mypy uses one core for almost a minute, so the tests run at the same time. Its result appears
+# between theirs; if it fails, so does `make test`.
 test: ruff
-	@$(MAKE) --no-print-directory --jobs 2 mypy compile-tests
-	$(BIN)/python $(PYTEST) --durations 10
+	@$(MAKE) --no-print-directory --jobs 2 mypy pytest
 endif
 
 lint: ruff mypy  ## ruff, import-linter, mypy --strict
 
-.PHONY: ruff mypy compile-tests
+.PHONY: ruff mypy pytest compile-tests
 ruff: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,7 +64,11 @@ ruff: $(STAMP)
 mypy: $(STAMP)
 	$(BIN)/mypy
 
-# Errors are left to the run that follows: it reports them.
+pytest: compile-tests
+	$(BIN)/python $(PYTEST) --durations 10
+
+# pytest compiles a test file when it is imported for the first time, and its workers would all do
+# that at the same time. So one process does it before. Errors are reported by the run that follows.
 compile-tests: $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider > /dev/null || true
 
