@@ -1,17 +1,20 @@
-"""The power of the test suite, measured: sixty faults, and whether a test fails for each.
+"""Insert sixty faults into a copy of the project, one at a time, and check that a test fails.
 
-A fault (`scripts/mutants.toml`) names a function, a pattern of code in it, and what to put in its
-place. So it survives that code moves, or is laid out anew. Each is applied in a copy of the
-project, where the tests that ought to find it are run until one fails.
+A fault (in `scripts/mutants.toml`) names a function, a pattern of code in it, and its replacement.
+It still applies after the code was moved or formatted. For each fault, the tests that ought to find
+it run in the copy until one fails.
 
-    python scripts/mutants.py                    # all of them, one after another
+    python scripts/mutants.py                    # all faults, one after the other
     python scripts/mutants.py --jobs 2           # two at a time
     python scripts/mutants.py --only NAME NAME   # some of them
-    python scripts/mutants.py --resume           # without those that were found before
-    python scripts/mutants.py --list             # where each applies; no test is run
+    python scripts/mutants.py --resume           # skip faults that were found in an earlier run
+    python scripts/mutants.py --list             # print where each fault applies; run no test
 
-In a pattern a single capital letter is any expression, and `...` at the end of a list is the rest
-of it: of arguments, or of the statements in a block. Exits with 1 unless every fault is found.
+In a pattern, a single capital letter matches any expression, and `...` at the end of a list matches
+the rest of the list: of arguments, or of the statements in a block. For example the pattern
+``f(A, ...)`` with the replacement ``g(A, ...)`` turns ``f(x + 1, y, z)`` into ``g(x + 1, y, z)``.
+
+Exits with 1 unless every fault is found.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
-FOUND = ROOT / "build" / "mutants.json"
-LIMIT = 300.0  # seconds; tests that hang have found the fault
-PASSED, FAILED = 0, 1  # exit codes of pytest
+FOUND_FAULTS = ROOT / "build" / "mutants.json"
+TIMEOUT_SECONDS = 300.0  # tests that hang longer have found the fault
+PASSED = 0  # exit codes of pytest
+FAILED = 1
 
 _NOT_COMPARED = frozenset({"ctx", "kind", "type_comment"})
 _DEFINITION = re.compile(r"^ *(?:(?:async )?def (\w+)|(\w+)(?:: [^=\n]+)? = )", re.MULTILINE)
@@ -53,18 +57,19 @@ _OPTIONS = ("-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-see
 
 
 class DoesNotApply(Exception):
-    """The function is gone, or what the fault changes in it."""
+    """The function or the code that the fault changes does not exist, or exists twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A change that the *tests* ought to find: in *function*, *put* in the place of *find*.
+    """A change that the files *tests* ought to find.
 
-    *function* is the end of a qualified name: of a function, method or constant. *tests* are files.
+    The code *find* in *function* is replaced by *put*. *function* is the end of the qualified name
+    of a function, method or constant. *breaks* says what goes wrong for a user.
     """
 
     name: str
-    room: str
+    package: str
     breaks: str
     function: str
     find: str
@@ -82,7 +87,7 @@ class Mutant:
 
 
 def read_faults() -> list[Fault]:
-    """Every fault of the table."""
+    """Return the faults in mutants.toml."""
     rows = tomllib.loads(FAULTS.read_text("utf-8"))["fault"]
     return [Fault(**{**row, "tests": tuple(row["tests"])}) for row in rows]
 
@@ -91,31 +96,35 @@ def read_faults() -> list[Fault]:
 
 
 def apply(fault: Fault, root: Path = ROOT) -> Mutant:
-    """The module with the *fault*. Raises DoesNotApply unless there is exactly one place for it."""
-    found: list[tuple[Path, ast.Module, Place]] = []
+    """Return the module with the *fault*. Raises DoesNotApply unless it applies at one place."""
+    candidates: list[tuple[Path, ast.Module, Place]] = []
     for path in modules(root).get(fault.function.rpartition(".")[2], []):
         tree = ast.parse(path.read_text("utf-8"))
         for definition in definitions(tree, fault.function):
-            found += [(path, tree, place) for place in places(definition, fault)]
-    if len(found) != 1:
-        raise DoesNotApply(f"{len(found)} places in {fault.function}")
-    ((path, tree, place),) = found
+            candidates += [(path, tree, place) for place in places(definition, fault)]
+    if len(candidates) != 1:
+        raise DoesNotApply(f"{len(candidates)} places in {fault.function}")
+    ((path, tree, place),) = candidates
     place.put(fault)
     return Mutant(path.relative_to(root), ast.unparse(ast.fix_missing_locations(tree)) + "\n")
 
 
 @cache
 def modules(root: Path) -> Mapping[str, list[Path]]:
-    """The modules of the package by the names that they define."""
-    found: dict[str, list[Path]] = {}
+    """Return the modules of the package, by the names of the functions and constants in them."""
+    paths: dict[str, list[Path]] = {}
     for path in sorted((root / "ctxpipe").rglob("*.py")):
-        for name in set(map("".join, _DEFINITION.findall(path.read_text("utf-8")))):
-            found.setdefault(name, []).append(path)
-    return found
+        pairs = _DEFINITION.findall(path.read_text("utf-8"))
+        for name in {function or constant for function, constant in pairs}:
+            paths.setdefault(name, []).append(path)
+    return paths
 
 
 def definitions(tree: ast.AST, name: str, above: str = "") -> Iterator[ast.AST]:
-    """The functions and constants in *tree* whose qualified name ends in *name*."""
+    """Yield the functions and constants in *tree* whose qualified name ends with *name*.
+
+    *above* is the qualified name of *tree* itself.
+    """
     for node in ast.iter_child_nodes(tree):
         own = above
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -131,7 +140,11 @@ def definitions(tree: ast.AST, name: str, above: str = "") -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The *count* nodes from *index* on in a list of *parent*, or its only node in that *field*."""
+    """The place of code in a syntax tree: in the attribute *field* of the node *parent*.
+
+    If the attribute is a list, the code is *count* nodes from *index* on. Otherwise *index* is
+    None. *values* has the expressions that the variables of the pattern match.
+    """
 
     parent: ast.AST
     field: str
@@ -140,7 +153,7 @@ class Place:
     values: dict[str, Any]
 
     def put(self, fault: Fault) -> None:
-        """Replace what is here."""
+        """Replace the code at this place."""
         _, new = patterns(fault)
         new = [node for part in new for node in filled(part, self.values)]
         if self.index is None:
@@ -150,8 +163,9 @@ class Place:
 
 
 def patterns(fault: Fault) -> tuple[list[Any], list[Any]]:
-    """What to find, and what to put there: statements, or one expression each."""
-    find, put = ast.parse(fault.find).body, ast.parse(fault.put).body
+    """Return the code to find and its replacement, as statements or as one expression each."""
+    find = ast.parse(fault.find).body
+    put = ast.parse(fault.put).body
     match find, put:
         case [ast.Expr(old)], [ast.Expr(new)]:
             return [old], [new]
@@ -159,26 +173,29 @@ def patterns(fault: Fault) -> tuple[list[Any], list[Any]]:
 
 
 def places(definition: ast.AST, fault: Fault) -> Iterator[Place]:
-    """Where in *definition* the fault applies."""
+    """Yield the places in *definition* that match the pattern of *fault*."""
     find, _ = patterns(fault)
     for parent in ast.walk(definition):
         for field, value in ast.iter_fields(parent):
             if not isinstance(value, list):
                 values: dict[str, Any] = {}
-                if len(find) == 1 and fits(find[0], value, values):
+                if len(find) == 1 and matches(find[0], value, values):
                     yield Place(parent, field, None, 1, values)
                 continue
             for index in range(len(value) - len(find) + 1):
                 values = {}
-                if fits(find, value[index : index + len(find)], values):
+                if matches(find, value[index : index + len(find)], values):
                     yield Place(parent, field, index, len(find), values)
 
 
-def fits(pattern: Any, node: Any, values: dict[str, Any]) -> bool:
-    """Whether *node* is an instance of *pattern*; *values* are those of its variables."""
+def matches(pattern: Any, node: Any, values: dict[str, Any]) -> bool:
+    """Return True if *node* matches *pattern*, and add the values of its variables to *values*.
+
+    A variable that occurs twice has to match the same code.
+    """
     if isinstance(pattern, ast.Name) and is_variable(pattern.id) and isinstance(node, ast.expr):
-        known = values.setdefault(pattern.id, node)
-        return ast.dump(known) == ast.dump(node)
+        first_node = values.setdefault(pattern.id, node)
+        return ast.dump(first_node) == ast.dump(node)
     if type(pattern) is not type(node):
         return False
     if isinstance(pattern, list):
@@ -187,25 +204,34 @@ def fits(pattern: Any, node: Any, values: dict[str, Any]) -> bool:
             values["..."] = node[len(pattern) :]
             node = node[: len(pattern)]
         return len(pattern) == len(node) and all(
-            fits(part, held, values) for part, held in zip(pattern, node, strict=True)
+            matches(part, child, values) for part, child in zip(pattern, node, strict=True)
         )
     if isinstance(pattern, ast.AST):
-        fields = [field for field in pattern._fields if field not in _NOT_COMPARED]
-        return all(fits(getattr(pattern, f, None), getattr(node, f, None), values) for f in fields)
+        for field in pattern._fields:
+            if field in _NOT_COMPARED:
+                continue
+            if not matches(getattr(pattern, field, None), getattr(node, field, None), values):
+                return False
+        return True
     return bool(pattern == node)
 
 
 def is_variable(name: str) -> bool:
+    """Return True if *name* is a variable of a pattern: one capital letter."""
     return len(name) == 1 and name.isupper()
 
 
 def is_rest(node: Any) -> bool:
+    """Return True if *node* is `...`, the rest of a list."""
     value = node.value if isinstance(node, ast.Expr) else node
     return isinstance(value, ast.Constant) and value.value is ...
 
 
 def filled(node: Any, values: dict[str, Any]) -> list[Any]:
-    """*node* of what to put, with the *values* of its variables: as many nodes as it stands for."""
+    """Return *node* of a replacement, with *values* in the place of its variables.
+
+    `...` becomes all the nodes of the rest; any other node becomes one.
+    """
     if is_rest(node):
         return list(values["..."])
     if isinstance(node, ast.Name) and node.id in values:
@@ -223,20 +249,21 @@ def filled(node: Any, values: dict[str, Any]) -> list[Any]:
 
 
 class Copy:
-    """A copy of the project in a folder of its own, in which tests are run."""
+    """A copy of the project in a folder, for running tests with a fault."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-        # Checked by content: a mutant may have the size and the time of what it replaces.
+        # A module with a fault may have the size and the time of the original, so Python has to
+        # compare the contents to know whether its compiled form is current.
         self.run("-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "ctxpipe")
         _, output = self.run("-c", "import ctxpipe; print(ctxpipe.__file__)")
         if not Path(output.strip()).is_relative_to(folder):
-            sys.exit(f"the tests would import {output.strip()}, and not the copy in {folder}")
+            sys.exit(f"the tests would import {output.strip()} instead of the copy in {folder}")
 
     def run(self, *arguments: str, seconds: float | None = None) -> tuple[int | None, str]:
-        """Python's exit code and output; no exit code when it took longer than *seconds*."""
-        # Ahead of the editable installation, also for the processes that tests start.
+        """Run Python. Returns its exit code (None if it took longer than *seconds*) and output."""
+        # The path comes before the editable installation, also in processes that tests start.
         path = str(self.folder)
         environment = {**os.environ, "PYTHONPATH": path, "HYPOTHESIS_PROFILE": "mutants"}
         with (
@@ -260,7 +287,7 @@ class Copy:
             return code, output.read()
 
     def judge(self, fault: Fault) -> tuple[str, str]:
-        """Whether the tests find the *fault*; and which of them does, or what went wrong."""
+        """Run the tests with the *fault*. Returns a verdict, and the test or a reason."""
         try:
             mutant = apply(fault, self.folder)
         except DoesNotApply as error:
@@ -269,77 +296,84 @@ class Copy:
         original = path.read_bytes()
         path.write_text(mutant.source, "utf-8")
         try:
-            code, output = self.run("-m", "pytest", *_OPTIONS, *fault.tests, seconds=LIMIT)
+            arguments = ("-m", "pytest", *_OPTIONS, *fault.tests)
+            code, output = self.run(*arguments, seconds=TIMEOUT_SECONDS)
         finally:
             path.write_bytes(original)
-        failed = [
-            line for line in output.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))
-        ]
+        lines = output.splitlines()
+        failures = [line for line in lines if line.startswith(("FAILED tests", "ERROR tests"))]
         if code == PASSED:
             return "not found", ""
         if code is None:
-            return "found", f"by tests that hang for {LIMIT:.0f} s"
-        if code == FAILED and failed:
-            return "found", failed[0].partition(" - ")[0]
-        return "broken", "\n".join(output.splitlines()[-5:])
+            return "found", f"the tests hang for {TIMEOUT_SECONDS:.0f} s"
+        if code == FAILED and failures:
+            return "found", failures[0].partition(" - ")[0]
+        return "broken", "\n".join(lines[-5:])
 
 
 def check_green(place: Copy, faults: Sequence[Fault], jobs: int) -> None:
-    """Exit unless the tests of all *faults* pass without one."""
+    """Run the tests of all *faults* without a fault, and exit unless they pass."""
     tests = sorted({test for fault in faults for test in fault.tests})
-    print(f"without a fault: {len(tests)} files of tests ...", flush=True)
-    started = time.monotonic()
+    print(f"without a fault: {len(tests)} test files ...", flush=True)
+    start_time = time.monotonic()
     code, output = place.run("-m", "pytest", *_OPTIONS, "-n", str(jobs), *tests)
     if code != PASSED:
-        sys.exit(f"{output}\nThe tests fail without any fault.")
-    print(f"they pass, in {time.monotonic() - started:.0f} s\n", flush=True)
+        sys.exit(f"{output}\nThe tests fail without a fault.")
+    print(f"they pass, in {time.monotonic() - start_time:.0f} s\n", flush=True)
 
 
 def key_of(fault: Fault) -> str:
-    """What a verdict is about: a digest of the fault, the module with it, and the tests' files."""
-    held = hashlib.sha256(repr(fault).encode())
+    """Return a digest of the fault, the module with it, and the test files.
+
+    A verdict is valid as long as this digest is the same.
+    """
+    digest = hashlib.sha256(repr(fault).encode())
     with suppress(DoesNotApply):
-        held.update(apply(fault).source.encode())
+        digest.update(apply(fault).source.encode())
     for test in fault.tests:
-        held.update((ROOT / test).read_bytes())
-    return held.hexdigest()
+        digest.update((ROOT / test).read_bytes())
+    return digest.hexdigest()
 
 
-def run(faults: Sequence[Fault], jobs: int, *, resume: bool) -> dict[str, str]:
-    """The verdict on each of *faults*, printed as it comes."""
-    found = json.loads(FOUND.read_text("utf-8")) if resume and FOUND.exists() else {}
-    verdicts = {fault.name: "found" for fault in faults if found.get(fault.name) == key_of(fault)}
-    due = [fault for fault in faults if fault.name not in verdicts]
-    if not due:
+def run_faults(faults: Sequence[Fault], jobs: int, *, resume: bool) -> dict[str, str]:
+    """Return the verdict on each fault by its name, and print each as soon as it is reached."""
+    keys: dict[str, str] = {}
+    if resume and FOUND_FAULTS.exists():
+        keys = json.loads(FOUND_FAULTS.read_text("utf-8"))
+    verdicts = {fault.name: "found" for fault in faults if keys.get(fault.name) == key_of(fault)}
+    remaining = [fault for fault in faults if fault.name not in verdicts]
+    if not remaining:
         return verdicts
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        # Links resolved: the package's own path is compared with it.
+        # Links are resolved, because the path of the imported package is compared with this one.
         copies = [Copy(Path(folder).resolve() / str(number)) for number in range(jobs)]
-        check_green(copies[0], due, jobs)
-        free: SimpleQueue[Copy] = SimpleQueue()
-        for place in copies:
-            free.put(place)
+        check_green(copies[0], remaining, jobs)
+        idle_copies: SimpleQueue[Copy] = SimpleQueue()
+        for project_copy in copies:
+            idle_copies.put(project_copy)
 
         def judge(fault: Fault) -> None:
-            place = free.get()
-            started = time.monotonic()
-            verdict, why = place.judge(fault)
-            free.put(place)
-            seconds = time.monotonic() - started
-            print(f"{verdict:15}{seconds:5.0f} s  {fault.name}  {why}", flush=True)
+            project_copy = idle_copies.get()
+            start_time = time.monotonic()
+            verdict, reason = project_copy.judge(fault)
+            idle_copies.put(project_copy)
+            seconds = time.monotonic() - start_time
+            print(f"{verdict:15}{seconds:5.0f} s  {fault.name}  {reason}", flush=True)
             verdicts[fault.name] = verdict
             if verdict == "found":
-                found[fault.name] = key_of(fault)
-                FOUND.parent.mkdir(exist_ok=True)
-                FOUND.write_text(json.dumps(found, indent=1), "utf-8")
+                keys[fault.name] = key_of(fault)
+                FOUND_FAULTS.parent.mkdir(exist_ok=True)
+                FOUND_FAULTS.write_text(json.dumps(keys, indent=1), "utf-8")
 
         with ThreadPoolExecutor(jobs) as threads:
-            list(threads.map(judge, due))
+            futures = [threads.submit(judge, fault) for fault in remaining]
+        for future in futures:
+            future.result()  # raises what judge() has raised
     return verdicts
 
 
 def list_faults(faults: Sequence[Fault]) -> int:
-    """Print where each fault applies; how many do not."""
+    """Print where each fault applies. Returns the number of those that do not apply."""
     missing = 0
     for fault in faults:
         try:
@@ -347,33 +381,35 @@ def list_faults(faults: Sequence[Fault]) -> int:
         except DoesNotApply as error:
             missing += 1
             where = f"DOES NOT APPLY: {error}"
-        print(f"{fault.name:45} {fault.room:12} {where}\n    {fault.breaks}")
+        print(f"{fault.name:45} {fault.package:12} {where}\n    {fault.breaks}")
     return missing
 
 
 def main() -> int:
+    """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults alone")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
-    parser.add_argument("--resume", action="store_true", help="leave out what was found before")
-    parser.add_argument("--list", action="store_true", help="list the faults, and run no test")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run these faults only")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time (default: 1)")
+    parser.add_argument("--resume", action="store_true", help="skip faults that were found before")
+    parser.add_argument("--list", action="store_true", help="list the faults without running tests")
     arguments = parser.parse_args()
     faults = read_faults()
     if arguments.only:
         unknown = set(arguments.only) - {fault.name for fault in faults}
         if unknown:
-            parser.error(f"there is no fault {', '.join(sorted(unknown))}; see --list")
+            parser.error(f"unknown fault {', '.join(sorted(unknown))}; --list prints the names")
         faults = [fault for fault in faults if fault.name in arguments.only]
     if arguments.list:
         return 1 if list_faults(faults) else 0
-    started = time.monotonic()
-    verdicts = run(faults, arguments.jobs, resume=arguments.resume)
-    print("\nroom          found  of")
-    for room in dict.fromkeys(fault.room for fault in faults):
-        found = [verdicts[fault.name] == "found" for fault in faults if fault.room == room]
-        print(f"{room:14}{sum(found):5}{len(found):4}")
+    start_time = time.monotonic()
+    verdicts = run_faults(faults, arguments.jobs, resume=arguments.resume)
+    print("\npackage       found  of")
+    for package in dict.fromkeys(fault.package for fault in faults):
+        names = [fault.name for fault in faults if fault.package == package]
+        found_count = sum(verdicts[name] == "found" for name in names)
+        print(f"{package:14}{found_count:5}{len(names):4}")
     totals = Counter(verdicts.values())
-    minutes = (time.monotonic() - started) / 60
+    minutes = (time.monotonic() - start_time) / 60
     print(f"\n{totals['found']} of {len(faults)} found, in {minutes:.0f} minutes")
     for fault in faults:
         if verdicts[fault.name] != "found":

@@ -39,7 +39,7 @@ def source_with(function: str, root: Path):
 
 
 def fault(find: str, put: str, function: str = "one") -> Fault:
-    return Fault("name", "room", "breaks", function, find, put, ())
+    return Fault("name", "package", "breaks", function, find, put, ())
 
 
 @pytest.mark.parametrize(
