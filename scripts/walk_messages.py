@@ -1,20 +1,20 @@
-"""Print the walk of `messages` through the packages, from `Session.create` to the wire.
+"""Print the packages through which the messages of a turn pass, from `Session.create` to the SDK.
 
 python scripts/walk_messages.py [--calls]
 
-A real turn is traced: the second one of a session with a journal, through the four stages of the
-README, in which `DirectOffload` moves a tool result into a file. The reply comes from
-`ctxpipe.testing.MessagesServer`, and the request is sent by the real SDK.
+The script traces a real turn: the second turn of a session with a journal and the four stages of
+the README. In it `DirectOffload` moves a tool result to a file. The real SDK sends the request, and
+`ctxpipe.testing.MessagesServer` answers it.
 
-A function *handles* the messages when it takes them as an argument and hands them on: it returns
-them, puts other ones into an argument, or gives them to the client. They may be the list itself or
-part of a value that carries it, such as a `Step`, a `Turn` or a `Result`. A function that takes
-them and answers anything else, such as a number, problems or nothing, asks a question or takes a
-note: the messages stay with its caller, and neither it nor what it calls is part of the walk.
+A function *handles* the messages if it receives them as an argument and passes them on: it returns
+messages, stores other messages in an argument, or gives them to the client. The argument is the
+list itself or a value that contains it, such as a `Step`, a `Turn` or a `Result`. A function that
+receives messages and returns something else, such as a number, only reads them: it, and the
+functions that it calls, are not part of the walk.
 
-A *stay* is a run of such calls in one package. A *climb* is a stay in a package that is in a higher
-layer of the import contract than the stay before it. To return to a caller that only returns
-further is no stay.
+A *stay* is a series of such calls in one package. A *climb* is a stay in a package that is in a
+higher layer of the import contract than the stay before it. ``--calls`` prints the functions of
+each stay.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LONG_RESULT = "a line of a log\n" * 2_000
 
 
 def import_layers(project: Path = PROJECT) -> list[list[str]]:
-    """The layers of the import contract, highest first, as names of packages below ctxpipe."""
+    """Return the layers of the import contract, highest first, as names of packages in ctxpipe."""
     contracts = tomllib.loads(project.read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     return [
@@ -61,39 +61,41 @@ def import_layers(project: Path = PROJECT) -> list[list[str]]:
 
 
 def heights(layers: list[list[str]]) -> dict[str, int]:
-    """How high each package is: the lowest layer is 0."""
-    found = {}
+    """Return the height of each package: 0 for the lowest layer."""
+    height_by_name = {}
     for height, names in enumerate(reversed(layers)):
         for name in names:
-            found[name] = height
-    return found
+            height_by_name[name] = height
+    return height_by_name
 
 
 def is_climb(package: str, following: str, height: dict[str, int]) -> bool:
-    """Whether *following* is in a higher layer than *package*."""
+    """Return True if *following* is in a higher layer than *package*."""
     return height[following] > height[package]
 
 
 def climb_count(packages: list[str], height: dict[str, int]) -> int:
-    """How often the walk through *packages* climbs."""
+    """Return the number of climbs in a walk through *packages*."""
     return sum(is_climb(one, following, height) for one, following in pairwise(packages))
 
 
-# Whether messages are handed over -----------------------------------------------------------------
+# Recognizing messages -----------------------------------------------------------------------------
 
 
 def is_message(value: object) -> bool:
-    """Whether *value* looks like a message of the Messages API."""
+    """Return True if *value* looks like a message of the Messages API."""
     return isinstance(value, dict) and "role" in value and "content" in value
 
 
 def is_messages(value: object) -> bool:
-    """Whether *value* is a list of messages. An empty list may be one of anything."""
-    return isinstance(value, list | tuple) and bool(value) and all(map(is_message, value))
+    """Return True if *value* is a list of messages. An empty list does not count."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(is_message(item) for item in value)
 
 
 def carries_messages(value: object) -> bool:
-    """Whether *value* is a list of messages, a tuple with one, or a dataclass of ours with one."""
+    """Return True if *value* is a list of messages, or a tuple or dataclass that contains one."""
     if is_messages(value):
         return True
     if isinstance(value, tuple):
@@ -102,12 +104,12 @@ def carries_messages(value: object) -> bool:
 
 
 def has_messages(value: object) -> bool:
-    """Whether *value* is a dataclass of ours, and a field of it is a list of messages."""
-    return any(map(is_messages, field_values(value).values()))
+    """Return True if *value* is a dataclass of ctxpipe with a field that is a list of messages."""
+    return any(is_messages(field_value) for field_value in field_values(value).values())
 
 
 def field_values(value: object) -> dict[str, object]:
-    """The fields of *value* by name, if it is a dataclass of ours."""
+    """Return the fields of *value* by name; none if it is not a dataclass of ctxpipe."""
     if not is_dataclass(value) or not type(value).__module__.startswith("ctxpipe."):
         return {}
     return {field.name: getattr(value, field.name, None) for field in fields(value)}
@@ -118,32 +120,36 @@ def field_values(value: object) -> dict[str, object]:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call that took messages as an argument, and whether it has handed them on."""
+    """A call that received messages as an argument.
+
+    *arguments* are its arguments, each with its fields before the call. *passes_on* is True if the
+    call has passed messages on.
+    """
 
     package: str
     function: str
     caller: Call | None
-    before: list[tuple[object, dict[str, object]]]  # its arguments, and what their fields were
-    hands_on: bool = False
+    arguments: list[tuple[object, dict[str, object]]]
+    passes_on: bool = False
 
-    def has_put_messages(self) -> bool:
-        """Whether a field of an argument has become another list of messages."""
-        for argument, before in self.before:
+    def has_stored_messages(self) -> bool:
+        """Return True if a field of an argument has become another list of messages."""
+        for argument, fields_before in self.arguments:
             for name, value in field_values(argument).items():
-                if value is not before.get(name) and is_messages(value):
+                if value is not fields_before.get(name) and is_messages(value):
                     return True
         return False
 
     @property
     def is_handling(self) -> bool:
-        """Whether it, and each of its callers, hands the messages on."""
-        if not self.hands_on:
+        """True if the call, and each of its callers, passes the messages on."""
+        if not self.passes_on:
             return False
         return self.caller is None or self.caller.is_handling
 
 
 class Tracer:
-    """A profile function that notes the calls which take messages, until these are sent."""
+    """A profile function that records the calls that receive messages, until these are sent."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -154,37 +160,39 @@ class Tracer:
         if self._is_sent:
             return
         if event == "call":
-            self._note_call(frame)
+            self._record_call(frame)
         elif event == "return" and frame in self._by_frame:
-            # A coroutine also "returns" when it waits. What it waits with carries no messages.
+            # A coroutine also "returns" when it waits; the value is then not a list of messages.
             call = self._by_frame[frame]
-            call.hands_on = call.hands_on or carries_messages(value) or call.has_put_messages()
+            if carries_messages(value) or call.has_stored_messages():
+                call.passes_on = True
 
-    def _note_call(self, frame: FrameType) -> None:
+    def _record_call(self, frame: FrameType) -> None:
         if frame in self._by_frame:
-            return  # a coroutine that goes on
+            return  # a coroutine that continues
         if is_request(frame.f_code):
-            self._note_request(frame)
+            self._record_request(frame)
             return
         package = package_of(frame.f_code)
-        given = arguments(frame)
-        if package is None or not any(map(carries_messages, given)):
+        arguments = arguments_of(frame)
+        if package is None or not any(carries_messages(argument) for argument in arguments):
             return
-        before = [(argument, field_values(argument)) for argument in given]
-        call = Call(package, frame.f_code.co_qualname, self._caller_of(frame), before)
+        arguments_with_fields = [(argument, field_values(argument)) for argument in arguments]
+        function = frame.f_code.co_qualname
+        call = Call(package, function, self._caller_of(frame), arguments_with_fields)
         self.calls.append(call)
         self._by_frame[frame] = call
 
-    def _note_request(self, frame: FrameType) -> None:
-        """The messages are at the client: whoever called it has handed them on."""
+    def _record_request(self, frame: FrameType) -> None:
+        """Record that all callers of *frame*, the request of the client, passed messages on."""
         caller = self._caller_of(frame)
         while caller is not None:
-            caller.hands_on = True
+            caller.passes_on = True
             caller = caller.caller
         self._is_sent = True
 
     def _caller_of(self, frame: FrameType) -> Call | None:
-        """The nearest call that is noted, from *frame* upwards."""
+        """Return the nearest recorded call among the callers of *frame*."""
         back = frame.f_back
         while back is not None:
             if back in self._by_frame:
@@ -194,22 +202,22 @@ class Tracer:
 
 
 def package_of(code: CodeType) -> str | None:
-    """The package below ctxpipe, or the module there, that *code* is in. None for other code."""
+    """Return the package or module of ctxpipe that contains *code*; None for other code."""
     path = Path(code.co_filename)
     if code.co_name.startswith("<") or not path.is_relative_to(PACKAGE):
         return None
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def arguments(frame: FrameType) -> list[object]:
-    """What the function of *frame* was called with, without its own object."""
+def arguments_of(frame: FrameType) -> list[object]:
+    """Return the arguments of the function of *frame*, without ``self``."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return [frame.f_locals.get(name) for name in names if name != "self"]
 
 
 def is_request(code: CodeType) -> bool:
-    """Whether *code* is the SDK's ``messages.create``."""
+    """Return True if *code* is ``messages.create`` of the SDK."""
     path = Path(code.co_filename)
     return code.co_name == "create" and path.parts[-3:-1] == ("resources", "messages")
 
@@ -218,9 +226,9 @@ def is_request(code: CodeType) -> bool:
 
 
 async def traced_turn() -> list[Call]:
-    """The calls of the turn that took messages, in order.
+    """Run the turn, and return its calls that received messages, in order.
 
-    Its history is short, so that no worker thread takes part.
+    The history is short, so that no worker thread is used.
     """
     history: list[Message] = [{"role": "user", "content": "Why does the build fail?"}]
     call: ToolUseBlockParam = {
@@ -263,7 +271,7 @@ async def traced_turn() -> list[Call]:
 
 
 def walk_lines(calls: list[Call], height: dict[str, int], *, with_calls: bool) -> list[str]:
-    """The walk as text: a line for each stay, with a word where it climbs, and the count."""
+    """Return a line for each stay, with a mark if it climbs, and the number of climbs."""
     lines: list[str] = []
     packages: list[str] = []
     for package, stay in groupby(calls, key=lambda call: call.package):
