@@ -86,7 +86,7 @@ async def test_a_preset_is_a_plain_list_of_six_stages(preset: Preset, tmp_path):
     assert len(ContextPipeline(stages).stages) == 6
 
 
-def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
+def test_old_exchanges_can_collapse_into_lines(tmp_path):
     prices = Prices.relative(read=0.05)
     direct, _, _, collapse, *rest = lines(LocalStorage(tmp_path), prices=prices)
 
@@ -102,12 +102,12 @@ def test_old_exchanges_can_collapse_into_lines_instead(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["whole", "more_lines", "", None, True])
-def test_old_exchanges_are_kept_as_calls_or_as_lines(wrong, tmp_path):
+def test_an_unknown_value_of_old_exchanges_is_refused(wrong, tmp_path):
     with pytest.raises(SettingsError, match=r"give one of 'calls', 'lines'$"):
         coding_agent(LocalStorage(tmp_path), old_exchanges=wrong)
 
 
-async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path):
+async def test_old_exchanges_collapse_when_they_have_cost_enough(tmp_path):
     history = work(60)
 
     result = await ContextPipeline(lines(LocalStorage(tmp_path))).run(history, session_id="s")
@@ -118,7 +118,7 @@ async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path):
     assert result.tokens_after < result.tokens_before / 3
 
 
-def test_its_stages_can_be_changed_one_by_one(tmp_path):
+def test_the_stages_of_a_preset_can_be_changed_one_by_one(tmp_path):
     stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
     direct = stages[0]
     assert isinstance(direct, DirectOffload)
@@ -141,7 +141,7 @@ def test_the_prices_reach_the_gate(tmp_path):
         assert batch.gate.prices == prices
 
 
-def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path):
+def test_the_free_calls_of_the_gate_equal_keep_recent(tmp_path):
     for preset in (coding_agent, presets.chat):
         batch = preset(LocalStorage(tmp_path))[3]
         assert isinstance(batch, BatchOffload)
@@ -150,7 +150,7 @@ def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path)
 
 
 @pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
-async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path):
+async def test_a_short_conversation_is_not_changed(preset: Preset, tmp_path):
     history = work(20)
 
     result = await ContextPipeline(preset(LocalStorage(tmp_path))).run(history, session_id="s")
@@ -160,7 +160,7 @@ async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path):
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
-async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(
+async def test_a_long_new_result_is_offloaded_with_a_preview_and_an_absolute_path(
     preset: Preset, tmp_path
 ):
     history = work(1, "first words " + "x" * 9000 + " last words")
@@ -176,7 +176,7 @@ async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(
     assert "last words" in shown
 
 
-async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path):
+async def test_old_results_and_inputs_are_offloaded_when_they_have_cost_enough(tmp_path):
     written = [
         assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})),
         *step("w")[1:],
@@ -211,6 +211,6 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path)
     assert "And now?" in str(result.messages[-1]["content"])
 
 
-def test_any_storage_with_texts_and_archives_will_do():
+def test_any_storage_of_texts_and_archives_is_accepted():
     assert isinstance(MemoryStorage(), presets.Storage)
     assert isinstance(LocalStorage("x"), presets.Storage)

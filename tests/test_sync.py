@@ -57,7 +57,7 @@ def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path):
+def test_a_synchronous_turn_gives_the_same_as_an_asynchronous_one(tmp_path):
     history = conversation(user("go"), step("t1", result=LONG))
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
@@ -67,7 +67,7 @@ def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path):
     assert blocking.messages == asyncio.run(pipeline.session("s").run(history)).messages != history
 
 
-def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(
+def test_eight_threads_on_one_session_wait_for_each_other_and_request_one_summary(
     tmp_path,
 ):
     asked = 0
@@ -95,7 +95,7 @@ def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summar
     assert session.history() == history
 
 
-def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path):
+def test_sessions_of_eight_threads_do_not_affect_each_other(tmp_path):
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
 
     def played(number: int) -> list[Message]:
@@ -125,7 +125,7 @@ def test_an_error_reaches_the_caller():
         sync.Session(ContextPipeline(), "s").run([3])  # type: ignore[list-item]
 
 
-def test_what_is_no_pipeline_is_refused():
+def test_an_object_that_is_not_a_pipeline_is_refused():
     with pytest.raises(SettingsError, match="give a ContextPipeline"):
         sync.Session(None, "s")  # type: ignore[arg-type]
 
@@ -141,7 +141,7 @@ def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock(
         outer.run(chat(1))
 
 
-def test_whoever_waits_in_an_event_loop_of_his_own_is_served_too():
+def test_a_caller_with_a_running_event_loop_can_use_a_synchronous_session():
     code = """
 import asyncio
 from ctxpipe import ContextPipeline, sync
@@ -152,7 +152,7 @@ print(asyncio.run(blocked()))
     assert ran(code).stdout.strip() == "1"
 
 
-def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(
+def test_a_session_created_before_a_fork_raises_in_the_child_and_a_new_one_works(
     tmp_path,
 ):
     code = """
@@ -185,7 +185,7 @@ print(session.run(history).covered)
 
 
 @pytest.mark.parametrize("where", ["atexit", "__del__", "thread"])
-def test_at_the_end_of_the_interpreter_nothing_hangs(where):
+def test_a_synchronous_session_does_not_hang_at_the_end_of_the_interpreter(where):
     code = f"""
 import atexit, threading, time
 from ctxpipe import ContextPipeline, sync
@@ -218,7 +218,7 @@ else:
     )
 
 
-def test_an_interrupt_ends_the_turn_and_the_session_goes_on():
+def test_an_interrupt_ends_the_turn_and_the_session_stays_usable():
     code = """
 import asyncio, os, signal
 from ctxpipe import ContextPipeline, sync

@@ -19,13 +19,13 @@ def advised(*rows: Figures) -> tuple[str, str]:
     return advice.verb, advice.policy
 
 
-def test_the_cheapest_that_leaves_enough_in_sight_is_advised():
+def test_the_cheapest_policy_that_shows_enough_is_advised():
     cheaper = replace(CODING, policy="cheaper", cost=2.5, ratio=0.625)
 
     assert advised(CODING, cheaper, LEAN) == ("Use", "cheaper")
 
 
-def test_what_leaves_less_in_sight_is_advised_with_a_reservation():
+def test_a_policy_that_shows_less_is_advised_with_a_reservation():
     advice = advise([NONE, LEAN])
 
     assert (advice.verb, advice.policy) == ("Try", "lean")
@@ -33,14 +33,14 @@ def test_what_leaves_less_in_sight_is_advised_with_a_reservation():
 
 
 @pytest.mark.parametrize("row", [replace(CODING, cost=3.96, ratio=0.99), replace(LEAN, found=0.85)])
-def test_what_saves_nothing_or_loses_too_much_changes_nothing(row: Figures):
+def test_a_policy_that_saves_nothing_or_loses_too_much_is_not_advised(row: Figures):
     advice = advise([NONE, row])
 
     assert (advice.verb, advice.policy) == ("Keep", "none")
     assert advice.reason.startswith("No policy that saves 2.0%")
 
 
-def test_a_baseline_that_does_not_fit_the_window_is_no_choice():
+def test_a_baseline_that_does_not_fit_the_window_is_not_advised():
     large = replace(NONE, peak=250_000.0)
     costly = replace(CODING, cost=5.0, ratio=1.25)
 
@@ -49,13 +49,13 @@ def test_a_baseline_that_does_not_fit_the_window_is_no_choice():
     assert (advice.verb, advice.policy) == ("Use", "coding")
 
 
-def test_where_nothing_fits_the_smallest_is_named():
+def test_if_no_policy_fits_the_smallest_is_named():
     rows = [replace(NONE, peak=300_000.0), replace(CODING, peak=220_000.0)]
 
     assert advise(rows).policy == "coding"
 
 
-def test_the_sentence_names_the_cost_and_what_stayed_in_sight():
+def test_the_sentence_names_the_cost_and_the_share_that_stayed_visible():
     assert lead("9 turns", CODING, NONE, "dollars") == (
         "9 turns: coding cost $3.00 instead of $4.00 (none), 25.0% less, and 95.0% of what the "
         "replies used stayed in sight (100.0% with what could be read back). "
@@ -63,7 +63,7 @@ def test_the_sentence_names_the_cost_and_what_stayed_in_sight():
     )
 
 
-def test_a_cost_that_is_more_or_in_tokens_is_called_so():
+def test_the_sentence_names_a_higher_cost_and_the_unit():
     more = replace(CODING, cost=6.0, ratio=1.5)
 
     assert lead("1 turn", more, NONE, "input tokens").startswith(

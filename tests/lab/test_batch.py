@@ -57,7 +57,7 @@ def two() -> Iterator[Workers]:
         yield hands
 
 
-def test_files_come_back_in_the_order_in_which_they_were_given(two, tmp_path):
+def test_results_have_the_order_of_the_files(two, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", steps) for n, steps in enumerate((1, 5, 3))]
     done = replay_files(paths, MAKERS, executor=two)
     assert [file.path for file in done] == paths
@@ -74,13 +74,13 @@ def test_a_file_is_replayed_without_a_thread(tmp_path, monkeypatch):
     assert not is_alone.get()
 
 
-def test_several_processes_find_what_one_does(tmp_path):
+def test_several_processes_give_the_same_results_as_one(tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", n) for n in (2, 3, 4)]
     with workers(2) as hands:
         assert replay_files(paths, MAKERS, executor=hands) == replay_files(paths, MAKERS)
 
 
-def test_a_file_that_cannot_be_read_stops_no_other(two, tmp_path):
+def test_a_file_that_cannot_be_read_does_not_stop_the_others(two, tmp_path):
     paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
     for executor in (None, two):
         broken, sound = replay_files(paths, MAKERS, executor=executor)
@@ -88,26 +88,26 @@ def test_a_file_that_cannot_be_read_stops_no_other(two, tmp_path):
         assert not sound.error
 
 
-def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(two, tmp_path):
+def test_far_workers_get_the_contents_and_a_missing_file_does_not_stop_the_others(two, tmp_path):
     missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
     paths = [*missing, written(tmp_path, "a.jsonl")]
     done = replay_files(paths, MAKERS, executor=Workers(two.pool, 2, far=True))
     assert [bool(file.error) for file in done] == [True] * 5 + [False]
 
 
-def test_a_pipeline_that_raises_is_told_as_the_files_error(tmp_path):
+def test_an_error_of_a_pipeline_is_reported_as_that_of_the_file(tmp_path):
     (file,) = replay_files([written(tmp_path, "a.jsonl")], {"failing": Failing()})
     assert file.error.endswith("a.jsonl could not be replayed: RuntimeError: out of luck")
 
 
-def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path):
+def test_the_death_of_a_worker_is_reported_as_an_error_of_the_file(tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl") for n in range(4)]
     with workers(2) as hands:
         done = replay_files(paths, {"dying": Dying()}, executor=hands)
     assert all("a worker process died" in file.error for file in done)
 
 
-def test_progress_hears_of_each_file_once(two, tmp_path):
+def test_progress_is_called_once_for_each_file(two, tmp_path):
     paths = [
         written(tmp_path, "a.jsonl"),
         written(tmp_path, "b.jsonl"),
@@ -123,7 +123,7 @@ def test_progress_hears_of_each_file_once(two, tmp_path):
 # Pages --------------------------------------------------------------------------------------------
 
 
-def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(two, tmp_path):
+def test_a_report_is_returned_from_another_process_if_a_page_is_requested(two, tmp_path):
     paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
     done = replay_files(paths, MAKERS, reporter=narrate, executor=two)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
@@ -145,7 +145,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.filterwarnings("ignore:Sending large graph:UserWarning")
-def test_a_cluster_finds_what_one_process_does_of_long_files_too(address, tmp_path):
+def test_a_cluster_gives_the_same_results_as_one_process_even_for_long_files(address, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", 1 + 100 * (n == 4)) for n in range(5)]
     makers = policies(["none"])
     with cluster(address) as hands:
@@ -154,7 +154,7 @@ def test_a_cluster_finds_what_one_process_does_of_long_files_too(address, tmp_pa
     assert done == replay_files(paths, makers)
 
 
-def test_a_broken_file_stops_no_other_on_a_cluster(address, tmp_path):
+def test_a_broken_file_does_not_stop_the_others_on_a_cluster(address, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     paths = [str(empty), str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
@@ -164,7 +164,7 @@ def test_a_broken_file_stops_no_other_on_a_cluster(address, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "foo://bar:1", "tcp://127.0.0.1:x"])
-def test_an_address_that_is_none_is_a_misuse(wrong):
+def test_an_invalid_address_of_a_cluster_is_refused(wrong):
     pytest.importorskip("distributed", reason=WITHOUT_DASK)
     with (
         pytest.raises(SettingsError, match=f"no Dask scheduler answers at {wrong}"),

@@ -50,7 +50,7 @@ def report(text: str, **options: Any) -> CacheReport:
     return cache_report(parse_transcript(text), TokenCounter(), **options)
 
 
-def test_where_each_turn_reads_all_before_nothing_is_missed():
+def test_turns_that_read_everything_before_give_no_miss():
     found = report(recorded([bill(turn * TOKENS, TOKENS) for turn in range(4)]))
 
     assert found.tallies == ()
@@ -58,7 +58,7 @@ def test_where_each_turn_reads_all_before_nothing_is_missed():
     assert found.hit_rate == 0.6
 
 
-def test_a_pause_is_told_by_the_times_of_the_messages():
+def test_a_pause_is_recognized_by_the_times_of_the_messages():
     bills = [bill(0, TOKENS), bill(TOKENS, TOKENS), bill(0, 3 * TOKENS, pause=1000)]
 
     found = report(recorded(bills))
@@ -69,7 +69,7 @@ def test_a_pause_is_told_by_the_times_of_the_messages():
     assert row[:4] == ("lifetime", "1", "10,000", "$0.0575")
 
 
-def test_what_was_kept_for_an_hour_lives_so_long():
+def test_a_prefix_written_for_an_hour_lives_for_an_hour():
     hour: dict[str, Any] = {"cache_creation": {"ephemeral_1h_input_tokens": TOKENS}}
     bills = [bill(0, TOKENS, **hour), bill(TOKENS, TOKENS, pause=3000, **hour)]
 
@@ -95,14 +95,14 @@ def test_a_miss_without_a_reason_in_the_file_is_unexplained():
     assert (miss.cause, miss.tokens) == (Cause.UNEXPLAINED, 2 * TOKENS)
 
 
-def test_requests_that_cached_nothing_have_no_mark():
+def test_requests_without_cached_tokens_have_no_mark():
     found = report(recorded([bill(0, 0, turn * TOKENS) for turn in range(1, 4)]))
 
     assert [one.cause for one in found.tallies] == [Cause.NO_MARK]
     assert found.tallies[0].tokens == 3 * TOKENS
 
 
-def test_a_context_that_the_client_has_shortened_is_not_judged():
+def test_a_context_that_the_client_shortened_is_not_analyzed():
     bills = [bill(0, TOKENS), bill(TOKENS, TOKENS), bill(1000, 2000), bill(3000, TOKENS)]
 
     found = report(recorded(bills))
@@ -111,7 +111,7 @@ def test_a_context_that_the_client_has_shortened_is_not_judged():
     assert found.shortened == 1
 
 
-def test_given_prices_replace_those_of_the_model():
+def test_prices_of_the_caller_replace_those_of_the_model():
     bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model=OTHER_MODEL)]
 
     found = report(recorded(bills), prices=Prices.relative())
@@ -119,7 +119,7 @@ def test_given_prices_replace_those_of_the_model():
     assert found.tallies[0].cost == pytest.approx(TOKENS * 1.15, rel=0.01)
 
 
-def test_prices_that_are_not_listed_leave_the_cost_open():
+def test_without_listed_prices_the_cost_is_none():
     bills = [bill(0, TOKENS, model="mine"), bill(0, 2 * TOKENS, model="mine-2")]
 
     found = report(recorded(bills))
@@ -128,7 +128,7 @@ def test_prices_that_are_not_listed_leave_the_cost_open():
 
 
 @pytest.mark.parametrize("usage", [{}, {"input_tokens": 5}, {"prompt_tokens": 3}])
-def test_a_file_without_bills_of_the_cache_is_said_to_have_none(usage: dict[str, Any]):
+def test_a_file_without_cache_usage_is_reported(usage: dict[str, Any]):
     with pytest.raises(TranscriptError, match="has no usage that reports the prompt cache"):
         report(recorded([dict(usage), dict(usage)]))
 
@@ -142,13 +142,13 @@ def talk(*usages: dict[str, object] | None) -> Transcript:
     return replace(bare, usages={1 + 2 * i: usage for i, usage in enumerate(usages) if usage})
 
 
-async def test_without_bills_there_is_nothing_to_compare():
+async def test_without_a_usage_there_is_no_calibration():
     transcript = talk(None, None, {"output_tokens": 7})
 
     assert calibration(transcript, await replay(transcript, Policy("none"))) is None
 
 
-async def test_the_calls_whose_bill_is_known_are_compared():
+async def test_calls_with_a_usage_are_compared():
     transcript = talk(None, bill(0, 1996, 4), None, bill(3990, 1000, 10))
     found = await replay(transcript, Policy("none"))
     seen = calibration(transcript, found)
@@ -161,7 +161,7 @@ async def test_the_calls_whose_bill_is_known_are_compared():
     assert 0 < seen.simulated_read < seen.simulated_tokens
 
 
-async def test_bills_as_the_simulation_has_them_agree_with_it():
+async def test_usages_equal_to_the_simulation_agree_with_it():
     bare = talk(None, None, None, None)
     found = await replay(bare, Policy("none"))
     uses = [request.use for request in found.requests]
@@ -173,7 +173,7 @@ async def test_bills_as_the_simulation_has_them_agree_with_it():
     assert seen.billed_read == pytest.approx(seen.simulated_read, rel=0.01)
 
 
-async def test_a_bill_that_no_prompt_can_have_is_none():
+async def test_an_impossible_usage_gives_none():
     transcript = talk(bill(0, 0, 10**400), None)
 
     assert calibration(transcript, await replay(transcript, Policy("none"))) is None

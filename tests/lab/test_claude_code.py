@@ -58,7 +58,7 @@ def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next():
     assert (found.model, found.usages) == ("some-model", {1: {"input_tokens": 3}})
 
 
-def test_times_are_kept_by_message():
+def test_times_are_stored_by_message():
     found = parse_transcript(lines(*session()))
 
     assert [found.seconds[i] - found.seconds[0] for i in sorted(found.seconds)] == [0, 9, 11]
@@ -77,7 +77,7 @@ def test_times_are_kept_by_message():
         ({"type": "file-history-snapshot", "snapshot": {}}, "not a message"),
     ],
 )
-def test_what_the_main_conversation_never_saw_is_left_out_and_counted(line: dict[str, Any], why):
+def test_records_outside_the_main_conversation_are_left_out_and_counted(line: dict[str, Any], why):
     plain = parse_transcript(lines(*session()))
     found = parse_transcript(lines(*session(), line))
 

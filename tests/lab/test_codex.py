@@ -80,7 +80,7 @@ def rollout() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_rollout_becomes_messages_with_its_calls_and_results_in_pairs():
+def test_a_rollout_becomes_messages_with_paired_calls_and_results():
     found = parse_transcript(lines(*rollout()))
 
     assert found.format == "codex rollout"
@@ -94,7 +94,7 @@ def test_a_rollout_becomes_messages_with_its_calls_and_results_in_pairs():
     assert [result.content for result in tool_results(found.messages)] == ["one", "two"]
 
 
-def test_the_instructions_and_what_the_developer_says_first_are_the_system_prompt():
+def test_instructions_and_leading_developer_messages_become_the_system_prompt():
     found = parse_transcript(lines(*rollout()))
 
     assert found.system == [
@@ -103,7 +103,7 @@ def test_the_instructions_and_what_the_developer_says_first_are_the_system_promp
     ]
 
 
-def test_each_reply_has_its_time_its_model_and_its_bill():
+def test_each_reply_has_its_time_model_and_usage():
     found = parse_transcript(lines(*rollout()))
 
     assert found.model == "gpt-5.2"
@@ -123,21 +123,21 @@ def test_cached_tokens_are_part_of_the_input_and_are_counted_apart():
     }
 
 
-def test_a_bill_that_is_told_again_is_no_bill_of_the_next_reply():
+def test_a_repeated_usage_is_not_assigned_to_the_next_reply():
     *before, last, bill = rollout()
     found = parse_transcript(lines(*before, counted(), last, bill, counted(input_tokens=9)))
 
     assert [usage["input_tokens"] for usage in found.usages.values()] == [300, 600]
 
 
-def test_the_records_of_bills_that_newer_rollouts_have_are_read():
+def test_the_usage_records_of_newer_rollouts_are_read():
     record = line("token_usage_record", {"usage": USAGE})
     found = parse_transcript(lines(START, *asked("Go."), said("assistant", "Gone."), record))
 
     assert found.usages[1]["cache_read_input_tokens"] == 600
 
 
-def test_a_compaction_is_left_out_and_what_it_summarizes_stays():
+def test_a_compaction_is_left_out_and_the_messages_that_it_summarizes_stay():
     summary = "All is well."
     found = parse_transcript(
         lines(
@@ -165,7 +165,7 @@ def test_the_last_reply_before_a_compaction_by_the_provider_stays():
     assert found.calls == 2
 
 
-def test_what_the_provider_has_compacted_is_left_out():
+def test_messages_that_the_provider_compacted_are_left_out():
     found = parse_transcript(
         lines(*rollout(), item("compaction", encrypted_content="x"), *asked("Go on."))
     )
@@ -174,7 +174,7 @@ def test_what_the_provider_has_compacted_is_left_out():
     assert found.dropped["summary of a compaction"] == 1
 
 
-def test_turns_that_the_user_took_back_are_left_out():
+def test_turns_that_the_user_withdrew_are_left_out():
     found = parse_transcript(
         lines(
             *rollout(),
@@ -194,7 +194,7 @@ def test_turns_that_the_user_took_back_are_left_out():
     assert [usage["input_tokens"] for usage in found.usages.values()] == [300, 600, 800]
 
 
-def test_in_newer_rollouts_turns_begin_with_an_item_that_is_completed():
+def test_a_turn_of_a_newer_rollout_begins_with_a_completed_item():
     told = event("item_completed", item={"type": "UserMessage", "id": "1"})
     found = parse_transcript(
         lines(
@@ -208,7 +208,7 @@ def test_in_newer_rollouts_turns_begin_with_an_item_that_is_completed():
     assert "Delete it." not in compact_json(found.messages)
 
 
-def test_snapshots_of_the_folder_and_events_are_no_messages():
+def test_folder_snapshots_and_events_are_not_messages():
     snapshot = item("ghost_snapshot", ghost_commit={"id": "a"})
     found = parse_transcript(lines(*rollout(), snapshot))
 

@@ -37,12 +37,12 @@ def names(folder: Path, files: Iterable[str]) -> list[str]:
     return [Path(file).relative_to(folder).as_posix() for file in files]
 
 
-def test_a_folder_is_searched_to_the_bottom_without_what_is_hidden(folder):
+def test_a_folder_is_searched_recursively_without_hidden_files(folder):
     found = recordings([str(folder)])
     assert names(folder, found.files) == ["a.jsonl", "b.json", "deep/er/C.JSONL"]
 
 
-def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder):
+def test_skipped_files_of_a_folder_are_reported_with_the_reason(folder):
     found = recordings([str(folder)])
     assert names(folder, found.unreadable) == ["deep/package.json"]
     assert names(folder, found.others) == ["notes.md"]
@@ -53,7 +53,7 @@ def test_what_was_skipped_in_a_folder_is_said_with_the_reason(folder):
     assert "package.json" in reason
 
 
-def test_of_many_reasons_the_first_few_are_said(tmp_path):
+def test_only_the_first_reasons_of_many_are_reported(tmp_path):
     (tmp_path / "a.json").write_text(TALK, "utf-8")
     for number in range(8):
         (tmp_path / f"empty_{number}.json").touch()
@@ -69,11 +69,11 @@ def test_a_file_that_is_named_twice_is_read_once_and_the_order_is_kept(folder):
     assert len(found.files) == len(set(found.files)) == 4
 
 
-def test_a_name_of_no_file_is_left_for_the_reader_to_refuse():
+def test_a_missing_file_is_left_for_the_reader_to_refuse():
     assert recordings(["no/such.jsonl"]).files == ["no/such.jsonl"]
 
 
-def test_a_folder_without_a_recording_is_refused_with_what_is_in_it(tmp_path):
+def test_a_folder_without_a_recording_is_refused_with_its_contents(tmp_path):
     with pytest.raises(TranscriptError, match="holds no recording that can be read; it is empty"):
         recordings([str(tmp_path)])
     (tmp_path / "a.txt").write_text("x", "utf-8")

@@ -22,7 +22,7 @@ def found(history: list[Message], most: int = 1) -> Contents:
     return contents(parse_transcript(compact_json(history), "one"), TokenCounter(), most)
 
 
-def test_the_kinds_hold_every_token_of_the_blocks():
+def test_the_tokens_by_kind_add_up_to_those_of_the_blocks():
     kinds = found(HISTORY).kinds
 
     assert set(kinds) == {"user text", "assistant text", "tool calls", "tool results"}
@@ -30,7 +30,7 @@ def test_the_kinds_hold_every_token_of_the_blocks():
     assert kinds.total() == TokenCounter().total(HISTORY)
 
 
-def test_a_placeholder_and_a_picture_are_kinds_of_their_own():
+def test_placeholders_and_pictures_have_their_own_kinds():
     text = placeholder(BATCH, "/store/s/a.md")
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     picture = user({"type": "image", "source": source})
@@ -39,7 +39,7 @@ def test_a_placeholder_and_a_picture_are_kinds_of_their_own():
     assert set(found(history).kinds) == {"image", "tool calls", "placeholders", "assistant text"}
 
 
-def test_a_tool_is_told_with_its_calls_and_the_tokens_of_inputs_and_results():
+def test_a_tool_is_listed_with_its_calls_and_the_tokens_of_inputs_and_results():
     (first, calls, tokens), second = found(HISTORY).by_tool
 
     assert (first, calls) == ("read_file", 1)
@@ -47,7 +47,7 @@ def test_a_tool_is_told_with_its_calls_and_the_tokens_of_inputs_and_results():
     assert tokens > second[2]
 
 
-def test_the_largest_blocks_come_first_and_no_more_than_wanted():
+def test_the_largest_blocks_come_first_up_to_the_requested_number():
     largest, *others = found(HISTORY, 2).largest
 
     assert (largest.message, largest.what) == (2, "result of read_file: src/a.py")
@@ -72,7 +72,7 @@ def test_several_conversations_are_added_and_the_largest_blocks_are_those_of_all
     assert (both.messages, both.calls) == (len(HISTORY) + 2, one.calls + 1)
 
 
-def test_a_heading_says_what_was_read_and_repaired():
+def test_a_heading_names_the_format_and_the_repairs():
     torn = conversation(user("Go."), assistant(tool_use("t1", "bash")), user("?"), assistant("Ok."))
 
     assert str(found(torn)).startswith("Anthropic messages, ")

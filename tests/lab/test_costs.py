@@ -35,7 +35,7 @@ def test_the_first_request_is_written_to_the_cache():
     assert sent(PromptCache(), work(1)) == CacheUse(read=0, written=3000)
 
 
-def test_what_was_sent_before_is_read_and_what_is_new_is_written():
+def test_earlier_messages_are_read_and_new_ones_written():
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -43,14 +43,14 @@ def test_what_was_sent_before_is_read_and_what_is_new_is_written():
     assert sent(cache, work(2)) == CacheUse(read=5000, written=0)
 
 
-def test_an_equal_message_is_as_good_as_the_same():
+def test_an_equal_message_is_read_from_the_cache_like_the_same_object():
     cache = PromptCache()
     sent(cache, work(1))
 
     assert sent(cache, [dict(message) for message in work(2)]).read == 3000  # type: ignore[misc]
 
 
-def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew():
+def test_system_prompt_and_tools_stay_cached_when_the_conversation_starts_again():
     cache = PromptCache()
     sent(cache, work(2), overhead=1500)
 
@@ -59,14 +59,14 @@ def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew()
     )
 
 
-def test_a_system_prompt_below_the_minimum_is_in_no_entry():
+def test_a_system_prompt_below_the_minimum_is_not_cached():
     cache = PromptCache()
     sent(cache, work(2), overhead=20)
 
     assert sent(cache, [user("Other."), *work(2)[1:]], overhead=20).read == 0
 
 
-def test_a_rewrite_costs_what_stands_behind_it():
+def test_a_rewrite_costs_the_messages_after_it():
     cache = PromptCache()
     history = work(3)
     for calls in range(4):
@@ -77,7 +77,7 @@ def test_a_rewrite_costs_what_stands_behind_it():
     assert sent(cache, changed) == CacheUse(read=3000, written=4000)
 
 
-def test_a_prefix_that_no_request_ended_with_is_in_no_entry():
+def test_a_prefix_with_which_no_request_ended_is_not_cached():
     cache = PromptCache()
     history = work(3)
     sent(cache, history)
@@ -93,7 +93,7 @@ def test_a_mark_at_the_change_finds_the_entry_before_it():
     assert sent(cache, [*history[:4], user("changed"), *history[5:]]).read == 3000
 
 
-def test_with_all_marks_the_next_change_finds_what_was_written_behind_the_last_one():
+def test_with_all_marks_the_next_change_reads_up_to_the_end_of_the_last_one():
     cache, history = PromptCache(), work(9)
     for calls in range(9):
         sent(cache, history[: 1 + 2 * calls])
@@ -108,7 +108,7 @@ def test_with_all_marks_the_next_change_finds_what_was_written_behind_the_last_o
 
 
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 0)])
-def test_an_entry_is_looked_for_in_twenty_blocks(calls, read):
+def test_a_mark_looks_back_over_twenty_blocks(calls, read):
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -149,7 +149,7 @@ def test_a_request_with_other_settings_reads_the_system_prompt_only():
     assert use == CacheUse(1500, 5000)
 
 
-def test_what_is_not_sent_leaves_the_cache_as_it_was():
+def test_a_request_that_is_not_sent_does_not_change_the_cache():
     cache = PromptCache()
     sent(cache, work(1))
 
@@ -160,7 +160,7 @@ def test_what_is_not_sent_leaves_the_cache_as_it_was():
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3), st.integers(0, 400)), max_size=12))
-def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
+def test_every_token_is_charged_once_and_only_the_common_prefix_is_read(
     turns: list[tuple[int, int, int]],
 ):
     cache, before, now = PromptCache(), work(0), 0.0
@@ -180,7 +180,7 @@ def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
 # The bill -----------------------------------------------------------------------------------------
 
 
-def test_a_bill_adds_up_what_was_read_written_fresh_and_said():
+def test_a_bill_adds_up_read_written_fresh_and_output_tokens():
     requests = [
         ReplayRequest(0, "reply", CacheUse(0, 1000, 200), 10),
         ReplayRequest(1, "refetch", CacheUse(1000, 500), 20),
@@ -197,7 +197,7 @@ def test_a_bill_adds_up_what_was_read_written_fresh_and_said():
     assert found.hit_rate == pytest.approx(2500 / 4600)
 
 
-def test_above_a_cliff_the_whole_request_is_dearer():
+def test_above_a_price_step_the_whole_request_costs_more():
     prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 2, 1.5),))
     below, above = (
         bill([ReplayRequest(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001)
@@ -207,7 +207,7 @@ def test_above_a_cliff_the_whole_request_is_dearer():
     assert above.total == 2 * 1.25 * 1001 + 1.5 * 50
 
 
-def test_bills_of_two_parts_are_the_bill_of_the_whole():
+def test_the_bills_of_two_parts_add_up_to_the_bill_of_the_whole():
     requests = [ReplayRequest(i, "reply", CacheUse(i, 2 * i, i), i) for i in range(5)]
     prices = Prices.relative()
 

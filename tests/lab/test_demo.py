@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
+def test_the_demo_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
     demo.demo(folder)
 
     said = capsys.readouterr().out
@@ -36,7 +36,7 @@ def test_it_prints_a_row_of_tokens_for_some_turns_and_their_sum(folder, capsys):
         assert int(with_it.replace(",", "")) < int(without.replace(",", "")) / 2
 
 
-def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
+def test_the_requests_of_the_demo_are_valid_and_its_history_is_complete(folder, capsys):
     demo.demo(folder)
 
     said = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_its_requests_are_valid_and_its_history_is_whole(folder, capsys):
     assert "the complete history can be read back: True\n" in said
 
 
-def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys):
+def test_the_demo_shows_a_placeholder_and_a_search_in_its_file(folder, capsys):
     demo.demo(folder, folder / "kept")
 
     said = capsys.readouterr().out
@@ -53,14 +53,14 @@ def test_it_shows_a_placeholder_and_what_a_search_behind_it_finds(folder, capsys
     assert "line 2, offset 30: def handler_0_1(request): ..." in said
 
 
-def test_a_storage_that_can_be_no_folder_is_said_before_a_turn_is_played(folder, capsys):
+def test_a_storage_that_cannot_be_a_folder_is_refused_before_any_turn(folder, capsys):
     with pytest.raises(FileExistsError):
         demo.demo(folder, folder / "part_00.py")
 
     assert capsys.readouterr().out == ""
 
 
-def test_it_leaves_no_files_unless_they_are_asked_for(folder, tmp_path, capsys, monkeypatch):
+def test_the_demo_leaves_no_files_by_default(folder, tmp_path, capsys, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -73,13 +73,13 @@ def test_it_leaves_no_files_unless_they_are_asked_for(folder, tmp_path, capsys, 
     assert f"The files are in {tmp_path / 'kept'}." in capsys.readouterr().out
 
 
-def test_a_few_short_files_stay_as_they_are(tmp_path, capsys):
+def test_a_few_short_files_are_not_offloaded(tmp_path, capsys):
     (tmp_path / "a.md").write_text("short")
 
     demo.demo(tmp_path)
     assert "search_offloaded" not in capsys.readouterr().out
 
 
-def test_a_folder_without_text_is_a_misuse(tmp_path):
+def test_a_folder_without_text_files_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="no text file in it"):
         demo.demo(tmp_path)

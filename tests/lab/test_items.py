@@ -23,7 +23,7 @@ def items(*values: dict[str, Any]) -> Items:
     return found
 
 
-def test_bills_stay_when_the_whole_history_is_sent_again():
+def test_usages_stay_when_the_whole_history_is_sent_again():
     found = items()
     found.begin([ASKED], "line 1")
     found.add(ASKED)
@@ -42,7 +42,7 @@ def test_bills_stay_when_the_whole_history_is_sent_again():
     }
 
 
-def test_the_instructions_come_before_what_leading_items_say():
+def test_the_instructions_come_before_the_leading_items():
     found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
 
     request = found.recording("OpenAI chat", {"instructions": "You code."}, {}).request

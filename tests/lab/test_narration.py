@@ -93,7 +93,7 @@ async def test_the_kinds_add_up_to_the_whole_prompt_and_the_shares_to_the_bill(
     assert read.sent > read.tokens > 0
 
 
-async def test_every_kind_is_told_apart():
+async def test_every_kind_is_distinguished():
     run, _ = await narrated(direct)
 
     kinds = "system tools user assistant thinking calls placeholders"
@@ -120,7 +120,7 @@ async def test_an_offloaded_result_is_shown_with_its_placeholder_and_its_file():
     assert moments[1].before[-1]["content"] != moments[1].after[-1]["content"]
 
 
-async def test_of_a_compaction_the_summary_and_what_it_stands_for_are_shown():
+async def test_a_compaction_is_shown_with_its_summary_and_the_messages_it_replaced():
     run, _ = await narrated(compact, turns=30)
 
     acted = [action for turn in run.turns for action in turn.actions]
@@ -132,7 +132,7 @@ async def test_of_a_compaction_the_summary_and_what_it_stands_for_are_shown():
     assert "summary" in run.turns[30].tokens
 
 
-async def test_the_biggest_blocks_say_where_they_went():
+async def test_the_biggest_blocks_name_the_place_to_which_they_moved():
     run, _ = await narrated(batch, turns=12)
 
     blocks = {block.name: block for block in run.blocks}
@@ -147,7 +147,7 @@ async def test_the_biggest_blocks_say_where_they_went():
     assert next(block.turn for block in run.blocks if block.name.endswith("f3.py")) == 5
 
 
-async def test_a_call_whose_input_left_names_the_file_it_went_to():
+async def test_a_call_whose_input_was_offloaded_names_the_file():
     text = "x = 1\n" * 500
     call = assistant(tool_use("t0", "Write", {"path": "f.py", "content": text}))
     views = (message for n in range(1, 9) for message in view(f"t{n}", f"f{n}.py", "y"))
@@ -171,7 +171,7 @@ def test_a_block_that_was_read_twice_is_listed_once():
     assert sum(block.kind == "results" for block in run.blocks) == 1
 
 
-def test_a_block_names_the_action_that_removed_it_where_a_stage_acts_twice_in_a_turn():
+def test_a_block_names_its_action_even_if_a_stage_acts_twice_in_a_turn():
     first, second = (view(f"t{n}", f"f{n}.py", "x = 1\n" * (50 + n)) for n in range(2))
     history = [user("Go."), *first, *second]
     placeholders = [tool_result(f"t{n}", f"[Content offloaded to: /x/s/t{n}.md]") for n in range(2)]
@@ -195,7 +195,7 @@ def by_name(run: PolicyRun) -> dict[str, CostShare]:
     return {share.name: share for share in run.shares}
 
 
-def test_the_front_of_a_prompt_is_billed_as_read_and_the_rest_as_written():
+def test_the_beginning_of_a_prompt_is_charged_as_read_and_the_rest_as_written():
     use = CacheUse(tokens(ASK, CALL), tokens(RESULT), 0.0)
 
     shares = by_name(told(moment([ASK, CALL, RESULT], use=use, reply=[ANSWER])))
@@ -227,7 +227,7 @@ def test_a_text_counts_once_but_is_sent_with_every_prompt():
     assert read.sent == 3 * read.tokens
 
 
-def test_a_request_for_a_summary_is_the_summaries_own():
+def test_a_request_for_a_summary_is_charged_to_the_summaries():
     summary = ReplayRequest(0, "summary", CacheUse(100.0, 0.0, 20.0), 30.0)
     sent = moment([ASK])
     sent.requests.insert(0, summary)

@@ -41,7 +41,7 @@ CHAT: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)]
 )
-def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole):
+def test_a_chat_becomes_messages_with_paired_calls_and_results(whole):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI chat"
@@ -67,7 +67,7 @@ def response(message: dict[str, Any], tokens: int) -> dict[str, Any]:
     }
 
 
-def test_requests_with_their_responses_are_one_conversation_with_all_bills():
+def test_requests_with_responses_are_one_conversation_with_all_usages():
     found = parse_transcript(
         lines(
             {"request": {"messages": CHAT[:2]}, "response": response(CHAT[2], 100)},
@@ -81,7 +81,7 @@ def test_requests_with_their_responses_are_one_conversation_with_all_bills():
     assert {index: usage["input_tokens"] for index, usage in found.usages.items()} == {1: 40, 3: 90}
 
 
-def test_a_completion_without_its_request_is_refused_and_the_way_out_is_told():
+def test_a_completion_without_its_request_is_refused_with_advice():
     with pytest.raises(
         TranscriptError, match=r"line 1: a completion without the request .* record"
     ):
@@ -94,7 +94,7 @@ def test_a_second_conversation_in_a_file_is_refused_with_its_line():
         parse_transcript(lines({"messages": CHAT}, {"messages": other}))
 
 
-def test_a_call_in_the_form_before_tools_finds_its_result():
+def test_a_call_in_the_older_form_is_paired_with_its_result():
     found = parse_transcript(
         lines(
             {"role": "user", "content": "Go."},
@@ -138,7 +138,7 @@ def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any
         parse_transcript(lines(CHAT[3], message))
 
 
-def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text():
+def test_an_unknown_part_of_a_chat_is_kept_as_text():
     sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
     found = parse_transcript(
         lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."})
@@ -147,6 +147,6 @@ def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text():
     assert "input_audio" in compact_json(found.messages[0])
 
 
-def test_a_role_that_no_chat_knows_is_refused_with_its_line():
+def test_an_unknown_role_of_a_chat_is_refused_with_its_line():
     with pytest.raises(TranscriptError, match="line 2: the role 'judge'"):
         parse_transcript(lines(CHAT[2], {"role": "judge", "content": ""}))

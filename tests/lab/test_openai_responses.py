@@ -65,7 +65,7 @@ def pair(*values: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["a line each", "an array", "a request", "with its response", "in one object"],
 )
-def test_items_become_messages_with_calls_and_results_in_pairs(whole):
+def test_items_become_messages_with_paired_calls_and_results(whole):
     found = parse_transcript(whole)
 
     assert found.format == "OpenAI responses"
@@ -75,20 +75,20 @@ def test_items_become_messages_with_calls_and_results_in_pairs(whole):
     assert [result.content for result in tool_results(found.messages)] == ["21 degrees"]
 
 
-def test_messages_without_a_type_are_known_by_their_parts():
+def test_messages_without_a_type_are_recognized_by_their_parts():
     items = [{"role": item["role"], "content": item["content"]} for item in (QUESTION, ANSWER)]
 
     assert parse_transcript(json.dumps(items)).format == "OpenAI responses"
 
 
-def test_lines_between_the_items_that_are_none_are_left_out_and_counted():
+def test_lines_that_are_not_items_are_left_out_and_counted():
     found = parse_transcript(lines({"id": "1", "timestamp": "2025-05-01T00:00:00Z"}, *ITEMS))
 
     assert found.calls == 2
     assert found.dropped == {"not a message": 1}
 
 
-def test_the_request_tells_system_prompt_tools_and_model():
+def test_system_prompt_tools_and_model_are_those_of_the_request():
     tool = {"type": "function", "name": "weather", "parameters": {}}
     found = parse_transcript(json.dumps(request(*ITEMS, tools=[tool])))
 
@@ -102,7 +102,7 @@ def test_an_input_may_be_one_text():
     assert found.messages[0] == {"role": "user", "content": "How warm is it?"}
 
 
-def test_a_response_tells_time_model_and_bill_of_its_reply():
+def test_a_reply_has_the_time_model_and_usage_of_its_response():
     found = parse_transcript(json.dumps(pair(request(QUESTION), response(CALL))))
 
     assert found.seconds == {1: 1_767_261_600}
@@ -117,7 +117,7 @@ def test_a_response_tells_time_model_and_bill_of_its_reply():
     }
 
 
-def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bills():
+def test_requests_with_the_whole_history_are_one_conversation_with_all_usages():
     found = parse_transcript(
         lines(
             pair(request(QUESTION), response(CALL)),
@@ -133,7 +133,7 @@ def test_requests_that_send_the_whole_history_are_one_conversation_with_all_bill
 
 
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_requests_that_send_only_what_is_new_follow_each_other(name):
+def test_requests_with_only_new_items_are_joined_in_order(name):
     found = parse_transcript(
         lines(
             pair(request(QUESTION), response(CALL)),
@@ -150,7 +150,7 @@ def test_a_second_conversation_in_a_file_is_refused_with_its_line():
         parse_transcript(lines(request(QUESTION, ANSWER), request(said("user", "Hi."), ANSWER)))
 
 
-def test_a_response_without_its_request_is_refused_and_the_way_out_is_told():
+def test_a_response_without_its_request_is_refused_with_advice():
     with pytest.raises(TranscriptError, match=r"line 1: a response without the request .* record"):
         parse_transcript(json.dumps(response(ANSWER)))
 

@@ -52,7 +52,7 @@ def test_each_reply_is_followed_by_the_results_of_its_calls():
     assert [result.content for result in tool_results(found.messages)] == ["one", "two"]
 
 
-def test_the_steps_of_one_reply_are_messages_of_their_own():
+def test_the_steps_of_one_reply_become_separate_messages():
     both = message("assistant", BEGIN, call(1, output="one"), END, BEGIN, text("Done."), END)
     found = parse_transcript(export(QUESTION, both))
 
@@ -60,7 +60,7 @@ def test_the_steps_of_one_reply_are_messages_of_their_own():
     assert list(found.usages) == [1, 3]
 
 
-def test_a_step_tells_time_model_and_bill_of_its_reply():
+def test_a_step_has_the_time_model_and_usage_of_its_reply():
     looking = message("assistant", BEGIN, call(1, output="one"), END)
     found = parse_transcript(export(QUESTION, looking, ANSWER))
 
@@ -90,7 +90,7 @@ def test_a_call_that_was_cut_off_is_repaired_and_counted():
     assert found.repaired
 
 
-def test_summaries_and_what_is_never_sent_are_left_out():
+def test_summaries_and_records_that_are_never_sent_are_left_out():
     summary = message("assistant", BEGIN, text("All is well."), END, summary=True)
     ignored = message("user", text("Look again."), text("a note", ignored=True))
     found = parse_transcript(export(QUESTION, ANSWER, summary, ignored, ANSWER))
@@ -100,7 +100,7 @@ def test_summaries_and_what_is_never_sent_are_left_out():
     assert found.dropped == {"summary of a compaction": 1, "not a message": 1}
 
 
-def test_pictures_and_thoughts_are_kept():
+def test_pictures_and_thinking_are_kept():
     picture = {"type": "file", "mime": "image/png", "url": "data:image/png;base64,iVBO"}
     thinking = message("assistant", BEGIN, {"type": "reasoning", "text": "Hm."}, text("A cat."))
     found = parse_transcript(export(message("user", text("What?"), picture), thinking))

@@ -175,7 +175,7 @@ def test_no_text_of_a_transcript_becomes_markup():
     assert made.count("</script>") == 2  # data, our own
 
 
-def test_the_policy_that_is_advised_is_shown_first_beside_the_baseline():
+def test_the_advised_policy_is_shown_first_next_to_the_baseline():
     rows = row("none", 4.0), row("a", 2.0, 0.5, 0.95), row("b", 1.0, 0.25, 0.5)
     turn = PageTurn({"user": 5.0}, 1.0)
 
@@ -293,7 +293,7 @@ def test_both_charts_are_drawn_and_the_console_stays_empty(show, replayed):
     assert logged(chrome, "browser") == []
 
 
-def test_nothing_is_asked_of_any_network(show, replayed):
+def test_the_page_sends_no_request(show, replayed):
     chrome = show(replayed)
 
     events = [json.loads(entry["message"])["message"] for entry in logged(chrome, "performance")]
@@ -306,7 +306,7 @@ def test_nothing_is_asked_of_any_network(show, replayed):
     assert asked[0].startswith("file://")
 
 
-def test_text_of_a_transcript_stays_text(show, replayed):
+def test_the_page_shows_markup_in_a_transcript_as_text(show, replayed):
     report = dataclasses.replace(replayed, title=HOSTILE)
     chrome = show(report)
     chrome.execute_script(
@@ -318,7 +318,7 @@ def test_text_of_a_transcript_stays_text(show, replayed):
     assert "<img src=x onerror=" in text_of(chrome, "#action pre.original")
 
 
-def test_hovering_shows_the_turn(show, replayed):
+def test_hovering_over_the_chart_shows_the_turn(show, replayed):
     chrome = show(replayed)
     plot = chrome.find_element(By.CSS_SELECTOR, "#tokens svg")
 
@@ -384,7 +384,7 @@ def test_a_block_that_left_opens_what_replaced_it(show, replayed):
     assert where.name in text_of(chrome, "#action-body h3")
 
 
-def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(show, replayed):
+def test_without_the_baseline_the_chart_shows_the_rest_larger(show, replayed):
     chrome = show(replayed)
     before = int(float(chrome.find_element(By.CSS_SELECTOR, "#tokens path.area").rect["height"]))
 
@@ -418,7 +418,7 @@ def test_a_kind_can_be_shown_alone(show, replayed):
 @pytest.mark.parametrize(
     ("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")]
 )
-def test_the_page_is_as_light_or_dark_as_its_reader_likes(show, scheme, paper):
+def test_the_page_follows_the_light_or_dark_setting_of_the_reader(show, scheme, paper):
     chrome = show(long_report(3))
 
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -462,7 +462,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(show, replayed, scheme):
         chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_any_two_policies_stand_side_by_side(show, replayed):
+def test_any_two_policies_can_be_shown_side_by_side(show, replayed):
     chrome = show(replayed)
 
     def heads() -> list[str]:
@@ -494,7 +494,7 @@ def test_each_conversation_has_an_address_on_the_page(show, replayed):
     assert logged(chrome, "browser") == []
 
 
-def test_every_figure_stands_in_a_table(show):
+def test_every_figure_is_in_a_table(show):
     chrome = show(long_report(3), unit="dollars")
     chrome.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
 

@@ -14,7 +14,7 @@ from ctxpipe.messages import check
 
 
 @pytest.mark.parametrize("name", POLICIES)
-async def test_each_policy_gives_a_sound_context_and_can_go_to_another_process(name: str):
+async def test_each_policy_gives_a_valid_context_and_can_be_pickled(name: str):
     policy = pickle.loads(pickle.dumps(Policy(name)))  # noqa: S301  our own
 
     result = await policy(Workbench()).run(conversation(turns=12), session_id="s")
@@ -22,6 +22,6 @@ async def test_each_policy_gives_a_sound_context_and_can_go_to_another_process(n
     assert not check(result.messages)
 
 
-def test_a_name_that_does_not_exist_is_told_with_those_that_do():
+def test_an_unknown_policy_is_refused_with_the_names_of_the_policies():
     with pytest.raises(SettingsError, match="there is no policy 'all'; there are none, compact"):
         policies(["none", "all"])

@@ -19,15 +19,15 @@ def test_a_time_is_text_or_a_number(time: object, seconds):
         assert parse_transcript(lines(user("Hi?"), reply)).seconds == {1: seconds}
 
 
-def test_of_a_messages_fields_only_role_and_content_are_kept():
+def test_a_message_keeps_only_its_role_and_content():
     assert as_message({"role": "user", "content": "Hi.", "id": 7}, "line 1") == user("Hi.")
 
 
 @pytest.mark.parametrize("usage", [None, 7, "many", [1]])
-def test_what_is_no_bill_is_none(usage: object):
+def test_an_invalid_usage_gives_none(usage: object):
     assert message_with_details(user("Hi."), {"usage": usage}, None).usage is None
 
 
 @pytest.mark.parametrize("time", [None, "", "soon", [], {}, 10**400, float("nan"), float("inf")])
-def test_what_is_no_time_is_none(time: object):
+def test_an_invalid_time_gives_none(time: object):
     assert seconds(time) is None

@@ -52,7 +52,7 @@ def pointing(key: str) -> list[Message]:
     )
 
 
-def test_a_reply_uses_what_was_said_before_it_and_nothing_else():
+def test_a_reply_uses_atoms_of_earlier_messages_only():
     lab = Lab(HISTORY, HISTORY)
 
     assert lab.past.uses_of(assistant("I did read_this, start_here and never_seen.")) == [
@@ -61,11 +61,11 @@ def test_a_reply_uses_what_was_said_before_it_and_nothing_else():
     ]
 
 
-def test_what_stands_in_the_context_is_visible():
+def test_an_atom_in_the_context_is_visible():
     assert Lab(HISTORY, HISTORY).use("Iread_this") == Use(visible=0.5)
 
 
-def test_what_stands_in_a_file_whose_path_is_visible_is_one_hop_away():
+def test_an_atom_in_a_file_whose_path_is_visible_is_one_call_away():
     files = {"s/t1.md": RESULT}
 
     assert Lab(HISTORY, pointing("s/t1.md"), files).use("Iread_this").pointer == 0.5
@@ -83,14 +83,14 @@ def test_an_archive_is_a_file_of_messages():
     assert lab.use(f"L{lines}").pointer == 1
 
 
-def test_a_file_that_has_grown_since_holds_its_new_text_as_well():
+def test_a_file_that_has_grown_has_its_new_text_too():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
     lab.files["s/log.jsonl"] += "more_of_it\n"
 
     assert lab.use("Iread_this", "Imore_of_it").pointer == 1
 
 
-def test_a_file_that_was_written_anew_no_longer_holds_what_it_held():
+def test_a_file_that_was_overwritten_no_longer_has_its_old_atoms():
     lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
     lab.files["s/log.jsonl"] = "more_of_it\n"
 
@@ -102,7 +102,7 @@ LINE = "def read_this(and_more): return 1"
 NOTE = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash look_there → 9 chars\n " + LINE
 
 
-def test_whatever_only_a_note_says_is_doubtful():
+def test_an_atom_that_only_a_note_shows_is_doubtful():
     past = conversation(user("Go."), step("t1", "bash", {"command": "look_there"}, LINE))
     lab = Lab(past, [user("Go."), user(NOTE)])
 
@@ -111,7 +111,7 @@ def test_whatever_only_a_note_says_is_doubtful():
     assert lab.use("Ilook_there").visible == 0.5
 
 
-def test_what_is_said_beside_a_chosen_line_is_beyond_doubt():
+def test_an_atom_that_another_text_shows_too_is_not_doubtful():
     past = conversation(user("Go."), step("t1", result=LINE))
     both = [user(NOTE), user("What is read_this?")]
     lab = Lab(past, both)
@@ -124,7 +124,7 @@ def test_what_is_said_beside_a_chosen_line_is_beyond_doubt():
     assert not lab.context.is_doubtful("Iand_more")
 
 
-def test_what_is_not_in_the_context_is_not_doubtful():
+def test_an_atom_that_is_not_in_the_context_is_not_doubtful():
     past = conversation(user("Go."), step("t1", result=LINE))
     lab = Lab(past, [user(NOTE)])
     lab.context.update([user("Go on.")])
@@ -143,21 +143,21 @@ def test_an_atom_in_a_chosen_line_is_visible_and_not_counted_by_strict_recall():
     assert missing == {}
 
 
-def test_what_a_visible_file_view_has_shown_can_be_looked_at_again():
+def test_an_atom_of_a_repeatable_file_view_counts_as_reread():
     past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
 
     assert Lab(past, [user("We were in /src/app/main.py.")]).use("Iread_this") == Use(reread=0.5)
     assert Lab(past, [user("We were there.")]).use("Iread_this") == Use(lost=0.5)
 
 
-def test_what_is_missing_is_told_with_its_weight():
+def test_missing_atoms_are_returned_with_their_weight():
     lab = Lab(HISTORY, HISTORY[:1])
     _, missing = use_of(["Iread_this", "Istart_here"], lab.past, lab.context, lab.store)
 
     assert missing == {"Iread_this": 0.5}
 
 
-def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote():
+def test_a_missing_atom_is_fetched_from_its_newest_source_by_the_user():
     past = conversation(
         user("Go."),
         step("t1", result="read_this here"),
@@ -171,7 +171,7 @@ def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote()
     ]
 
 
-def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
+def test_an_atom_that_only_the_model_wrote_is_fetched_from_its_block_once():
     past = [user("Go."), assistant("read_this then more_of_it"), user("Ok.")]
 
     roles = [
@@ -181,7 +181,7 @@ def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once():
     assert roles == ["assistant"]
 
 
-def test_a_context_forgets_what_left_it_and_keeps_what_stays():
+def test_an_updated_context_removes_old_atoms_and_keeps_the_others():
     lab = Lab(HISTORY, HISTORY)
     lab.context.update(HISTORY[:1])
 
@@ -189,7 +189,7 @@ def test_a_context_forgets_what_left_it_and_keeps_what_stays():
     assert "Istart_here" in lab.context
 
 
-def test_a_path_counts_as_long_as_one_placeholder_shows_it():
+def test_a_path_counts_while_one_placeholder_shows_it():
     lab = Lab([], pointing("s/t1.md") + pointing("s/t1.md"))
     assert lab.context.keys == {"s/t1.md"}
     lab.context.update([])
@@ -204,11 +204,11 @@ def test_a_note_names_the_files_of_all_its_steps():
     assert lab.use("Iread_this") == Use(pointer=0.5)
 
 
-def test_paths_of_other_sessions_are_not_ours():
+def test_paths_of_other_sessions_are_ignored():
     assert Lab([], pointing("other/t1.md")).context.keys == set()
 
 
-def test_blocks_of_one_message_are_sources_of_their_own():
+def test_each_block_of_a_message_is_a_separate_source():
     past = [
         user("Go."),
         assistant(tool_use("a"), tool_use("b")),
@@ -222,7 +222,7 @@ def test_blocks_of_one_message_are_sources_of_their_own():
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2), histories(2))
-def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: list[Message]):
+def test_an_updated_context_equals_a_new_one(before: list[Message], after: list[Message]):
     kept, anew = Lab([], before), Lab([], [*before[:2], *after])
     kept.context.update([*before[:2], *after])
     index = AtomIndex()
@@ -232,7 +232,7 @@ def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: 
             assert (atom in kept.context) == (atom in anew.context)
 
 
-def test_uses_add_up_and_nothing_used_is_full_recall():
+def test_uses_can_be_added_and_without_a_use_the_recall_is_one():
     both = Use(visible=3, pointer=1) + Use(reread=2, lost=2)
 
     assert both == Use(3, 1, 2, 2)

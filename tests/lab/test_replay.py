@@ -88,7 +88,7 @@ class Seen:
 # As in life ---------------------------------------------------------------------------------------
 
 
-async def test_each_reply_is_one_call_with_all_that_was_said_before_it():
+async def test_each_reply_is_one_call_with_all_messages_before_it():
     seen, history = Seen(), work(3)
 
     found = await replay(recorded(history), lambda _: ContextPipeline([seen]))
@@ -99,7 +99,7 @@ async def test_each_reply_is_one_call_with_all_that_was_said_before_it():
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(3, thoughts=False))
-async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(
+async def test_without_stages_the_whole_conversation_is_sent_and_visible(
     history: list[Message],
 ):
     if not any(message["role"] == "assistant" for message in history):
@@ -114,7 +114,7 @@ async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_miss
     assert found.use.recall == 1
 
 
-async def test_what_a_stage_replaced_stays_replaced():
+async def test_a_text_that_a_stage_replaced_stays_replaced():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -137,7 +137,7 @@ async def test_the_same_input_gives_the_same_replay():
 # Time ---------------------------------------------------------------------------------------------
 
 
-async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it_is_cold():
+async def test_after_a_pause_longer_than_the_cache_lifetime_the_stages_get_cache_expired():
     seen, history = Seen(), work(3, long=[0])
     times = {1: 0.0, 3: 10.0, 5: 311.0, 7: 320.0}
 
@@ -147,7 +147,7 @@ async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it
     assert [request.use.read > 0 for request in found.requests] == [False, False, False, True]
 
 
-async def test_without_times_the_cache_never_lapses_unless_the_agent_rests():
+async def test_without_times_the_cache_expires_only_with_rest_every():
     transcript = recorded(work(6, long=[0]))
     awake, resting = [await replay(transcript, NONE, ReplaySettings(rest_every=n)) for n in (0, 3)]
 
@@ -159,7 +159,7 @@ async def test_without_times_the_cache_never_lapses_unless_the_agent_rests():
 @pytest.mark.parametrize(
     "shown", [[assistant("Let me see."), user(PICTURE)], step("t9", result=[PICTURE])]
 )
-async def test_where_settings_count_the_first_image_makes_the_messages_new_to_the_cache(
+async def test_with_by_settings_the_first_image_removes_the_messages_from_the_cache(
     shown: list[Message],
 ):
     *before, _ = work(3, long=[0])
@@ -173,7 +173,7 @@ async def test_where_settings_count_the_first_image_makes_the_messages_new_to_th
 
 
 @pytest.mark.parametrize("counts", [True, False])
-async def test_where_settings_count_the_control_for_stale_thinking_does_so_too(
+async def test_with_by_settings_options_for_stale_thinking_remove_the_messages_from_the_cache(
     counts,
 ):
     _, *history = work(5, long=[0])
@@ -209,7 +209,7 @@ async def refetching(
     return await replay(recorded(work(6, long=[0], last=last)), make, settings), seen
 
 
-async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_first():
+async def test_a_text_that_a_reply_uses_and_the_context_lacks_is_read_back_first():
     found, seen = await refetching(f"Here it is:\n{FACT}")
     requests = [(request.call, request.purpose) for request in found.requests]
 
@@ -244,7 +244,7 @@ async def test_a_collapsed_step_is_read_back_from_its_file():
     assert str(call.input["path"]).endswith("/s1.md")
 
 
-async def test_where_nothing_points_to_it_the_call_is_made_again():
+async def test_a_text_without_a_pointer_is_read_back_by_repeating_the_call():
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -262,7 +262,7 @@ async def test_where_nothing_points_to_it_the_call_is_made_again():
     assert (call.name, call.input) == ("grep", {"q": "x"})
 
 
-async def test_what_no_tool_has_said_is_asked_for_as_a_message():
+async def test_a_text_that_no_tool_returned_is_read_back_as_a_message():
     seen = Seen()
 
     def make(_: Workbench) -> ContextPipeline:
@@ -278,7 +278,7 @@ async def test_what_no_tool_has_said_is_asked_for_as_a_message():
 @pytest.mark.parametrize(
     ("last", "settings"), [(f"Here it is:\n{FACT}", FREE), ("It was vault_entry_4711.", None)]
 )
-async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
+async def test_without_refetching_or_enough_weight_nothing_is_read_back(
     last, settings: ReplaySettings | None
 ):
     found, _ = await refetching(last, settings)
@@ -287,7 +287,7 @@ async def test_without_refetching_or_much_weight_the_reply_is_simply_made(
     assert found.use.pointer > 0
 
 
-async def test_each_request_tells_what_it_would_use_with_all_four_marks():
+async def test_each_request_has_its_cache_use_with_all_four_marks():
     found = await replay(recorded(work(60, long=range(60))), offloading(8), FREE)
     marked = [request.marked for request in found.requests if request.marked]
 
@@ -296,7 +296,7 @@ async def test_each_request_tells_what_it_would_use_with_all_four_marks():
     assert sum(use.read for use in marked) > sum(request.use.read for request in found.requests)
 
 
-async def test_policies_replayed_together_are_as_each_alone():
+async def test_policies_replayed_together_give_the_same_as_each_alone():
     transcript = recorded(work(12, long=range(12), last=f"Here it is:\n{FACT}"))
     makers: dict[str, PipelineMaker] = {
         "none": NONE,
@@ -309,7 +309,7 @@ async def test_policies_replayed_together_are_as_each_alone():
     assert together == {name: await replay(transcript, make) for name, make in makers.items()}
 
 
-async def test_reading_back_costs():
+async def test_reading_back_has_a_cost():
     prices = Prices.relative()
     paid, _ = await refetching(f"Here it is:\n{FACT}")
     free, _ = await refetching(f"Here it is:\n{FACT}", FREE)
@@ -342,7 +342,7 @@ def compacting(summarize: Summarizer | None = None) -> PipelineMaker:
     return make
 
 
-async def test_a_summary_is_paid_for_as_if_a_model_had_written_it():
+async def test_an_extracted_summary_costs_as_much_as_one_by_a_model():
     found = await replay(recorded(work(12, long=range(12))), compacting(), FREE)
     summaries = [request for request in found.requests if request.purpose == "summary"]
 
@@ -352,7 +352,7 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it():
     assert summaries[0].use.read > 0
 
 
-async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one():
+async def test_the_usage_that_a_summarizer_reports_is_used():
     class Billed:
         async def __call__(self, _messages: Sequence[Message], /) -> Summary:
             return Summary(
@@ -365,7 +365,7 @@ async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one():
     assert (summary.use, summary.output) == (CacheUse(600, 0, 300), 77)
 
 
-async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told():
+async def test_an_atom_in_an_archive_is_one_call_away_if_its_path_is_visible():
     told = "the seventh column of the ledger is written in green ink"
     history = work(12, long=range(12), last=told)
     history[1:3] = step("first", result=f"{told}\n{LOG}")
@@ -389,7 +389,7 @@ async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_promp
     assert more.pop() > 100
 
 
-async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm():
+async def test_replies_with_only_calls_and_histories_with_pictures_can_be_replayed():
     history = conversation(
         user(PICTURE), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok.")
     )
@@ -406,7 +406,7 @@ def replayed(
 
 
 @pytest.mark.shared
-def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(
+def test_the_full_context_of_a_real_session_has_recall_one_and_a_high_hit_rate(
     shared,
 ):
     file = shared / "transcripts" / "kimicli-fetchurl.jsonl"

@@ -16,7 +16,7 @@ def replayed(*, read: float, fresh: float, use: Use) -> ReplayResult:
     return ReplayResult("t", (ReplayStep(0, (request,), use),))
 
 
-def test_the_cost_is_told_in_that_of_the_baseline():
+def test_the_ratio_is_the_cost_divided_by_that_of_the_baseline():
     replays = {
         "none": replayed(read=0, fresh=1000, use=Use(visible=1)),
         "some": replayed(read=1000, fresh=400, use=Use(visible=3, pointer=1)),
@@ -39,13 +39,13 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
     assert (row.cost, row.calls, row.seen) == (1000, 2, 0.25)
 
 
-def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
+def test_doubtful_atoms_count_as_seen_but_not_as_strict():
     use = Use(visible=3, lost=1, doubtful=1)
     (row,) = figures([{"none": replayed(read=0, fresh=1, use=use)}], PRICES)
     assert (row.seen, row.strict) == (0.75, 0.5)
 
 
-def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them():
+def test_the_marked_ratio_compares_costs_with_all_four_marks():
     def marked(fresh: float, with_marks: float) -> ReplayResult:
         use = CacheUse(0.0, 0.0, fresh)
         request = ReplayRequest(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
@@ -57,7 +57,7 @@ def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them(
     assert (some.ratio, some.marked) == (0.9, 0.25)
 
 
-def test_marks_for_an_hour_are_told_in_the_cost_of_the_same_policy():
+def test_the_hour_ratio_compares_with_the_same_policy():
     lapsed, kept = CacheUse(0.0, 1000.0), CacheUse(900.0, 100.0)
     request = ReplayRequest(0, "reply", lapsed, 0.0, hour=kept)
 
@@ -68,7 +68,7 @@ def test_marks_for_an_hour_are_told_in_the_cost_of_the_same_policy():
     assert row.hour == (900 * 0.1 + 100 * 2) / (1000 * 1.25)
 
 
-def test_a_row_is_written_under_the_headings():
+def test_a_row_has_a_cell_for_each_heading():
     row = Figures("none", 1469, 1234.5678, 1.0, 0.5, 0.25, 474_572.4, 2, 1.0, 0.875, 1.0, 1.5)
 
     rest = ("1.000", "0.500", "1.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")

@@ -31,7 +31,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_no_figure_is_cut_however_narrow_the_terminal(printed, width):
+def test_no_figure_is_cut_in_a_narrow_terminal(printed, width):
     for every in (False, True):
         lines = printed("none", "coding", "lean", width=width, all_columns=every)
 

@@ -30,7 +30,7 @@ WORK: list[Message] = conversation(
 # The kinds ----------------------------------------------------------------------------------------
 
 
-def test_messages_may_stand_under_a_header_one_per_line():
+def test_messages_may_follow_a_header_one_per_line():
     found = parse_transcript(
         lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK)
     )
@@ -44,7 +44,7 @@ def test_messages_may_stand_under_a_header_one_per_line():
     assert found.tools is None
 
 
-def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request():
+def test_messages_may_be_one_per_line_or_in_an_array_or_in_a_request():
     request = {"model": "m-1", "system": "Be brief.", "tools": [{"name": "bash"}], "messages": WORK}
 
     for whole in (lines(*WORK), json.dumps(WORK), json.dumps(WORK, indent=2)):
@@ -58,7 +58,7 @@ def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request():
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2))
-def test_any_history_comes_back_as_it_was_written(history: list[Message]):
+def test_any_history_is_read_as_it_was_written(history: list[Message]):
     if not any(message["role"] == "assistant" for message in history):
         return
     found = parse_transcript(lines({"type": "header"}, *history))
@@ -87,7 +87,7 @@ def test_standard_input_is_read(monkeypatch):
     assert read_transcript("-").messages == WORK
 
 
-def test_a_reply_as_the_api_gave_it_tells_its_bill():
+def test_a_reply_of_the_api_has_its_usage():
     reply = {
         "type": "message",
         "role": "assistant",
@@ -104,7 +104,7 @@ def test_a_reply_as_the_api_gave_it_tells_its_bill():
 # What is broken -----------------------------------------------------------------------------------
 
 
-def test_broken_pairs_are_mended_and_counted():
+def test_broken_pairs_are_repaired_and_counted():
     broken = conversation(user("Go."), step("t1"), user(tool_result("gone")), step("t2"))
     found = parse_transcript(lines(*broken))
 
@@ -174,7 +174,7 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (b"\xff\xfe[", ", line 1: this is not UTF-16 text"),
     ],
 )
-def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
+def test_a_file_that_is_not_a_transcript_is_refused_with_file_and_line(
     raw: bytes | str, told, tmp_path
 ):
     assert told in error(raw, tmp_path)
@@ -313,14 +313,14 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("sound", "name"), list(zip(SOUND, FORMATS, strict=True)), ids=FORMATS)
-def test_each_format_is_told_by_its_content(sound: list[dict[str, Any]], name: str):
+def test_each_format_is_recognized_by_its_content(sound: list[dict[str, Any]], name: str):
     assert parse_transcript(lines(*sound)).format == name
 
 
 @given(
     st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 500), ODD), min_size=1, max_size=3)
 )
-def test_whatever_stands_in_its_fields_a_file_is_read_or_refused_by_name(
+def test_a_file_with_any_values_is_read_or_refused_by_name(
     sound: list[dict[str, Any]], changes: list[tuple[int, Any]]
 ):
     broken = deepcopy(sound)
@@ -343,19 +343,19 @@ def read_or_refused(whole: str) -> tuple[Transcript | None, str]:
         return None, str(error)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(TranscriptError, match=r"missing\.jsonl: No such file"):
         read_transcript(tmp_path / "missing.jsonl")
 
 
-def test_a_standard_input_that_is_closed_is_told(monkeypatch):
+def test_a_closed_standard_input_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)  # as Python does it for a process without one
 
     with pytest.raises(TranscriptError, match="standard input is closed"):
         read_transcript("-")
 
 
-def test_a_folder_is_no_transcript(tmp_path):
+def test_a_folder_is_refused_as_a_transcript(tmp_path):
     with pytest.raises(TranscriptError, match="Is a directory"):
         read_transcript(tmp_path)
 
@@ -367,7 +367,7 @@ def test_a_very_long_line_is_read(tmp_path):
     assert len(str(next(tool_results(read_transcript(file).messages)).content)) == 50_000_000
 
 
-def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript():
+def test_a_transcript_without_tools_or_with_only_pictures_is_read():
     picture = {
         "type": "image",
         "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"},
@@ -381,7 +381,7 @@ def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript():
 
 
 @pytest.mark.shared
-def test_every_shared_transcript_is_read_as_it_is(shared):
+def test_every_shared_transcript_is_read_unchanged(shared):
     index = {
         entry["id"]: entry
         for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())
@@ -399,7 +399,7 @@ def test_every_shared_transcript_is_read_as_it_is(shared):
         assert not check(transcript.messages)
 
 
-def test_a_message_that_had_to_be_repaired_keeps_its_bill():
+def test_a_repaired_message_keeps_its_usage():
     call = {"type": "tool_use", "id": "no.valid.id", "name": "ls", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "no.valid.id", "content": "x"}
     lines = [
@@ -414,7 +414,7 @@ def test_a_message_that_had_to_be_repaired_keeps_its_bill():
     assert transcript.usages == {1: {"input_tokens": 7}}
 
 
-def test_a_message_that_repair_has_put_in_gets_no_bill_of_another():
+def test_a_message_inserted_by_repair_has_no_usage():
     orphan = {"type": "tool_result", "tool_use_id": "nobody", "content": "x"}
     lines = [
         {"role": "assistant", "content": "first", "usage": {"input_tokens": 3}},

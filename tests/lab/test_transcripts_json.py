@@ -33,7 +33,7 @@ def test_an_object_over_several_lines_is_one_value():
         (b"PK\x03\x04\x14", " is a ZIP archive; unpack it first"),
     ],
 )
-def test_the_error_says_what_to_do_about_the_file(raw: bytes | str, advice):
+def test_the_error_for_a_file_has_advice(raw: bytes | str, advice):
     content = raw if isinstance(raw, bytes) else raw.encode()
     with pytest.raises(TranscriptError) as caught:
         json_records(decode(content, "x.jsonl"), "x.jsonl")

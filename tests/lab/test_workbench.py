@@ -13,7 +13,7 @@ from ctxpipe.stages.compact import Restore
 from ctxpipe.tokens import as_counter
 
 
-async def test_contexts_name_texts_by_paths_as_those_of_a_local_storage_do():
+async def test_contexts_have_paths_like_those_of_a_local_storage():
     bench = Workbench()
     history = conversation(user("Go."), view("t1", "a.py", "x = 1\n" * 500))
     stage = DirectOffload(bench.storage, min_chars=100)
@@ -25,7 +25,7 @@ async def test_contexts_name_texts_by_paths_as_those_of_a_local_storage_do():
     assert bench.storage.stored == {"s/t1.md": "x = 1\n" * 500}
 
 
-async def test_a_file_holds_what_the_conversation_has_shown_of_it_last():
+async def test_a_file_has_the_text_that_the_conversation_showed_last():
     files = SeenFiles()
     files.learn(conversation(user("Go."), view("t1", "a.py", "first"), view("t2", "b.py", "other")))
     assert (await files.read("a.py", 100)).text == "first"
@@ -59,7 +59,7 @@ async def test_a_view_whose_result_comes_later_counts_and_one_that_failed_does_n
         await files.read("b.py", 100)
 
 
-async def test_what_was_written_after_a_view_counts_however_much_is_learnt_at_once():
+async def test_a_write_after_a_view_counts_even_if_both_are_read_in_one_call():
     files = SeenFiles()
     write = step("t2", "Write", {"file_path": "a.py", "content": "written"})
     files.learn(conversation(user("Go."), view("t1", "a.py", "viewed"), write))
@@ -67,7 +67,7 @@ async def test_what_was_written_after_a_view_counts_however_much_is_learnt_at_on
     assert (await files.read("a.py", 100)).text == "written"
 
 
-async def test_a_write_that_failed_or_was_never_answered_has_written_nothing():
+async def test_a_write_that_failed_or_has_no_result_changes_no_file():
     files = SeenFiles()
     call = assistant(tool_use("t2", "Write", {"file_path": "a.py", "content": "refused"}))
     failed = user(tool_result("t2", "permission denied", is_error=True))
@@ -85,14 +85,14 @@ async def test_a_file_that_is_too_large_is_refused():
         await files.read("a.py", 100)
 
 
-def test_each_replay_has_a_bench_of_its_own():
+def test_each_replay_has_its_own_workbench():
     one, two = Workbench(), Workbench()
 
     assert one.storage is not two.storage
     assert one.clock() == two.clock() == 0
 
 
-async def test_a_file_comes_back_as_its_last_view_showed_it():
+async def test_a_restored_file_has_the_text_of_its_last_view():
     history = conversation(
         user("go"), view("1", "a.py", "a = 1\nb = 2\n"), view("2", "a.py", "b = 2\n")
     )

@@ -97,7 +97,7 @@ async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor):
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (0, 0)
 
 
-async def test_an_answer_costs_what_its_blocks_hold():
+async def test_the_output_tokens_are_those_of_the_blocks():
     said = {"type": "text", "text": "So it is."}
     content: Any = [said, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
     reply = answer("So it is.", tool_use("ls", {"a": 1}, id="t"))
@@ -119,7 +119,9 @@ async def test_the_window_is_in_billed_tokens():
 
 
 @pytest.mark.parametrize(("summary", "before"), [("123", 0), (None, 75)])
-async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before):
+async def test_messages_replaced_by_a_summary_of_the_api_are_not_charged(
+    summary: str | None, before
+):
     compacted = {"role": "assistant", "content": [{"type": "compaction", "content": summary}]}
     async with talk(counter=len) as talking:
         whole = await talking.ask(user("x" * 75), compacted, user("12"))
@@ -136,13 +138,13 @@ async def test_without_a_mark_nothing_is_cached():
         assert [await talking.shares(user("12345")) for _ in range(2)] == [(0, 0, 5), (0, 0, 5)]
 
 
-async def test_what_stands_up_to_a_mark_is_written_then_read():
+async def test_a_prefix_up_to_a_mark_is_written_first_and_read_later():
     asked = user("12345"), assistant("123"), user("1234567", mark=True), assistant("1"), user("12")
     async with talk(counter=len) as talking:
         assert [await talking.shares(*asked) for _ in range(2)] == [(0, 15, 3), (15, 0, 3)]
 
 
-async def test_an_appended_conversation_reads_the_turn_before_and_writes_what_is_new():
+async def test_an_appended_conversation_reads_the_turn_before_and_writes_the_new_part():
     first = user("12345", mark=True)
     again = user("12345"), assistant("123"), user("1234567", mark=True)
     async with talk(counter=len) as talking:
@@ -158,7 +160,7 @@ async def test_a_changed_prefix_is_read_up_to_the_change_at_most():
     assert changed == (5, 10, 0)
 
 
-async def test_a_mark_on_the_request_falls_on_its_last_block():
+async def test_a_mark_on_the_request_applies_to_its_last_block():
     async with talk(counter=len) as talking:
         assert await talking.shares(user("12345"), cache_control=MARK) == (0, 5, 0)
         appended = user("12345"), assistant("123"), user("1234567")
@@ -189,7 +191,7 @@ async def test_a_prefix_below_the_minimum_is_not_cached():
         assert found == [(0, 6, 0), (6, 0, 0)]
 
 
-async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour():
+async def test_the_cache_expires_five_minutes_or_an_hour_after_its_last_use():
     clock = Clock()
     hour = user("12345")
     hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
@@ -204,14 +206,14 @@ async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour():
     assert (reads, hours) == ([0, 3, 3, 0], [0, 5, 0])
 
 
-async def test_a_failed_request_warms_no_cache():
+async def test_a_failed_request_writes_nothing_to_the_cache():
     async with talk(counter=len, script=[overloaded(), "fine"]) as talking:
         with pytest.raises(anthropic.InternalServerError):
             await talking.ask(user("12345", mark=True))
         assert await talking.shares(user("12345", mark=True)) == (0, 5, 0)
 
 
-async def test_a_stream_bills_the_same():
+async def test_a_stream_has_the_same_usage():
     async with talk(counter=len, script=[answer(thinking("hm"), "so")] * 2) as talking:
         plain = await talking.ask(user("12345", mark=True))
         options: Any = {"model": "m", "max_tokens": 9, "messages": [user("54321", mark=True)]}
@@ -221,7 +223,7 @@ async def test_a_stream_bills_the_same():
     assert plain.to_dict() == streamed.to_dict()
 
 
-async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_is_read():
+async def test_tokens_written_for_an_hour_are_charged_so_and_renewed_by_reading():
     clock = Clock()
     hour = user("12345", "678")
     hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
@@ -239,7 +241,7 @@ async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_i
     assert reads == [5, 5, 0]
 
 
-async def test_requests_at_once_do_not_read_what_the_other_writes():
+async def test_concurrent_requests_do_not_read_what_the_other_writes():
     both = anyio.Event()
     waiting = 2
 

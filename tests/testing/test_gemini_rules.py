@@ -91,7 +91,7 @@ def test_is_accepted(contents: list[Any]):
     assert not refused(*contents)
 
 
-def test_every_step_of_the_turn_is_signed_but_only_for_models_that_sign():
+def test_every_step_of_the_turn_must_be_signed_for_models_that_sign():
     contents = [GO, call("ls"), answer("ls"), call("cat", signature=None), answer("cat")]
 
     assert "`default_api:cat`" in refused(*contents)

@@ -57,7 +57,7 @@ def parts_of(reply: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("at", [MODEL, VERTEX])
-async def test_a_call_is_answered_and_goes_on_with_its_signature(at):
+async def test_a_call_is_continued_with_its_signature(at):
     script: list[Reply] = [answer(thinking("hm"), "I look.", tool_use("look", {"a": 1})), "Done."]
 
     async with talk(script) as (server, client):
@@ -80,7 +80,7 @@ async def test_a_call_is_answered_and_goes_on_with_its_signature(at):
     assert second["usageMetadata"]["promptTokenCount"] == server.requests[1].tokens
 
 
-async def test_what_breaks_a_rule_is_refused_in_the_form_of_the_api():
+async def test_a_request_that_breaks_a_rule_is_refused_in_the_form_of_the_api():
     async with talk(["no"]) as (server, client):
         response = await ask(client, "generateContent", {"role": "tool", "parts": [{"text": "x"}]})
 
@@ -89,7 +89,7 @@ async def test_what_breaks_a_rule_is_refused_in_the_form_of_the_api():
     assert len(server.refused) == 1
 
 
-async def test_a_stream_is_the_plain_reply_in_pieces():
+async def test_a_stream_has_the_plain_reply_in_pieces():
     words = "many words " * 30
     script = [answer(words, tool_use("look", {"a": "b"}, id="c1"))]
 
@@ -124,7 +124,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_lengths(method):
     assert f"The input token count ({tokens}) exceeds the maximum" in response.text
 
 
-async def test_what_was_sent_before_is_read_from_the_cache():
+async def test_items_sent_before_are_read_from_the_cache():
     long = {"parts": [{"text": "words " * 3_000}]}
 
     async with talk(["one", "two"]) as (_, client):

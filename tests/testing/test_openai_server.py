@@ -80,7 +80,7 @@ async def test_a_chat_with_a_call_is_answered_in_the_form_of_the_sdk():
     not hasattr(openai.resources.chat.AsyncCompletions, "stream"),
     reason=f"openai {openai.__version__} streams chats below beta only",
 )
-async def test_a_streamed_chat_is_the_plain_one_in_pieces():
+async def test_a_streamed_chat_has_the_plain_reply_in_pieces():
     words = "many words " * 30
     script = [answer(words, tool_use("look", {"a": "b" * 99}, id="c1"))]
     async with (
@@ -97,7 +97,7 @@ async def test_a_streamed_chat_is_the_plain_one_in_pieces():
     assert reply.usage is not None
 
 
-async def test_without_the_option_a_stream_tells_no_usage():
+async def test_without_the_option_a_stream_has_no_usage():
     async with talk(["ok"]) as (_, client):
         stream = await client.chat.completions.create(model="m", messages=[user("go")], stream=True)
         chunks = [chunk async for chunk in stream]
@@ -105,7 +105,7 @@ async def test_without_the_option_a_stream_tells_no_usage():
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_what_breaks_a_rule_is_refused_and_takes_no_reply():
+async def test_a_request_that_breaks_a_rule_is_refused_and_takes_no_reply():
     async with talk(["ok"]) as (server, client):
         with pytest.raises(openai.BadRequestError, match="preceeding message"):
             await client.chat.completions.create(
@@ -129,7 +129,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_apis_words(path):
 # Responses ----------------------------------------------------------------------------------------
 
 
-async def test_a_response_with_reasoning_and_a_call_goes_on_with_its_own_items():
+async def test_a_response_with_reasoning_and_a_call_is_continued_with_its_items():
     script: list[Reply] = [answer(thinking("hm"), tool_use("look", {"a": 1})), "Done."]
 
     async with talk(script) as (server, client):
@@ -147,7 +147,7 @@ async def test_a_response_with_reasoning_and_a_call_goes_on_with_its_own_items()
     assert second.output_text == "Done."
 
 
-async def test_a_streamed_response_is_the_plain_one_in_pieces():
+async def test_a_streamed_response_has_the_plain_one_in_pieces():
     words = "many words " * 30
     script = [answer(thinking("hm"), words, tool_use("look", {"a": 1}))]
     async with (
@@ -163,7 +163,7 @@ async def test_a_streamed_response_is_the_plain_one_in_pieces():
     assert reply.usage is not None
 
 
-async def test_a_call_with_a_text_is_one_of_a_custom_tool():
+async def test_a_call_with_a_text_is_a_call_of_a_custom_tool():
     script = [answer(tool_use("exec", "ls -l")), answer(tool_use("exec", "ls -l"))]
     async with talk(script) as (server, client):
         plain = await responses_of(client).create(model="m", input="go")
@@ -180,7 +180,7 @@ async def test_a_call_with_a_text_is_one_of_a_custom_tool():
 @pytest.mark.parametrize(
     "body", [gzip.compress(b'{"model": "m", "input": "go"}'), b"{}"], ids=["gzip", "plain"]
 )
-async def test_a_compressed_request_is_read_and_one_that_is_not_so_refused(body):
+async def test_a_compressed_request_is_read_and_one_falsely_declared_so_is_refused(body):
     async with OpenAIServer(["Done."]) as server, httpx2.AsyncClient(trust_env=False) as client:
         headers = {"authorization": "Bearer test", "content-encoding": "gzip"}
         reply = await client.post(f"{server.base_url}/responses", content=body, headers=headers)
@@ -199,7 +199,7 @@ async def test_a_stored_response_is_continued():
     assert server.requests[1].tokens > server.requests[0].tokens
 
 
-async def test_of_an_item_with_an_id_the_stored_copy_is_read():
+async def test_the_stored_copy_of_an_item_with_an_id_is_read():
     async with talk(["One.", "Two."]) as (server, client):
         first = await responses_of(client).create(model="m", input="go")
         said: Any = first.output[0].model_dump()
@@ -218,7 +218,7 @@ async def test_an_item_without_the_reasoning_it_came_from_is_refused():
             await responses_of(client).create(model="m", input=[user("go"), said, user("on")])
 
 
-async def test_a_late_refusal_comes_within_the_stream():
+async def test_a_late_refusal_is_sent_within_the_stream():
     async with talk([], model=Model(window=1000), late_refusal=True) as (server, client):
         stream = await responses_of(client).create(model="m", input=LONG, stream=True)
         events: list[Any] = [event async for event in stream]
@@ -236,7 +236,7 @@ async def test_a_late_refusal_comes_within_the_stream():
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
-async def test_the_beginning_that_was_sent_before_comes_from_the_cache(path):
+async def test_a_beginning_sent_before_is_read_from_the_cache(path):
     async with talk(lambda _: "ok") as (server, client):
         for said in ([user(LONG)], [user(LONG), user("on")], [user("other"), user(LONG)]):
             await ask(client, path, said)
@@ -248,13 +248,13 @@ async def test_the_beginning_that_was_sent_before_comes_from_the_cache(path):
     assert cached[1] > 1024
 
 
-async def test_an_error_of_the_script_has_the_sdks_own_type():
+async def test_an_error_in_a_script_has_the_type_of_the_sdk():
     async with talk([rate_limited(), "ok"]) as (_, client):
         with pytest.raises(openai.RateLimitError):
             await client.chat.completions.create(model="m", messages=[user("go")])
 
 
-async def test_a_stream_may_break_off():
+async def test_a_stream_may_be_cut_off():
     async with talk([Cut(after=answer("many words " * 99))]) as (_, client):
         stream = await responses_of(client).create(model="m", input="go", stream=True)
         with pytest.raises(openai.APIConnectionError):

@@ -59,5 +59,5 @@ def test_a_call_may_be_answered_later_and_after_others():
     assert not refused(USER, CALL, {**CALL, "call_id": "c2"}, {**OUTPUT, "call_id": "c2"}, OUTPUT)
 
 
-def test_reasoning_may_lead_to_a_tool_of_the_api():
+def test_reasoning_may_precede_a_tool_of_the_api():
     assert not refused(USER, THOUGHT, {"type": "web_search_call", "id": "ws_1"}, USER)

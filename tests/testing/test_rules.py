@@ -554,7 +554,7 @@ MODELS = {
     ],
 )
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role):
+def test_unknown_blocks_are_accepted(content: list[dict[str, Any]], role):
     body = {
         "model": "m",
         "max_tokens": 9,
@@ -576,7 +576,7 @@ async def talk(
 
 
 @pytest.mark.parametrize("rule", RULES)
-async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(
+async def test_a_broken_request_is_refused_in_the_apis_words_and_a_valid_one_answered(
     rule: str,
 ):
     broken, sound, wording = RULES[rule]
@@ -684,7 +684,7 @@ async def test_every_problem_of_a_request_is_recorded_not_only_the_first():
     assert server.refused == server.requests
 
 
-async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window():
+async def test_count_tokens_checks_the_messages_but_needs_no_max_tokens_and_has_no_window():
     async with talk(Model(window=10)) as (_, client):
         counted = await client.messages.count_tokens(
             model="m", messages=[{"role": "user", "content": "x" * 100}]
@@ -710,7 +710,7 @@ MALFORMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wording", MALFORMED)
-async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wording: str):
+async def test_a_malformed_body_is_refused_before_its_content_is_checked(wording: str):
     body = {"model": "m", "max_tokens": 9, "messages": [USER], **MALFORMED[wording]}
     async with talk() as (server, _):
         broken = await post(server, json.dumps(body).encode())
@@ -730,7 +730,7 @@ async def test_a_body_above_32_megabytes_is_refused():
     assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
 
 
-def test_the_rules_are_there_without_a_server():
+def test_the_rules_can_be_used_without_a_server():
     assert problems({"model": "m", "max_tokens": 9, "messages": [USER]}, Model()) == []
     assert problems({"model": "m", "max_tokens": True, "messages": [USER]}, Model()) == [
         "max_tokens: Input should be a valid integer"

@@ -86,7 +86,7 @@ def said_in(reply: Message) -> dict[str, Any]:
 # Answers ------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_has_the_shape_of_the_apis():
+async def test_an_answer_has_the_shape_of_the_api():
     async with talk([BUSY]) as (server, client):
         reply = await ask(client)
 
@@ -165,7 +165,7 @@ async def test_a_streamed_answer_can_be_sent_back_unchanged():
 
 
 @pytest.mark.parametrize("streaming", [False, pytest.param(True, marks=needs_stream_of_today)])
-async def test_a_paused_turn_is_sent_back_and_goes_on(streaming):
+async def test_a_paused_turn_is_continued_when_it_is_sent_back(streaming):
     search = {
         "type": "server_tool_use",
         "id": "srvtoolu_1",
@@ -209,7 +209,9 @@ async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
     [False, pytest.param(True, marks=needs_stream_of_today)],
     ids=["plain", "streaming"],
 )
-async def test_unwelcome_answers_arrive_as_scripted(reply, kinds: list[str], reason, streaming):
+async def test_refusals_and_cut_answers_arrive_as_scripted(
+    reply, kinds: list[str], reason, streaming
+):
     async with talk([reply]) as (_, client):
         message = await (ask_streaming if streaming else ask)(client)
 
@@ -267,12 +269,12 @@ async def test_an_error_in_the_script_is_raised_when_the_server_stops():
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, {"type": "text", "text": "hi"}])
-async def test_a_script_that_answers_nonsense_is_told_so(nonsense):
+async def test_a_script_that_returns_no_reply_raises_a_clear_error(nonsense):
     with pytest.raises(TypeError, match="a script answers with a Reply or a text"):
         await ask_until_refused(MessagesServer([nonsense], counter=len), "TypeError")
 
 
-def test_a_single_text_is_no_script():
+def test_a_single_text_is_refused_as_a_script():
     with pytest.raises(SettingsError, match="give a list of replies"):
         MessagesServer("done")
 
@@ -293,7 +295,7 @@ async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops()
         )
 
 
-async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts():
+async def test_an_error_of_the_test_is_raised_instead_of_one_of_the_script():
     with pytest.raises(ZeroDivisionError):
         await ask_until_refused(
             MessagesServer([], counter=len), "ScriptExhausted", then=lambda: 1 // 0
@@ -383,7 +385,7 @@ async def test_the_sdk_tries_again_after_a_passing_failure(failure):
     assert [request.headers["x-stainless-retry-count"] for request in server.requests] == ["0", "1"]
 
 
-async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after():
+async def test_a_client_with_only_failures_gives_up_and_gets_retry_after():
     async with talk([rate_limited(0.01)] * 3, max_retries=2) as (server, client):
         with pytest.raises(anthropic.RateLimitError) as caught:
             await ask(client)
@@ -404,7 +406,7 @@ async def test_a_cut_connection_is_a_connection_error(reply: Cut):
 @pytest.mark.parametrize(
     ("reply", "error"), [(Cut, http.RemoteProtocolError), (Hang, http.ReadTimeout)]
 )
-async def test_a_stream_that_is_cut_or_hangs_halfway_has_given_half(reply, error):
+async def test_a_stream_that_is_cut_or_hangs_gives_half_of_the_answer(reply, error):
     seen: list[str] = []
     patience = http.Timeout(60, read=3)  # the first half has to come in time
     async with talk([reply(after=answer(LONG))], timeout=patience) as (_, client):
@@ -422,7 +424,7 @@ async def listen(client: anthropic.AsyncAnthropic, seen: list[str]):
             seen.append(text)
 
 
-async def test_a_stream_may_break_off_into_an_error():
+async def test_a_stream_may_end_with_an_error_halfway():
     async with talk([overloaded(after=answer(LONG))]) as (_, client):
         with pytest.raises(anthropic.APIStatusError) as caught:
             await ask_streaming(client)
@@ -433,7 +435,7 @@ async def test_a_stream_may_break_off_into_an_error():
 @pytest.mark.parametrize(
     "reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"]
 )
-async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang):
+async def test_a_hanging_reply_ends_with_the_clients_timeout(reply: Hang):
     async with talk([reply], timeout=http.Timeout(60, read=0.1)) as (_, client):
         with pytest.raises(anthropic.APITimeoutError):
             await ask(client)
@@ -534,7 +536,7 @@ async def ask_by_hand(url: str, text: str) -> str:
     return str(json.loads(answered.partition(b"\r\n\r\n")[2])["content"][0]["text"])
 
 
-async def test_nothing_is_left_when_the_server_has_stopped():
+async def test_a_stopped_server_leaves_no_task_and_no_socket():
     tasks = asyncio.all_tasks()
     started: list[str] = []
     async with talk([Hang(), Hang(after=answer(LONG))]) as (server, client):
@@ -554,7 +556,7 @@ async def test_nothing_is_left_when_the_server_has_stopped():
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(turns: int):
+async def test_a_connection_that_is_being_accepted_is_closed_with_the_server(turns: int):
     async with MessagesServer(lambda _: "fine", counter=len) as server:
         asking = [asyncio.create_task(ask_by_hand(server.url, "go")) for _ in range(20)]
         for _ in range(turns):
@@ -576,7 +578,7 @@ async def test_a_server_stops_although_its_block_is_cancelled():
         socket.create_connection((url.host, url.port or 0))
 
 
-async def test_a_client_that_goes_away_while_it_sends_is_no_error(
+async def test_a_client_that_disconnects_while_it_sends_is_no_error(
     caplog,
 ):
     async with MessagesServer([], counter=len) as server:
@@ -601,7 +603,7 @@ async def test_a_server_can_be_started_again():
         _ = server.url
 
 
-def test_it_runs_under_plain_asyncio_too():
+def test_a_server_runs_under_plain_asyncio():
     async def main() -> Literal["fine"]:
         async with talk(["fine"]) as (_, client):
             return (await ask(client)).content[0].text  # type: ignore[union-attr,return-value]
@@ -609,7 +611,7 @@ def test_it_runs_under_plain_asyncio_too():
     assert asyncio.run(main()) == "fine"
 
 
-def test_importing_it_imports_no_web_server_and_no_sdk():
+def test_importing_testing_imports_no_web_server_and_no_sdk():
     code = (
         "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & "
         "set(sys.modules))"

@@ -107,7 +107,7 @@ async def test_thinking_after_another_system_prompt_or_other_tools_is_refused(
             await ask(client, history, **change)
 
 
-async def test_a_cache_mark_is_no_change_of_the_conversation():
+async def test_a_cache_mark_does_not_change_the_conversation():
     async with talk() as (server, client):
         history = await converse(client)
         history[2]["content"][0]["cache_control"] = {"type": "ephemeral"}
@@ -116,7 +116,7 @@ async def test_a_cache_mark_is_no_change_of_the_conversation():
     assert not server.refused
 
 
-async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped():
+async def test_drop_block_accepts_the_request_and_reports_the_dropped_blocks():
     async with talk() as (server, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -131,7 +131,7 @@ async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped():
     assert list(server.requests[-1].dropped) == dropped
 
 
-async def test_what_is_thought_after_the_change_is_bound_to_the_changed_conversation():
+async def test_thinking_after_a_change_is_bound_to_the_changed_conversation():
     async with talk() as (_, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -159,7 +159,7 @@ async def test_drop_block_needs_its_beta_header():
             await ask(client, [{"role": "user", "content": "go"}], thinking=DROP["thinking"])
 
 
-async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle():
+async def test_thinking_may_be_removed_from_the_start_but_not_from_the_middle():
     async with talk() as (_, client):
         history = await converse(client)
         start, middle = copy.deepcopy(history), copy.deepcopy(history)
@@ -190,7 +190,7 @@ async def test_edited_thinking_is_refused(strictness):
             await ask(client, late)
 
 
-async def test_older_models_do_not_look_at_the_conversation_before():
+async def test_older_models_do_not_check_the_conversation_before_thinking():
     async with talk(Model(thinking="signed")) as (server, client):
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
@@ -200,7 +200,7 @@ async def test_older_models_do_not_look_at_the_conversation_before():
     assert not server.refused
 
 
-async def test_thinking_of_another_origin_passes_where_nothing_is_checked():
+async def test_thinking_of_another_origin_is_accepted_if_nothing_is_checked():
     foreign = {"type": "thinking", "thinking": "hm", "signature": "EqQBCgIYAhIM"}
     history: list[Any] = [
         {"role": "user", "content": "go"},
