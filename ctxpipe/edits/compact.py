@@ -568,7 +568,7 @@ def replacements(
     archive: str = "",
     pin: Pin | None = None,
     whole: bool = True,
-    covered: int | None = None,
+    covered_count: int | None = None,
 ) -> list[Replacement]:
     """Return the new contexts for *head* and *rest* to choose from, the best first.
 
@@ -577,10 +577,10 @@ def replacements(
     and results out. If *whole* is False, only the second is returned.
 
     *facts* are the evidence, those of *source*. *archive* is the file with what is left out. A
-    request is in a context once: at its end, or in the evidence. If *covered* is a number, the
-    summary describes that many messages, and all messages after them stay unchanged.
+    request is in a context once: at its end, or in the evidence. If *covered_count* is a number,
+    the summary describes that many messages, and all messages after them stay unchanged.
     """
-    tail = open_tail(rest) if covered is None else covered
+    tail = open_tail(rest) if covered_count is None else covered_count
     unanswered = rest[tail:]
     replacement = Replacement(
         head=head,
@@ -597,7 +597,7 @@ def replacements(
         return [shorter]
     first = _with_tail(first, rest, tail, source, archive)
     holds_blocks = any(one.kind in BLOCK_KINDS and one.index >= tail for one in shorter.candidates)
-    if covered is None and (shorter.cuts or holds_blocks):
+    if covered_count is None and (shorter.cuts or holds_blocks):
         return [first, shorter]
     return [first]
 

@@ -312,7 +312,7 @@ async def compact_messages(
         # No traceback: it may quote anything.
         logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
         return CompactResult(messages, original_messages_path=path, reason=str(error))
-    restored = await restore_files(
+    restored_files = await restore_files(
         messages,
         work_dir=work_dir,
         max_restore_files=max_restore_files,
@@ -321,23 +321,23 @@ async def compact_messages(
         files=files,
         counter=counter,
     )
-    folded: Mapping[str, str] = {}
+    folded_texts: Mapping[str, str] = {}
     if fold_unrestored:
-        folded = await fold_texts(restored.unfit, counter)
+        folded_texts = await fold_texts(restored_files.unfit, counter)
     commands = reminder(compact.extract_commands(rest))
-    text = "\n\n".join([safe_summary(summary.text) + commands, *folded.values()])
-    result = await _largest_smaller_result(messages, text, restored, counter)
+    text = "\n\n".join([safe_summary(summary.text) + commands, *folded_texts.values()])
+    result = await _largest_smaller_result(messages, text, restored_files, counter)
     return replace(result, original_messages_path=path)
 
 
 async def _largest_smaller_result(
-    original: list[Message], text: str, restored: RestoredFiles, counter: TokenCounter
+    original: list[Message], text: str, restored_files: RestoredFiles, counter: TokenCounter
 ) -> CompactResult:
     """Return the result with as many restored files as possible that is smaller than *original*."""
     head, rest = split_system(original)
     before = await counter.count(original)
-    for number in range(len(restored.files), -1, -1):
-        files = restored.files[:number]
+    for number in range(len(restored_files.files), -1, -1):
+        files = restored_files.files[:number]
         messages = compact.assemble(head, text, [file.message for file in files])
         after = await counter.count(messages)
         if after < before:
@@ -594,27 +594,27 @@ class Compact:
         path = await self._archive(turn, rest, facts) if is_first_attempt else None
         writer = self._writer(turn)
         model_warning = self._warn_without_model(turn, writer)
-        summary, covered = await self._summarize(turn, writer, rest)
+        summary, covered_count = await self._summarize(turn, writer, rest)
         if not is_first_attempt:
             path = await self._archive(turn, rest, facts)
-        described_count = _described_count(turn, covered) if source.is_raw else None
+        described_count = _described_count(turn, covered_count) if source.is_raw else None
         if described_count is not None:
             source, later_requests = _divide(source, turn, described_count)
             facts = await in_thread(compact.gather_facts, source)
             facts = replace(facts, requests=[*facts.requests, *later_requests])
-        restored = RestoredFiles(warnings=(_NO_RESTORE,))
+        restored_files = RestoredFiles(warnings=(_NO_RESTORE,))
         if self.restore is not None:
-            restored = await self.restore.read_again(
+            restored_files = await self.restore.read_again(
                 source.messages, turn.counter, turn.session_id, self.archive
             )
         notes = [SEARCHABLE] if turn.can_search else []
-        facts = replace(facts, notes=notes + _notes(restored))
+        facts = replace(facts, notes=notes + _notes(restored_files))
         replacements = await self._replacements(
-            turn, summary, covered, source, facts, path, visible_path_of
+            turn, summary, covered_count, source, facts, path, visible_path_of
         )
         file = self._omissions_file(turn, rest, path, visible_path_of)
         replacement, layout = await choose_layout(
-            turn, replacements, restored, self.evidence.tokens, file
+            turn, replacements, restored_files, self.evidence.tokens, file
         )
         layout, file, omissions_warning = await write_omissions(
             turn, replacement, layout, self.archive, visible_path_of, file
@@ -622,25 +622,25 @@ class Compact:
         layout, paths_warning = await list_paths(
             turn, replacement, layout, self.archive, visible_path_of, file
         )
-        carried = layout.carried
-        warnings = [*replacement.cuts, *carried.cuts, *restored.warnings]
-        if carried.left_out:
-            number = count_phrase(len(carried.left_out), "piece")
+        selection = layout.selection
+        warnings = [*replacement.cuts, *selection.cuts, *restored_files.warnings]
+        if selection.left_out:
+            number = count_phrase(len(selection.left_out), "piece")
             warnings.append(f"{number} that should be carried on did not fit: {file.path}")
         further_warnings = (model_warning, omissions_warning, paths_warning)
         warnings += [warning for warning in further_warnings if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),
-            covered or len(rest),
+            covered_count or len(rest),
             summarizer=summary.writer or summarizer_name(writer),
             archive=path,
             restored=tuple(restored_file.path for restored_file in layout.files),
             restored_tokens=sum(restored_file.tokens for restored_file in layout.files),
-            folded=tuple(layout.folded),
+            folded=tuple(layout.folded_texts),
             warnings=tuple(warnings),
-            left_out=tuple(str(piece) for piece in carried.left_out),
-            left_out_file=file.path if carried.left_out else "",
+            left_out=tuple(str(piece) for piece in selection.left_out),
+            left_out_file=file.path if selection.left_out else "",
             removed=await in_thread(count_removed, rest, layout.messages),
             attempts=summary.attempts,
             input_tokens=summary.input_tokens,
@@ -682,17 +682,17 @@ class Compact:
             # The client of an earlier request may be closed by now, or its key expired.
             parts.writer = replace(earlier_writer, agent_model=writer.agent_model)
         pending = turn.memory.get(PendingSummary)
-        covered = pending.place(turn) if self.background and pending else 0
-        if pending and covered:
+        covered_count = pending.place(turn) if self.background and pending else 0
+        if pending and covered_count:
             summary = await pending.summary(turn)
             if summary is None:  # it failed, or the history was edited
                 pending.cancel()
                 del turn.memory[PendingSummary]
-            elif await can_keep(turn, rest[covered:]):
-                return summary, covered
+            elif await can_keep(turn, rest[covered_count:]):
+                return summary, covered_count
             else:
-                covered_digest = await in_thread(digest_of, rest[:covered])
-                parts = FinishedParts(writer, writer, covered, covered_digest, summary)
+                covered_digest = await in_thread(digest_of, rest[:covered_count])
+                parts = FinishedParts(writer, writer, covered_count, covered_digest, summary)
                 turn.memory[FinishedParts] = parts
         if turn.tracked is not None and turn.tracked.has_changing_end:
             _, place = answer_boundary(turn)
@@ -700,13 +700,17 @@ class Compact:
                 return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
         if parts is None:
             return await summarize_with_retry(writer, rest, self.breaker.retry), None
-        finished = turn.memory.get(FinishedSummary)
-        if finished is not None and finished.summarizer == writer and finished.count <= len(rest):
-            beginning_digest = await in_thread(digest_of, rest[: finished.count])
-            if beginning_digest == finished.digest and finished.summary is not None:
-                if finished.count == len(rest):
-                    return finished.summary, None
-                parts = finished
+        finished_summary = turn.memory.get(FinishedSummary)
+        if (
+            finished_summary is not None
+            and finished_summary.summarizer == writer
+            and finished_summary.count <= len(rest)
+        ):
+            beginning_digest = await in_thread(digest_of, rest[: finished_summary.count])
+            if beginning_digest == finished_summary.digest and finished_summary.summary is not None:
+                if finished_summary.count == len(rest):
+                    return finished_summary.summary, None
+                parts = finished_summary
         digest = await in_thread(digest_of, rest)
         summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
         # Stored with no await after the summary: if the turn is cancelled, it is not paid for
@@ -740,7 +744,7 @@ class Compact:
         self,
         turn: Turn,
         summary: Summary,
-        covered: int | None,
+        covered_count: int | None,
         source: compact.Source,
         facts: ConversationFacts,
         archive: str | None,
@@ -761,7 +765,7 @@ class Compact:
             archive=path,
             pin=self.evidence.pin,
             whole=not _has_protected_thinking(turn, rest),
-            covered=covered,
+            covered_count=covered_count,
         )
         return await in_thread(make_replacements, head, rest, summary.text, source, facts)
 
@@ -814,17 +818,17 @@ class Compact:
         return Change(layout.messages, detail)
 
 
-def _described_count(turn: Turn, covered: int | None) -> int | None:
+def _described_count(turn: Turn, covered_count: int | None) -> int | None:
     """Return the number of messages of the history that are described; None for all of them.
 
     If the caller replaces messages at its end in each request, the messages after the first
-    *covered* ones are described neither by the summary nor by the evidence. Otherwise each turn
-    would undo the summary.
+    *covered_count* ones are described neither by the summary nor by the evidence. Otherwise each
+    turn would undo the summary.
     """
-    if covered is None or turn.tracked is None or not turn.tracked.has_changing_end:
+    if covered_count is None or turn.tracked is None or not turn.tracked.has_changing_end:
         return None
     count, place = answer_boundary(turn)
-    if place == covered:
+    if place == covered_count:
         return count
     pending = turn.memory.get(PendingSummary)
     return pending.count if pending else None
@@ -850,11 +854,11 @@ async def _digest_of(turn: Turn) -> str:
 _NO_RESTORE = "no files are restored: Compact has no restore="
 
 
-def _notes(restored: RestoredFiles) -> list[str]:
+def _notes(restored_files: RestoredFiles) -> list[str]:
     """Return the remarks for the model on files that have changed or were deleted."""
-    files = [*restored.files, *restored.unfit]
+    files = [*restored_files.files, *restored_files.unfit]
     notes = [f"{file.path} is not as it was shown before" for file in files if file.changed]
-    notes += [f"{path} was deleted since it was shown" for path in restored.deleted]
+    notes += [f"{path} was deleted since it was shown" for path in restored_files.deleted]
     return notes
 
 

@@ -83,19 +83,19 @@ async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> di
 class Layout:
     """A context to propose.
 
-    *files* are in it as a whole, *folded* are the reduced texts of others, and the evidence may
-    take *evidence_tokens*. *carried* are the pieces of the history that it carries verbatim.
-    *carried_tokens* are the raw tokens of all that. *left_out* are the paths that do not fit into
-    the evidence.
+    *files* are in it as a whole, *folded_texts* are the reduced texts of others, and the evidence
+    may take *evidence_tokens*. *selection* has the pieces of the history that it carries verbatim.
+    *carried_tokens* are the raw tokens of all that. *omitted_paths* are the paths that do not fit
+    into the evidence.
     """
 
     files: Sequence[RestoredFile]
-    folded: Mapping[str, str]
+    folded_texts: Mapping[str, str]
     evidence_tokens: int
-    carried: Selection = NOTHING_CARRIED
+    selection: Selection = NOTHING_CARRIED
     carried_tokens: int = 0
     messages: list[Message] = field(default_factory=list)
-    left_out: Sequence[str] = ()
+    omitted_paths: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ class OmissionsFile:
     path: str = ""
     before: str = ""
 
-    def note(self, carried: Selection) -> list[str]:
+    def note(self, selection: Selection) -> list[str]:
         """Return the line of the evidence that names the pieces left out, if there are any."""
-        if carried.left_out:
-            return [omission_line(omission_names(carried.left_out), self.path)]
+        if selection.left_out:
+            return [omission_line(omission_names(selection.left_out), self.path)]
         if self.before:
             return [omission_line("", self.before)]
         return []
@@ -121,7 +121,7 @@ class OmissionsFile:
 async def choose_layout(
     turn: Turn,
     replacements: Sequence[Replacement],
-    restored: RestoredFiles,
+    restored_files: RestoredFiles,
     evidence_tokens: int,
     file: OmissionsFile,
 ) -> tuple[Replacement, Layout]:
@@ -139,15 +139,15 @@ async def choose_layout(
     limits = _Limits(
         before=await turn.raw_tokens() - turn.overhead,
         target=raw_limit(turn, turn.budget.target) - turn.overhead,
-        carried=raw_limit(turn, turn.budget.target // 2),
+        carried_tokens=raw_limit(turn, turn.budget.target // 2),
     )
     plans: list[Layout] = []
     replacement = replacements[0]
-    carried = await _select(turn, replacement, limits.carried)
+    selection = await _select(turn, replacement, limits.carried_tokens)
     layout = Layout((), {}, 0)
-    async for plan in _from_rich_to_lean(restored, evidence_tokens, turn.counter):
+    async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
         plans.append(plan)
-        layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
+        layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
         if await _fits(turn, layout, limits):
             return replacement, layout
     leaner = layout
@@ -160,18 +160,18 @@ async def choose_layout(
     # Above the target, but maybe within the window, with as many pieces as possible.
     is_accepted = await _will_be_accepted(turn, layout)
     while not is_accepted:
-        tokens_to_remove = 1 + layout.carried.used // _REMOVAL_STEPS
-        fewer_pieces = layout.carried.lighter(tokens_to_remove)
+        tokens_to_remove = 1 + layout.selection.used // _REMOVAL_STEPS
+        fewer_pieces = layout.selection.lighter(tokens_to_remove)
         if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, carried=fewer_pieces), file)
+        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
         is_accepted = await _will_be_accepted(turn, layout)
     if is_accepted or await _was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
-        carried = await _select(turn, replacement, limits.carried)
+        selection = await _select(turn, replacement, limits.carried_tokens)
         for plan in plans:
-            layout = await _lay_out(turn, replacement, replace(plan, carried=carried), file)
+            layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
             if await _fits(turn, layout, limits):
                 return replacement, layout
         layout = await _carry_less(turn, replacement, layout, limits, file)
@@ -188,13 +188,13 @@ _REMOVAL_STEPS = 8
 class _Limits:
     """Limits of a context in raw tokens, without the overhead.
 
-    A context must have fewer than *before* and at most *target* tokens. It may carry *carried*
-    tokens verbatim.
+    A context must have fewer than *before* and at most *target* tokens. It may carry
+    *carried_tokens* tokens verbatim.
     """
 
     before: int
     target: int
-    carried: int
+    carried_tokens: int
 
 
 async def _select(turn: Turn, replacement: Replacement, max_tokens: int) -> Selection:
@@ -217,16 +217,16 @@ async def _carry_less(
     while not await _meets_target(turn, layout, limits):
         raw = await turn.counter.count(layout.messages)
         excess = raw - min(limits.target, limits.before - 1)
-        fewer_pieces = layout.carried.lighter(max(1, excess))
+        fewer_pieces = layout.selection.lighter(max(1, excess))
         if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, carried=fewer_pieces), file)
+        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
     return layout
 
 
 async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
     """Return True if *layout* meets the target, and carries no more verbatim than its share."""
-    if _has_rivals(layout) and layout.carried_tokens > limits.carried:
+    if _has_rivals(layout) and layout.carried_tokens > limits.carried_tokens:
         return False
     return await _meets_target(turn, layout, limits)
 
@@ -237,9 +237,9 @@ def _has_rivals(layout: Layout) -> bool:
     The leanest layout has no files and no evidence. If the request is the only piece, evidence
     takes tokens from no other piece: only the target limits it.
     """
-    if layout.files or layout.folded:
+    if layout.files or layout.folded_texts:
         return True
-    pieces = [*layout.carried.chosen, *layout.carried.left_out]
+    pieces = [*layout.selection.chosen, *layout.selection.left_out]
     has_pieces = any(piece.kind != CarryKind.REQUEST for piece in pieces)
     return has_pieces and layout.evidence_tokens > 0
 
@@ -324,19 +324,19 @@ async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
 
 
 async def _from_rich_to_lean(
-    restored: RestoredFiles, evidence_tokens: int, counter: TokenCounter
+    restored_files: RestoredFiles, evidence_tokens: int, counter: TokenCounter
 ) -> AsyncIterator[Layout]:
     """Yield layouts with less and less: fewer restored files, then less evidence.
 
     The file that was read longest ago is left out first.
     """
-    folded = await fold_texts(restored.unfit, counter)
-    for number in range(len(restored.files), -1, -1):
-        files = restored.files[:number]
-        if number == len(restored.files) - 1:
-            folded = await fold_texts([*restored.files, *restored.unfit], counter)
+    folded_texts = await fold_texts(restored_files.unfit, counter)
+    for number in range(len(restored_files.files), -1, -1):
+        files = restored_files.files[:number]
+        if number == len(restored_files.files) - 1:
+            folded_texts = await fold_texts([*restored_files.files, *restored_files.unfit], counter)
         whole = {file.path for file in files}
-        others = {path: text for path, text in folded.items() if path not in whole}
+        others = {path: text for path, text in folded_texts.items() if path not in whole}
         yield Layout(files, others, evidence_tokens)
     for tokens in (evidence_tokens, evidence_tokens // 4, 0):
         yield Layout((), {}, tokens)
@@ -347,17 +347,19 @@ async def _lay_out(
 ) -> Layout:
     """Return *layout* with its messages and the tokens that it carries."""
     evidence = replacement.evidence
-    notes = [*evidence.notes, *file.note(layout.carried)]
-    block, left_out = await in_thread(
+    notes = [*evidence.notes, *file.note(layout.selection)]
+    block, omitted_paths = await in_thread(
         evidence_block, replace(evidence, notes=notes), layout.evidence_tokens, turn.counter.text
     )
     files = [file.message for file in layout.files]
-    folded = list(layout.folded.values())
-    messages = await in_thread(replacement.messages, block, files, folded, layout.carried.chosen)
+    folded_texts = list(layout.folded_texts.values())
+    messages = await in_thread(
+        replacement.messages, block, files, folded_texts, layout.selection.chosen
+    )
     messages = await in_thread(without_dangling_citations, turn.messages, messages)
-    tokens = sum(await turn.counter.texts([block, *folded]))
-    tokens += layout.carried.used + sum(file.tokens for file in layout.files)
-    return replace(layout, messages=messages, carried_tokens=tokens, left_out=left_out)
+    tokens = sum(await turn.counter.texts([block, *folded_texts]))
+    tokens += layout.selection.used + sum(file.tokens for file in layout.files)
+    return replace(layout, messages=messages, carried_tokens=tokens, omitted_paths=omitted_paths)
 
 
 async def write_omissions(
@@ -365,15 +367,15 @@ async def write_omissions(
     replacement: Replacement,
     layout: Layout,
     archive: Archive | None,
-    shown: Callable[[str], str],
+    visible_path_of: Callable[[str], str],
     file: OmissionsFile,
 ) -> tuple[Layout, OmissionsFile, str]:
     """Write the pieces that *layout* leaves out to a file, and return a layout that names it.
 
     The second value is that file, the third the reason if it could not be written, otherwise "".
-    *shown* returns a location as the model sees it.
+    *visible_path_of* returns a location as the model sees it.
     """
-    pieces = layout.carried.left_out
+    pieces = layout.selection.left_out
     if not pieces or archive is None:
         return layout, file, ""
     if not isinstance(archive, TextWriter):
@@ -387,7 +389,7 @@ async def write_omissions(
         reason = f"{len(pieces)} pieces to carry on are in the archive only: {safe_text(error)}"
         logger.warning("%s", reason)
         return layout, file, reason
-    written = replace(file, path=shown(location))
+    written = replace(file, path=visible_path_of(location))
     if written != file:
         layout = await _lay_out(turn, replacement, layout, written)
     return layout, written, ""
@@ -403,22 +405,22 @@ async def list_paths(
     replacement: Replacement,
     layout: Layout,
     archive: Archive | None,
-    shown: Callable[[str], str],
+    visible_path_of: Callable[[str], str],
     file: OmissionsFile,
 ) -> tuple[Layout, str]:
     """Write the paths left out of *layout* to a file, and return a layout that names it.
 
-    The second value is the reason if the file could not be written, otherwise "". *shown* returns a
-    location as the model sees it.
+    The second value is the reason if the file could not be written, otherwise "". *visible_path_of*
+    returns a location as the model sees it.
     """
-    number = len(layout.left_out)
+    number = len(layout.omitted_paths)
     if number == 0 or archive is None:
         return layout, ""
     if not isinstance(archive, TextWriter):
         return layout, f"{number} paths are not listed: the archive stores no texts"
     key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
     # One path a line: a name with a line break would add one of its own choosing.
-    text = "".join(f"{path}\n" for path in layout.left_out if path.isprintable())
+    text = "".join(f"{path}\n" for path in layout.omitted_paths if path.isprintable())
     try:
         with storage_errors():
             [index] = await archive.write([(key, text)])
@@ -426,7 +428,7 @@ async def list_paths(
         reason = f"{number} paths are not listed: {safe_text(error)}"
         logger.warning("%s", reason)
         return layout, reason
-    evidence = replace(replacement.evidence, index=shown(index))
+    evidence = replace(replacement.evidence, index=visible_path_of(index))
     return await _lay_out(turn, replace(replacement, evidence=evidence), layout, file), ""
 
 
@@ -436,14 +438,14 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
     summary = layout.messages[len(replacement.head)]
     closing = list(replacement.tail)
     systems: list[Message] = []
-    pinned: list[Message] = []
+    pinned_messages: list[Message] = []
     other: list[Message] = []
-    for candidate in layout.carried.chosen:
+    for candidate in layout.selection.chosen:
         match candidate.kind:
             case CarryKind.SYSTEM:
                 systems += candidate.messages
             case CarryKind.PIN:
-                pinned += with_frame(candidate)
+                pinned_messages += with_frame(candidate)
             case CarryKind.REQUEST | CarryKind.ATTACHMENT:
                 closing += candidate.messages
             case CarryKind.BLOCK:
@@ -453,7 +455,7 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
         "system messages": await count([*replacement.head, *systems]),
         "summary and evidence": await count([summary]),
         "restored files": await count(file.message for file in layout.files),
-        "pinned messages": await count(pinned),
+        "pinned messages": await count(pinned_messages),
         "unknown blocks and references": await count(other),
         "the request at the end": await count(closing),
     }
