@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from ..edits.offload import unanswered_start
+from ..edits.offload import index_after_last_reply
 from ..edits.repair import interrupted_result
 from ..errors import InvalidHistory
 from ..messages import (
@@ -53,7 +53,7 @@ def add_appended(history: Sequence[Message], appended: Sequence[Message]) -> lis
 
 def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
     """Whether *message* is the newest reply of *history* once more; calls tell by their ids."""
-    end = unanswered_start(history)
+    end = index_after_last_reply(history)
     if end == 0 or (end < len(history) and not has_calls(message)):
         return False
     return says_the_same(history[end - 1], message)
@@ -61,14 +61,14 @@ def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
 
 def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
     """The calls of the newest reply that nothing after it has answered."""
-    end = unanswered_start(history)
+    end = index_after_last_reply(history)
     answered = {result.tool_use_id for result in tool_results(history, end)}
     return [call for call in tool_calls(history, max(0, end - 1), end) if call.id not in answered]
 
 
 def _results_end(history: Sequence[Message]) -> int:
     """Where the results end that follow the newest reply."""
-    end = unanswered_start(history)
+    end = index_after_last_reply(history)
     while end < len(history) and has_results(history[end]):
         end += 1
     return end

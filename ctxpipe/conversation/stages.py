@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
-from ..edits.offload import unanswered_start
+from ..edits.offload import index_after_last_reply
 from ..edits.repair import encodable
 from ..edits.thinking import index_after_thinking
 from ..errors import CtxpipeError, SessionDeleted, SettingsError, safe_text
@@ -254,7 +254,7 @@ async def _cost(
     """
     counts = await turn.counter.counts(change.messages[first:])
     after = [*before[:first], *accumulate(counts, initial=before[first])]
-    sent = 0 if turn.cache_expired else max(0, unanswered_start(turn.messages) - 1)
+    sent = 0 if turn.cache_expired else max(0, index_after_last_reply(turn.messages) - 1)
     return rewrite_cost(
         prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
     )

@@ -79,7 +79,7 @@ from .carry import (
     without_leading_blocks,
 )
 from .groups import after_compaction, server_spans
-from .offload import unanswered_start
+from .offload import index_after_last_reply
 from .paths import is_windows_path, split_path
 
 # Parts --------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ def open_tail(messages: Sequence[Message]) -> int:
     It is the length of *messages* if everything is answered. Unanswered results need their calls,
     and calls and results of server tools between them must not be split either.
     """
-    start = unanswered_start(messages)
+    start = index_after_last_reply(messages)
     if not any(tool_results(messages, start)):
         return start
     spans, _ = server_spans(messages)

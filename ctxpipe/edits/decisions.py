@@ -42,7 +42,14 @@ from ..placeholders.placeholders import (
     preview_in,
 )
 from .diff import Edit
-from .offload import Moved, find_moved_texts, lookup_key, stored_text, text_of, unanswered_start
+from .offload import (
+    Moved,
+    find_moved_texts,
+    index_after_last_reply,
+    lookup_key,
+    stored_text,
+    text_of,
+)
 
 MIN_REPEATED_CHARS = 1_000
 """Fewest characters of a text that is searched for inside other texts: a person may have quoted a
@@ -368,7 +375,7 @@ def find_matches(
     moved before the model saw them. The texts of the model are searched for passages only with
     *in_replies*: if no request has sent them unchanged yet.
     """
-    first_unanswered = unanswered_start(messages)
+    first_unanswered = index_after_last_reply(messages)
     texts: dict[int, Decision] = {}
     for result in tool_results(messages, start):
         text = text_of(result.content)

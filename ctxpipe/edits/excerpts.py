@@ -92,7 +92,7 @@ def choose_lines(
     tokens_left = max_tokens
     chosen_lines: list[_CandidateLine] = []
     for line in candidates:
-        uses = _expected_uses(line.atoms, chances, visible_now)
+        uses = _sum_expected_uses(line.atoms, chances, visible_now)
         if line.tokens <= tokens_left and uses / line.tokens * 1000 >= min_value:
             chosen_lines.append(line)
             visible_now |= line.atoms
@@ -138,7 +138,7 @@ def _candidates(
                 continue
             seen_lines.add(line)
             line_atoms = atoms_of_line(raw_line)
-            uses = _expected_uses(line_atoms, chances, visible)
+            uses = _sum_expected_uses(line_atoms, chances, visible)
             # Counting tokens is slow: a lower bound rules out most lines first.
             if uses / _least_tokens(line) * 1000 < min_value:
                 continue
@@ -154,7 +154,7 @@ def _candidates(
     return candidates
 
 
-def _expected_uses(
+def _sum_expected_uses(
     line_atoms: Iterable[Atom], chances: Mapping[Atom, float], visible: AbstractSet[Atom]
 ) -> float:
     """Return the expected uses of *line_atoms*, by weight, without those that are *visible*."""

@@ -115,7 +115,7 @@ def is_media_file(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def stored_block(name: str, text: str) -> JsonDict | None:
+def media_block_of(name: str, text: str) -> JsonDict | None:
     """Return the image or document in the file *name* with this *text*.
 
     Returns None if the name does not belong to the text.

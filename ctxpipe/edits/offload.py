@@ -570,7 +570,7 @@ def candidate_of(result: ToolResult) -> OffloadCandidate:
     return OffloadCandidate(result, len(stored_text(result.content, indent=None)))
 
 
-def unanswered_start(messages: Sequence[Message]) -> int:
+def index_after_last_reply(messages: Sequence[Message]) -> int:
     """Return the index after the last reply.
 
     The model has not seen the results from there on yet.

@@ -40,7 +40,7 @@ from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .carry import blocks_to_carry
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
-from .offload import is_text, unanswered_start
+from .offload import index_after_last_reply, is_text
 from .thinking import open_loop
 from .views import viewed_path
 
@@ -116,7 +116,7 @@ def last_turn(messages: Sequence[Message]) -> int:
 
     The last turn has the unanswered messages, and the calls whose results are among them.
     """
-    start = unanswered_start(messages)
+    start = index_after_last_reply(messages)
     if any(tool_results(messages, start)) or start == len(messages):
         start -= 1
     return max(0, start)

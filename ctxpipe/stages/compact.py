@@ -597,7 +597,7 @@ class Compact:
         summary, covered_count = await self._summarize(turn, writer, rest)
         if not is_first_attempt:
             path = await self._archive(turn, rest, facts)
-        described_count = _described_count(turn, covered_count) if source.is_raw else None
+        described_count = _count_described(turn, covered_count) if source.is_raw else None
         if described_count is not None:
             source, later_requests = _divide(source, turn, described_count)
             facts = await in_thread(compact.gather_facts, source)
@@ -818,7 +818,7 @@ class Compact:
         return Change(layout.messages, detail)
 
 
-def _described_count(turn: Turn, covered_count: int | None) -> int | None:
+def _count_described(turn: Turn, covered_count: int | None) -> int | None:
     """Return the number of messages of the history that are described; None for all of them.
 
     If the caller replaces messages at its end in each request, the messages after the first

@@ -22,7 +22,7 @@ from ..edits.carry import (
 )
 from ..edits.citations import without_dangling_citations
 from ..edits.compact import Replacement, evidence_block
-from ..edits.offload import unanswered_start
+from ..edits.offload import index_after_last_reply
 from ..errors import StorageError, safe_text, storage_errors
 from ..messages import Message, split_system
 from ..messages.rules import closes_turn
@@ -261,7 +261,7 @@ async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
     if not turn.force:
         return window_holds(turn, raw)
     if await is_short(turn):
-        unanswered = turn.messages[unanswered_start(turn.messages) :]
+        unanswered = turn.messages[index_after_last_reply(turn.messages) :]
         if any(closes_turn(message) for message in unanswered):
             return True
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)

@@ -45,7 +45,7 @@ async def moves_to_fit_window(
     fixed_tokens += await _compaction_tokens(turn, rest[:tail])
     if await holds_context(turn, fixed_tokens):
         return []
-    start = offload.unanswered_start(turn.messages)
+    start = offload.index_after_last_reply(turn.messages)
     leaving_places = {move.item.place for move in moves}
     tiers = await in_thread(_candidates, turn.messages, start, rules, leaving_places)
     further_moves: list[Move] = []

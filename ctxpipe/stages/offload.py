@@ -126,12 +126,13 @@ async def offload_tool_results(
     min_chars: int | None = None,
     writer: TextWriter | None = None,
 ) -> OffloadResult:
-    """Write every tool result of *min_chars* (100) characters or more to a file, if that pays.
+    """Write every tool result of *min_chars* (100) characters or more to a file, above a ratio.
 
-    It pays if these results hold at least *ratio* (0.2) of all characters. Otherwise the very same
-    list is returned and no file is written. The file is ``<output_dir>/tool-result-<id>.md``; if an
-    id repeats, the next free number is added. *messages* is not modified; messages without such a
-    result are the same objects in the returned list.
+    That happens only if these results have at least *ratio* (0.2) of all characters. Otherwise the
+    very same list is returned and no file is written. The file is
+    ``<output_dir>/tool-result-<id>.md``; if an id repeats, the next free number is added.
+    *messages* is not modified; messages without such a result are the same objects in the returned
+    list.
 
     Raises InvalidHistory before anything is written, StorageError if a file cannot be written,
     SettingsError if an environment variable is not a number.
@@ -213,7 +214,7 @@ class DirectOffload(Moving):
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         rules = recall_rules(turn, self.storage, self._rules)
-        start = offload.unanswered_start(turn.messages)
+        start = offload.index_after_last_reply(turn.messages)
         moves: list[Move] = []
         if (await turn.columns()).result_chars(start) >= rules.least_chars:
             is_large = turn.exceeds_inline_limit(max(0, start - 1))

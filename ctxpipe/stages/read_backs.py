@@ -82,7 +82,7 @@ class TrimReadBacks(Moving):
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
         """Return the moves into files, and the cut texts for results that are in a file already."""
-        start = offload.unanswered_start(turn.messages)
+        start = offload.index_after_last_reply(turn.messages)
         if (await turn.columns()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._text import count_phrase
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
-from ..edits.media import is_media_file, stored_block
+from ..edits.media import is_media_file, media_block_of
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..placeholders.locations import is_url, key_of_url, possible_keys
@@ -156,7 +156,7 @@ class _OffloadedTexts:
         name = location.rsplit("/", 1)[-1]
         if is_media_file(name):
             media = await self.storage.read(location)
-            block = await in_thread(stored_block, name, media.text)
+            block = await in_thread(media_block_of, name, media.text)
             if block is not None:
                 return [block]
         page = await self.storage.read(location, offset, limit)

@@ -370,7 +370,8 @@ def test_a_text_in_the_form_of_ctxpipe_is_the_users_words_in_a_raw_history_only(
 
     orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
     requests = [text] if is_raw else []
-    assert gather_facts(source) == ConversationFacts(requests=requests, orders=orders)
+    expected = ConversationFacts(identifiers=[], requests=requests, orders=orders)
+    assert gather_facts(source) == expected
 
 
 def test_the_digest_follows_the_last_archive_and_both_are_read_back():

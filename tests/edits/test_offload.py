@@ -31,6 +31,7 @@ from ctxpipe.edits.offload import (
     characters,
     contains_excerpt,
     first_batch_placeholder,
+    index_after_last_reply,
     is_placeholder,
     offloadable,
     result_characters,
@@ -40,7 +41,6 @@ from ctxpipe.edits.offload import (
     stored_text,
     text_of,
     total_characters,
-    unanswered_start,
     with_placeholder,
 )
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
@@ -399,10 +399,10 @@ def test_a_placeholder_in_an_input_never_leaves_again():
 def test_the_unanswered_messages_begin_after_the_last_reply():
     history = conversation(user("go"), step("a"), step("b"), user("and"), system("note"))
 
-    assert unanswered_start(history) == 4
-    assert unanswered_start(history[:4]) == 4
-    assert unanswered_start([user("go")]) == 0
-    assert unanswered_start([]) == 0
+    assert index_after_last_reply(history) == 4
+    assert index_after_last_reply(history[:4]) == 4
+    assert index_after_last_reply([user("go")]) == 0
+    assert index_after_last_reply([]) == 0
 
 
 def test_each_result_comes_with_the_call_it_answers():

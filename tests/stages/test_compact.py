@@ -840,7 +840,7 @@ async def test_what_no_summary_can_shrink_costs_no_attempt_at_all(storage):
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
     assert detail.over_budget
-    assert detail.holds == "over budget: system prompt, tools and system messages hold 3,000 tokens"
+    assert detail.holds == "over budget: system prompt, tools and system messages have 3,000 tokens"
 
 
 async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(
