@@ -1,1 +1,1 @@
-"""Adapters that run other people's loops and clients through a pipeline."""
+"""Adapters that make SDKs and agent frameworks send the context instead of the history."""

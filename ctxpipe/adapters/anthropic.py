@@ -1,6 +1,6 @@
-"""Middleware for any loop on the anthropic SDK, its tool runner included, in one line.
+"""Adapters for the anthropic SDK, including its tool runner: a middleware and an HTTP client.
 
-``AsyncAnthropic(middleware=[ctxpipe_middleware(pipeline, session_id="job-42")])``, or below the SDK
+``AsyncAnthropic(middleware=[ctxpipe_middleware(pipeline, session_id="job-42")])`` or
 ``AsyncAnthropic(http_client=ctxpipe_client(pipeline, session_id="job-42"))``
 """
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["ctxpipe_client", "ctxpipe_middleware", "ctxpipe_sync_client", "ctxpipe_sync_middleware"]
 
 NAMES = ("metadata.session_id", "metadata.user_id")
-# The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
+"""Header that the SDK sets if the caller reads the response itself."""
 UNREAD = "a reply could not be read; it is passed on"
 
 
@@ -56,31 +56,33 @@ def ctxpipe_middleware(
     threads: Literal["decline", "pass"] = "decline",
     summary_model: str | None = None,
 ) -> Callable[[APIRequest, AsyncCallNext], Awaitable[AsyncAPIResponse[Any]]]:
-    """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
+    """Return a middleware for ``anthropic.AsyncAnthropic`` that sends the context.
 
-    It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner,
-    learns from the reply's usage, and after "prompt is too long" asks once more with a context
-    shortened by force. *cache_breakpoints* is how many cache breakpoints, of those that the request
-    leaves free, are placed where they pay off: with four, a turn that rewrites old messages still
-    reads all before them from the cache. Where nothing is to be done, the request is sent as it
-    came; an error of ours is logged and the original request is sent.
+    The middleware replaces the ``messages`` of every ``messages`` call, plain, streamed or by the
+    tool runner. It calibrates token counts by the usage of the reply, and after a refusal "prompt
+    is too long" it sends a shorter context once. A request that needs no change is sent unchanged.
+    After an internal error, which is logged, the original request is sent.
 
-    *session_id* names the conversation, or finds its name in the request's body; without it the
-    name is that of `conversation`, or the body's ``metadata.user_id``. Conversations of one name,
-    or of none, are told apart by their histories, so that side questions and sub-agents on the same
-    client do not disturb each other; each has a *journal* of its own.
+    *session_id* names the conversation, or is a function that finds the name in the request's body.
+    Without it, the name is that of the block `conversation`, else the body's
+    ``metadata.user_id``. Conversations with the same name, or without a name, are distinguished by
+    their histories, so side questions and sub-agents can share the client. *journal* stores each
+    conversation separately.
 
-    Summaries are written through this very client, wherever it sends to: by *summary_model*, else
-    by SUMMARY_MODEL where the environment sets it, else by the request's own model. These requests
-    pass unchanged.
+    *cache_breakpoints* is the maximum number of cache breakpoints to add where they save most, as
+    far as the request leaves some of its four breakpoints free. With four, a turn that rewrites
+    old messages still reads everything before them from the cache.
 
-    A context can only be shaped where the client sends it. The SDK's tool runner leaves the history
-    with the server where it can ("message threads") and sends the new messages only; with
-    ``threads="decline"`` such a request is answered with the API's own "cannot be threaded", and
-    the runner then sends the whole history, now and later. With "pass" requests of a thread are
+    Summaries are requested with the same client and destination. Their model is *summary_model*,
+    else the environment variable SUMMARY_MODEL, else the model of the request. These requests are
     sent unchanged.
 
-    Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
+    *threads* selects what happens to requests of "message threads", in which the tool runner leaves
+    the history with the server and sends only new messages, so that no context can be shaped. With
+    "decline" such a request is answered with the API's error "cannot be threaded"; from then on
+    the runner sends the whole history. With "pass" such a request is sent unchanged.
+
+    Raises SettingsError if an argument is invalid, or if the installed SDK has no middleware.
     """
     adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
@@ -97,10 +99,11 @@ def ctxpipe_sync_middleware(
     threads: Literal["decline", "pass"] = "decline",
     summary_model: str | None = None,
 ) -> Callable[[APIRequest, CallNext], APIResponse[Any]]:
-    """As `ctxpipe_middleware`, for ``anthropic.Anthropic`` and its like.
+    """Return a middleware for ``anthropic.Anthropic`` and other synchronous clients.
 
-    The stages run on the event loop of all synchronous callers, in a thread of its own; a summary
-    is asked for through the caller's client in another one.
+    It works like `ctxpipe_middleware`. The stages run on the event loop that all synchronous
+    callers share, in its own thread. Summaries are requested with the caller's client in a worker
+    thread.
     """
     adapter = Adapter(
         pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
@@ -119,17 +122,19 @@ def ctxpipe_client(
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
-    """An HTTP client for ``anthropic.AsyncAnthropic`` that sends what `ctxpipe_middleware` does.
+    """Return an HTTP client for ``anthropic.AsyncAnthropic`` that sends the context.
 
-    What has not changed keeps its bytes. Requests of a thread are sent unchanged; it cannot serve a
-    client that signs bodies, as that of Bedrock does. Summaries are asked for at the URL of the
-    request that needs them, with its headers and the same *transport*; *summary_model* is that of
-    `ctxpipe_middleware`. A user's message that begins with *observation* is read as the result of a
-    call; then no breakpoint is placed. *transport* is what sends, by default the one that the SDK
-    would use, without the environment's proxies. *settings* are those of
+    It works like `ctxpipe_middleware`, which describes the other settings, with these differences.
+    Unchanged parts of a body keep their bytes. Requests of a thread are sent unchanged. Clients
+    that sign bodies, such as that of Bedrock, are not supported. Summaries are requested with the
+    URL and the headers of the request, and with the same *transport*.
+
+    A message of the user that begins with *observation* is read as the result of a call; then no
+    breakpoint is added. *transport* sends the requests; None selects the transport of the SDK,
+    without the proxies of the environment. *settings* are further arguments of
     ``anthropic.DefaultAsyncHttpxClient``.
 
-    Raises SettingsError for an invalid setting.
+    Raises SettingsError if a setting is invalid.
     """
     import anthropic
 
@@ -150,7 +155,10 @@ def ctxpipe_sync_client(
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
-    """As `ctxpipe_client`, for ``anthropic.Anthropic``, from any thread. Raises SettingsError."""
+    """Return an HTTP client like `ctxpipe_client` for ``anthropic.Anthropic``.
+
+    It may be used from any thread. Raises SettingsError if a setting is invalid.
+    """
     import anthropic
 
     adapter = Adapter(
@@ -159,23 +167,29 @@ def ctxpipe_sync_client(
     return make_sync_client(anthropic, adapter, transport, settings)
 
 
-# Both colours -------------------------------------------------------------------------------------
+# The middlewares ----------------------------------------------------------------------------------
 
 
-class _Shaping:
-    """What both middlewares do; the SDK's error for one of the other colour has their *name*."""
+class _MessagesMiddleware:
+    """Base of the asynchronous and the synchronous middleware.
+
+    *name* is the name of the function that creates it; the SDK shows it in its errors.
+    """
 
     def __init__(self, name: str, adapter: Adapter, threads: Literal["decline", "pass"]) -> None:
         one_of("decline", "pass").check("threads", threads)
-        _ensure_sdk_knows_middleware()
+        _ensure_sdk_has_middleware()
         self.__name__ = name
         self._adapter = adapter
         self._threads = threads
 
-    def is_wanted(self, request: APIRequest) -> bool:
-        """Whether *request* is to be shaped. Raises the API's error for one of a thread."""
+    def is_shapeable(self, request: APIRequest) -> bool:
+        """Return False if *request* must be sent unchanged.
+
+        Raises the API's error for a request of a thread that is to be declined.
+        """
         path, _, _ = request.url.partition("?")
-        # And nothing below it: counting tokens and batches are left alone.
+        # Longer paths are those of token counting and batches, which are not shaped.
         if request.method.upper() != "POST" or path != MESSAGES.path or is_asked_by_a_stage():
             return False
         body: Any = request.json
@@ -185,24 +199,24 @@ class _Shaping:
             raise _cannot_be_threaded(request)
         return MESSAGES.is_shapeable(body, body.get("messages"))
 
-    async def begin(self, request: APIRequest, call_next: object) -> Exchange | None:
-        """The exchange of *request*; None where that goes out as it came."""
+    async def begin_exchange(self, request: APIRequest, call_next: object) -> Exchange | None:
+        """Shape *request*; return None if it must be sent unchanged."""
         body: Any = request.json
         arguments = MESSAGES.arguments(body)
         arguments["request"]["extra_headers"] = _headers(request, call_next)
-        lent = find_agent_model(
+        agent_model = find_agent_model(
             _client_of(call_next),
-            {**body, "extra_headers": _own_headers(request)},
+            {**body, "extra_headers": _request_headers(request)},
             self._adapter.summary_model,
         )
         return await self._adapter.begin(
-            MESSAGES.codec, body["messages"], arguments, request=body, agent_model=lent
+            MESSAGES.codec, body["messages"], arguments, request=body, agent_model=agent_model
         )
 
     def rewrite(self, request: APIRequest, exchange: Exchange | None) -> APIRequest | None:
-        """*request* with the context; the same object where nothing changes.
+        """Return *request* with the context, the same object if nothing has changed.
 
-        None without an exchange, and after an error of ours.
+        Returns None without an exchange, and after an internal error.
         """
         if exchange is None:
             return None
@@ -218,39 +232,39 @@ class _Shaping:
         return request if new_body == body else _with_body(request, new_body, headers)
 
 
-class _Middleware(_Shaping):
+class _Middleware(_MessagesMiddleware):
     async def __call__(
         self, request: APIRequest, call_next: AsyncCallNext
     ) -> AsyncAPIResponse[Any]:
         exchange = None
-        if self.is_wanted(request):
-            exchange = await self.begin(request, call_next)
-        sent = self.rewrite(request, exchange)
-        if exchange is None or sent is None:
+        if self.is_shapeable(request):
+            exchange = await self.begin_exchange(request, call_next)
+        new_request = self.rewrite(request, exchange)
+        if exchange is None or new_request is None:
             return await call_next(request)
-        response = await call_next(sent)
+        response = await call_next(new_request)
         if getattr(response, "status_code", None) in REFUSING:
-            # The caller may have asked for the bare response.
+            # The caller may have requested the raw response.
             raw: Any = getattr(response, "http_response", response)
             if await exchange.shorten(refusal_in(raw.status_code, await raw.aread())):
-                response = await call_next(self.rewrite(request, exchange) or sent)
+                response = await call_next(self.rewrite(request, exchange) or new_request)
         await _observe(exchange, request, response)
         return response
 
 
-class _SyncMiddleware(_Shaping):
+class _SyncMiddleware(_MessagesMiddleware):
     def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
         exchange = None
-        if self.is_wanted(request):
-            exchange = sync.wait_for(self.begin(request, call_next))
-        sent = self.rewrite(request, exchange)
-        if exchange is None or sent is None:
+        if self.is_shapeable(request):
+            exchange = sync.wait_for(self.begin_exchange(request, call_next))
+        new_request = self.rewrite(request, exchange)
+        if exchange is None or new_request is None:
             return call_next(request)
-        response = call_next(sent)
+        response = call_next(new_request)
         if getattr(response, "status_code", None) in REFUSING:
             raw: Any = getattr(response, "http_response", response)
             if sync.wait_for(exchange.shorten(refusal_in(raw.status_code, raw.read()))):
-                response = call_next(self.rewrite(request, exchange) or sent)
+                response = call_next(self.rewrite(request, exchange) or new_request)
         _observe_in_thread(exchange, request, response)
         return response
 
@@ -259,9 +273,9 @@ class _SyncMiddleware(_Shaping):
 
 
 def _with_body(request: APIRequest, body: JsonObject, headers: Any) -> APIRequest:
-    """A copy of *request* with *body* and *headers*.
+    """Return a copy of *request* with *body* and *headers*.
 
-    ``request.copy`` would first make a deep copy of the whole old body.
+    ``request.copy`` would make a deep copy of the old body first.
     """
     new_request = copy(request)
     new_request.options = copy(request.options)
@@ -271,7 +285,10 @@ def _with_body(request: APIRequest, body: JsonObject, headers: Any) -> APIReques
 
 
 def _headers(request: APIRequest, call_next: object) -> JsonDict:
-    """The request's headers with the client's own betas, so that betas are added to these."""
+    """Return the headers of *request*, with the betas of the client if the request has none.
+
+    Betas that are added later then do not replace those of the client.
+    """
     headers: JsonDict = {}
     betas: list[object] = []
     for name, value in request.headers.items():
@@ -286,17 +303,17 @@ def _headers(request: APIRequest, call_next: object) -> JsonDict:
     return headers
 
 
-def _own_headers(request: APIRequest) -> dict[str, str]:
-    """The headers that the caller has given for *request* alone, for a question beside it."""
-    given = [(name, value) for name, value in request.headers.items() if isinstance(value, str)]
-    headers = question_headers(given)
+def _request_headers(request: APIRequest) -> dict[str, str]:
+    """Return the headers of *request* that ctxpipe's own questions to its model repeat."""
+    texts = [(name, value) for name, value in request.headers.items() if isinstance(value, str)]
+    headers = question_headers(texts)
     return {name: value for name, value in headers if name not in QUESTION_HEADERS}
 
 
 def _client_of(call_next: Any) -> object:
-    """The client that sends the request in the end; None where the SDK is built differently.
+    """Return the client that sends the request, None if the SDK has an unexpected structure.
 
-    The SDK has no public way to get it.
+    The SDK has no public access to it, so the client is looked up in the closures of *call_next*.
     """
     while (code := getattr(call_next, "__code__", None)) is not None:
         cells = dict(zip(code.co_freevars, call_next.__closure__ or (), strict=True))
@@ -309,7 +326,7 @@ def _client_of(call_next: Any) -> object:
 
 
 def _cannot_be_threaded(request: APIRequest) -> Exception:
-    """The API's own answer to a request that it cannot thread, which the SDK handles."""
+    """Return the API's error for a request that cannot be threaded, which the SDK handles."""
     import anthropic
 
     text = (
@@ -320,12 +337,12 @@ def _cannot_be_threaded(request: APIRequest) -> Exception:
     details = {"error_code": "thread_unsupported_request", "unsupported": ["client-side context"]}
     error = {"type": "invalid_request_error", "message": text, "details": details}
     http = library_of(anthropic)
-    sent = http.Request("POST", f"http://ctxpipe.invalid{request.url}")
-    answer = http.Response(400, request=sent)
+    http_request = http.Request("POST", f"http://ctxpipe.invalid{request.url}")
+    answer = http.Response(400, request=http_request)
     return anthropic.BadRequestError(text, response=answer, body={"type": "error", "error": error})
 
 
-def _ensure_sdk_knows_middleware() -> None:
+def _ensure_sdk_has_middleware() -> None:
     import anthropic
 
     if not hasattr(anthropic, "APIRequest"):
@@ -342,41 +359,41 @@ def _ensure_sdk_knows_middleware() -> None:
 async def _observe(
     exchange: Exchange, request: APIRequest, response: AsyncAPIResponse[Any]
 ) -> None:
-    """Learn from the reply's usage; that of a stream comes as the stream is read.
+    """Calibrate *exchange* by the usage in *response*; in a stream, while the caller reads it.
 
-    A body that the caller reads itself is left alone.
+    A body that the caller reads itself is not read here.
     """
     raw = _successful(response)
     if raw is None:
         return
     with log_errors(UNREAD):
         if request.stream:
-            # The response keeps the parsed stream: the caller gets the same one.
+            # The response caches the parsed stream, so the caller gets the same object.
             observe_stream(await response.parse(), exchange.calibrate)
         elif request.headers.get(RAW) != "stream":
             exchange.calibrate(raw.json())
 
 
 def _observe_in_thread(exchange: Exchange, request: APIRequest, response: APIResponse[Any]) -> None:
-    """As `_observe`, in the thread of a synchronous caller."""
+    """Do the same as `_observe` in the thread of a synchronous caller."""
     raw = _successful(response)
     if raw is None:
         return
 
-    def learn(reply: object) -> None:
+    def calibrate(reply: object) -> None:
         sync.call_on_loop(exchange.calibrate, reply)
 
     with log_errors(UNREAD):
         if request.stream:
-            observe_sync_stream(response.parse(), learn)
+            observe_sync_stream(response.parse(), calibrate)
         elif request.headers.get(RAW) != "stream":
-            learn(raw.json())
+            calibrate(raw.json())
 
 
 def _successful(response: object) -> Any:
-    """The HTTP response in *response*; None where it failed.
+    """Return the HTTP response in *response*, None if it failed.
 
-    None, too, where another middleware has answered with the reply itself.
+    Returns None too if another middleware has answered with a parsed reply.
     """
     raw = getattr(response, "http_response", None)
     if raw is None or not raw.is_success:

@@ -1,8 +1,8 @@
-"""A hook for Claude Code: long tool results go to files before they enter its history.
+"""A hook for Claude Code that moves long tool results to files before they enter the history.
 
-``ctxpipe claude-code install`` adds it to the settings, ``uninstall`` takes it out again. Only what
-is new is ever replaced, so the prompt cache and thinking are unharmed. The hook is a process for
-each tool call: it imports only what it needs.
+``ctxpipe claude-code install`` adds the hook to the settings, ``uninstall`` removes it. Only new
+results are replaced, so the prompt cache and thinking stay valid. Each tool call starts the hook as
+a process, so it imports only the modules that it needs.
 """
 
 from __future__ import annotations
@@ -23,41 +23,46 @@ from ..providers.agent_tools import READ_BACK_TOOLS
 __all__ = ["install", "main", "new_output", "uninstall"]
 
 TOOLS = "Bash|BashOutput|Grep|Glob|WebFetch|mcp__.*"
-"""Tools whose results are only text: what Read, Edit and Write return, Claude Code looks into."""
+"""Tools whose results are only text. Claude Code evaluates the results of Read, Edit and Write."""
 ROOT = ".ctxpipe"
 MIN_CHARS = 4_000
-SECONDS = 10  # after which Claude Code goes on without the hook
+TIMEOUT_SECONDS = 10
+"""Time after which Claude Code continues without the hook."""
 EVENT = "PostToolUse"
 MARK = "ctxpipe claude-code hook"
 COPY = ".before-ctxpipe"
 FOLDER = ".claude"
 FILE = "settings.json"
-# What is no text of the tool's result, or may not be changed.
-KEPT = frozenset({"base64", "data", "filePath", "file_path", "media_type", "mimeType", "type"})
+UNCHANGED_FIELDS = frozenset(
+    {"base64", "data", "filePath", "file_path", "media_type", "mimeType", "type"}
+)
+"""Fields of a result that are no text, or that must not be changed."""
 
 # The hook -----------------------------------------------------------------------------------------
 
 
 def new_output(event: JsonObject, root: str, min_chars: int) -> object | None:
-    """What replaces the result that *event* tells of; None where it stays as it is.
+    """Return the replacement for the tool result in *event*, None if the result stays unchanged.
 
-    Each of its texts of *min_chars* characters or more is written to a file below *root*, and a
-    placeholder with the path replaces it. Raises StorageError when a file cannot be written.
+    Each text with at least *min_chars* characters is written to a file in the folder *root* and
+    replaced by a placeholder with the path.
+
+    Raises StorageError if a file cannot be written.
     """
     if event.get("hook_event_name", EVENT) != EVENT or _is_read_back(event, root):
         return None
-    names = _names(event)
+    keys = _storage_keys(event)
 
-    def point(text: str) -> str:
-        return _move(root, next(names), text) if len(text) >= min_chars else text
+    def offload_long_text(text: str) -> str:
+        return _offload(root, next(keys), text) if len(text) >= min_chars else text
 
     output = event.get("tool_response")
-    pointing = _map_texts(output, point)
-    return None if pointing == output else pointing
+    changed_output = _change_texts(output, offload_long_text)
+    return None if changed_output == output else changed_output
 
 
-def _move(root: str, key: str, text: str) -> str:
-    """The placeholder of *text*, which is moved to a file."""
+def _offload(root: str, key: str, text: str) -> str:
+    """Write *text* to the file *key* in the folder *root*; return the placeholder."""
     from ..placeholders.placeholders import DIRECT, Preview, placeholder
     from ..storage import LocalStorage
 
@@ -66,15 +71,15 @@ def _move(root: str, key: str, text: str) -> str:
 
 
 def _is_read_back(event: JsonObject, root: str) -> bool:
-    """Whether the tool has read what was offloaded: that must not be offloaded again."""
+    """Return True if the tool has read offloaded content, which must not be offloaded again."""
     if str(event.get("tool_name", "")).endswith(tuple(READ_BACK_TOOLS)):
         return True
-    asked = json.dumps(event.get("tool_input"), ensure_ascii=False)
-    return root in asked or os.path.basename(root) in asked
+    tool_input = json.dumps(event.get("tool_input"), ensure_ascii=False)
+    return root in tool_input or os.path.basename(root) in tool_input
 
 
-def _names(event: JsonObject) -> Iterator[str]:
-    """The keys below which the texts of *event* are stored, one after the other."""
+def _storage_keys(event: JsonObject) -> Iterator[str]:
+    """Yield the keys of the files for the texts in *event*, one after the other, without end."""
     from ..placeholders.names import safe_name, session_folder
 
     session = str(event.get("session_id") or "unnamed")
@@ -85,19 +90,28 @@ def _names(event: JsonObject) -> Iterator[str]:
         yield f"{name}-{number}.md"
 
 
-def _map_texts(value: object, change: Callable[[str], str]) -> object:
-    """A copy of *value* in which *change* was asked about each text that may leave, in order."""
+def _change_texts(value: object, change: Callable[[str], str]) -> object:
+    """Return a copy of *value* with each text that may be changed replaced by *change* of it."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, Mapping):
-        return {
-            key: inner if key in KEPT else _map_texts(inner, change) for key, inner in value.items()
-        }
-    return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_change_texts(element, change) for element in value]
+    if not isinstance(value, Mapping):
+        return value
+    changed_fields: JsonDict = {}
+    for key, element in value.items():
+        if key in UNCHANGED_FIELDS:
+            changed_fields[key] = element
+        else:
+            changed_fields[key] = _change_texts(element, change)
+    return changed_fields
 
 
 def _answer(raw: bytes, root: str, min_chars: int) -> str:
-    """What the hook prints; "" leaves the result as it is. Nothing is ever raised."""
+    """Return the output of the hook for the event *raw*; "" leaves the result unchanged.
+
+    After any error, which is written to standard error, the result stays unchanged.
+    """
     try:
         event = json.loads(raw)
         folder = os.path.join(str(event.get("cwd") or os.getcwd()), root)
@@ -106,9 +120,9 @@ def _answer(raw: bytes, root: str, min_chars: int) -> str:
             return ""
         answer = {"hookEventName": EVENT, "updatedToolOutput": output}
         return json.dumps({"hookSpecificOutput": answer})
-    except Exception as error:  # noqa: BLE001  a tool call must not fail because of us
+    except Exception as error:  # noqa: BLE001  a tool call must not fail because of the hook
         name = type(error).__name__
-        sys.stderr.write(f"ctxpipe: the result stays as it is: {name}\n")
+        sys.stderr.write(f"ctxpipe: the result stays unchanged: {name}\n")
         return ""
 
 
@@ -116,27 +130,29 @@ def _answer(raw: bytes, root: str, min_chars: int) -> str:
 
 
 def install(settings: str, command: Sequence[str]) -> bool:
-    """Add the hook *command* to the file *settings*; whether that changed anything.
+    """Add the hook *command* to the file *settings*; return True if that has changed the file.
 
-    The file as it was is kept beside it. Raises SettingsError when it holds no JSON object.
+    A copy of the previous file is kept in the same folder.
+
+    Raises SettingsError if the file has not the form of Claude Code's settings.
     """
     before = _read(settings)
-    hooks = _without_ours(before)
-    entry = {"type": "command", "command": shlex.join(command), "timeout": SECONDS}
-    ours = {"matcher": TOOLS, "hooks": [entry]}
-    events = dict(hooks.get("hooks") or {})
-    others = events.get(EVENT) or []
-    events[EVENT] = [*others, ours]
-    return _save(settings, before, {**hooks, "hooks": events})
+    after = _without_hook(before)
+    hook = {"type": "command", "command": shlex.join(command), "timeout": TIMEOUT_SECONDS}
+    group = {"matcher": TOOLS, "hooks": [hook]}
+    events = dict(after.get("hooks") or {})
+    other_groups = events.get(EVENT) or []
+    events[EVENT] = [*other_groups, group]
+    return _save(settings, before, {**after, "hooks": events})
 
 
 def uninstall(settings: str) -> bool:
-    """Take the hook out of the file *settings*; whether that changed anything.
+    """Remove the hook from the file *settings*; return True if that has changed the file.
 
-    Raises SettingsError when it holds no JSON object.
+    Raises SettingsError if the file has not the form of Claude Code's settings.
     """
     before = _read(settings)
-    return _save(settings, before, _without_ours(before))
+    return _save(settings, before, _without_hook(before))
 
 
 def _read(settings: str) -> JsonDict:
@@ -157,38 +173,41 @@ def _read(settings: str) -> JsonDict:
     return dict(value)
 
 
-def _without_ours(settings: JsonObject) -> JsonDict:
-    """*settings* without our hook, and without what only held it."""
+def _without_hook(settings: JsonObject) -> JsonDict:
+    """Return *settings* without ctxpipe's hook, and without the objects that had nothing else."""
     events = dict(settings.get("hooks") or {})
     groups = events.get(EVENT) or []
-    kept: list[Any] = []
+    other_groups: list[Any] = []
     for group in groups:
         hooks = group.get("hooks") if isinstance(group, dict) else None
-        others = hooks
+        other_hooks = hooks
         if isinstance(hooks, list):
-            others = [hook for hook in hooks if not _is_ours(hook)]
-        if others == hooks:
-            kept.append(group)
-        elif others:
-            kept.append({**group, "hooks": others})
-    rest = dict(settings)
-    if kept == groups:
-        return rest
+            other_hooks = [hook for hook in hooks if not _is_ctxpipe_hook(hook)]
+        if other_hooks == hooks:
+            other_groups.append(group)
+        elif other_hooks:
+            other_groups.append({**group, "hooks": other_hooks})
+    new_settings = dict(settings)
+    if other_groups == groups:
+        return new_settings
     events.pop(EVENT)
-    if kept:
-        events[EVENT] = kept
-    rest.pop("hooks")
+    if other_groups:
+        events[EVENT] = other_groups
+    new_settings.pop("hooks")
     if events:
-        rest["hooks"] = events
-    return rest
+        new_settings["hooks"] = events
+    return new_settings
 
 
-def _is_ours(hook: object) -> bool:
+def _is_ctxpipe_hook(hook: object) -> bool:
     return isinstance(hook, dict) and MARK in str(hook.get("command"))
 
 
 def _save(settings: str, before: JsonObject, after: JsonObject) -> bool:
-    """Write *after* to the file *settings*, whole or not at all, and keep a copy of *before*."""
+    """Replace the file *settings* by *after* in one step; return False if it equals *before*.
+
+    A copy of the previous file is kept in the same folder.
+    """
     if after == before:
         return False
     target = os.path.realpath(settings)
@@ -209,56 +228,59 @@ def _save(settings: str, before: JsonObject, after: JsonObject) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The commands ``ctxpipe claude-code hook | install | uninstall``."""
+    """Run the command ``ctxpipe claude-code hook | install | uninstall``."""
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.action == "hook":
-        sys.stdout.write(_answer(sys.stdin.buffer.read(), given.root, given.min_chars))
+    options = parser.parse_args(arguments)
+    if options.action == "hook":
+        sys.stdout.write(_answer(sys.stdin.buffer.read(), options.root, options.min_chars))
         return 0
-    settings = given.settings
-    if given.user:
+    settings = options.settings
+    if options.user:
         settings = os.path.join(os.path.expanduser("~"), FOLDER, FILE)
     try:
-        if given.action == "install":
-            changed = install(settings, _command(given.root, given.min_chars))
+        if options.action == "install":
+            is_changed = install(settings, _command(options.root, options.min_chars))
         else:
-            changed = uninstall(settings)
+            is_changed = uninstall(settings)
     except (CtxpipeError, OSError) as error:
         parser.error(str(error))
-    sys.stdout.write(f"{settings}: {'changed' if changed else 'as it should be already'}\n")
+    outcome = "changed" if is_changed else "as it should be already"
+    sys.stdout.write(f"{settings}: {outcome}\n")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ctxpipe claude-code",
-        description="Put Claude Code's long tool results into files before they enter its history.",
+        description="Move Claude Code's long tool results to files before they enter its history.",
     )
     parser.add_argument(
         "action",
         choices=["install", "uninstall", "hook"],
-        help="add the hook to the settings; take it out again; run it, as Claude Code does",
+        help="add the hook to the settings; remove it; run it, as Claude Code does",
     )
     parser.add_argument(
-        "--root", default=ROOT, help="where the files go, below the project; default: %(default)s"
+        "--root",
+        default=ROOT,
+        help="the folder for the files, in the project; default: %(default)s",
     )
     parser.add_argument(
         "--min-chars",
         type=int,
         default=MIN_CHARS,
-        help="characters of the shortest text that goes to a file; default: %(default)s",
+        help="minimum number of characters of a text that is moved; default: %(default)s",
     )
     parser.add_argument(
         "--settings",
         default=os.path.join(FOLDER, FILE),
-        help="the file of settings; default: %(default)s",
+        help="the settings file; default: %(default)s",
     )
     parser.add_argument(
-        "--user", action="store_true", help="the settings of all your projects instead"
+        "--user", action="store_true", help="use the settings of all your projects instead"
     )
     return parser
 
 
 def _command(root: str, min_chars: int) -> list[str]:
-    """What Claude Code runs; the same Python, whatever its path is then."""
+    """Return the command of the hook, with the absolute path of this Python."""
     return [sys.executable, "-m", *MARK.split(), "--root", root, "--min-chars", str(min_chars)]

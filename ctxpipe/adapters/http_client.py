@@ -1,8 +1,9 @@
-"""HTTP clients for the SDKs that send with httpx or httpx2: their transports send the context.
+"""HTTP clients for SDKs that use httpx or httpx2, with transports that send the context.
 
-Which of the two it is, the SDK decides; our classes become its subclasses when they are used. What
-a transport does is written once, as a coroutine. In that of a synchronous client nothing ever
-waits: its coroutines block, and run to their end in one step.
+The SDK determines which of the two libraries is used, so the classes here become subclasses of its
+classes at the first use. The work of a transport is written once, as a coroutine. The transport of
+a synchronous client runs the same coroutine: its operations block instead of waiting, so that one
+step completes the coroutine.
 """
 
 from __future__ import annotations
@@ -27,37 +28,38 @@ if TYPE_CHECKING:
     import httpx2
 
 for _http in sys.modules.keys() & {"httpx", "httpx2"}:
-    # Its httpcore is else read from the disk when a client is made, which may be on an event loop.
+    # httpx would import httpcore when a client is created, which may block an event loop.
     import_module(_http.replace("httpx", "httpcore"))
 
 LENGTHS = frozenset({"content-length", "transfer-encoding"})
+"""Headers that describe the length of a body."""
 
 T = TypeVar("T")
 
 
-def _exchange(
-    request: httpx2.Request, adapter: Adapter, make: type[HttpExchange], send: Send
+def _new_exchange(
+    request: httpx2.Request, adapter: Adapter, exchange_type: type[HttpExchange], send: Send
 ) -> HttpExchange | None:
-    """That of *request*, of which nothing was read yet; None where it is sent as it came.
+    """Return an exchange for *request*, None if the request must be sent unchanged.
 
-    *send* is lent to a summarizer, to ask the model that the request goes to.
+    The body of *request* may not be read yet. Summarizers use *send* to ask the request's model.
     """
-    known = format_of(request.method, request.url.path, adapter.observation)
-    if known is None:
+    wire_format = format_of(request.method, request.url.path, adapter.observation)
+    if wire_format is None:
         return None
-    return make(
+    return exchange_type(
         adapter.conversations,
-        known,
+        wire_format,
         adapter.find,
         breakpoints=adapter.breakpoints,
         make_agent_model=partial(http_model, send=send, summary_model=adapter.summary_model),
     )
 
 
-class _Asking:
-    """Writes questions of ctxpipe's own to where *request* goes, with the same credentials.
+class _Questions:
+    """Creates requests for ctxpipe's own questions, with the URL and the credentials of *request*.
 
-    It does not keep the request, whose body may be large.
+    It does not keep *request*, whose body may be large.
     """
 
     def __init__(self, request: httpx2.Request) -> None:
@@ -66,9 +68,9 @@ class _Asking:
         self._headers = question_headers(request.headers.multi_items())
         self._extensions = request.extensions
 
-    def request(self, known: Format, model: str | None, content: bytes) -> httpx2.Request:
-        """Return the request of a question."""
-        target = known.question_target(self._url.raw_path.decode("ascii"), model)
+    def request(self, wire_format: Format, model: str | None, content: bytes) -> httpx2.Request:
+        """Return a request to *model*, without one to the model of the original request."""
+        target = wire_format.question_target(self._url.raw_path.decode("ascii"), model)
         return self._kind(
             "POST",
             self._url.copy_with(raw_path=target.encode("ascii")),
@@ -87,15 +89,15 @@ async def _answer(
     exchange: HttpExchange,
     send: Callable[[httpx2.Request], Awaitable[httpx2.Response]],
 ) -> tuple[httpx2.Response, AsyncIterator[bytes]]:
-    """The response to *request*, which was read, and its body."""
+    """Return the response to *request*, whose body was read, and the body of the response."""
     beta = request.headers.get(BETA, "")
     encoding = request.headers.get("content-encoding", "")
     await exchange.shape_bytes(request.content, beta, encoding)
-    return await ask(exchange, lambda: send(_to_send(request, exchange)))
+    return await ask(exchange, lambda: send(_shaped_request(request, exchange)))
 
 
-def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
-    """*request* with what the exchange sends."""
+def _shaped_request(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
+    """Return *request* with the body and the headers of *exchange*."""
     if not exchange.is_shaped:
         return request
     headers = exchange.headers(request.headers.multi_items())
@@ -109,7 +111,7 @@ def _to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
 
 
 def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
-    """*response*, whose body is the *stream*."""
+    """Return *response* with the body *stream*."""
     return type(response)(
         response.status_code,
         headers=response.headers,
@@ -119,15 +121,15 @@ def _with_stream(response: httpx2.Response, stream: Any) -> httpx2.Response:
 
 
 def library_of(sdk: Any) -> Any:
-    """What *sdk* sends with: the module httpx or httpx2."""
+    """Return the HTTP library of *sdk*: the module httpx or httpx2."""
     root = sdk.DefaultHttpxClient.__mro__[-2]  # the last before object
     return import_module(root.__module__.partition(".")[0])
 
 
 @cache
-def _subclass(ours: type, base: type) -> Any:
-    """*ours* as a subclass of *base*, which is a class of httpx or httpx2."""
-    return type(ours.__name__, (ours, base), {})
+def _with_base(cls: type, base: type) -> Any:
+    """Return *cls* as a subclass of *base*, which is a class of httpx or httpx2."""
+    return type(cls.__name__, (cls, base), {})
 
 
 # Asynchronous clients -----------------------------------------------------------------------------
@@ -139,16 +141,21 @@ def make_client(
     transport: httpx2.AsyncBaseTransport | None,
     settings: Any,
 ) -> httpx2.AsyncClient:
-    """A client of *sdk* with *settings* whose *transport* sends contexts instead of histories.
+    """Return a client of *sdk* whose requests contain the context instead of the history.
 
-    It does so where a request is in one of the known formats. Raises SettingsError.
+    Requests of unknown formats are sent unchanged. *transport* sends the requests; None selects the
+    transport of the SDK. *settings* are further arguments of the client.
+
+    Raises SettingsError if *transport* is of another type.
     """
     http = library_of(sdk)
     inner = transport or http.AsyncHTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.AsyncBaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.AsyncBaseTransport")
-    made = _subclass(_AsyncTransport, http.AsyncBaseTransport)(inner, adapter, http)
-    client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(transport=made, **settings)
+    shaping_transport = _with_base(_AsyncTransport, http.AsyncBaseTransport)(inner, adapter, http)
+    client: httpx2.AsyncClient = sdk.DefaultAsyncHttpxClient(
+        transport=shaping_transport, **settings
+    )
     return client
 
 
@@ -159,21 +166,20 @@ class _AsyncTransport:
     http: Any
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = _exchange(
-            request, self.adapter, HttpExchange, partial(self._ask_question, _Asking(request))
-        )
+        send = partial(self._ask_question, _Questions(request))
+        exchange = _new_exchange(request, self.adapter, HttpExchange, send)
         if exchange is None:
             return await self.inner.handle_async_request(request)
         await request.aread()
         response, chunks = await _answer(request, exchange, self.inner.handle_async_request)
-        stream = _subclass(_AsyncStream, self.http.AsyncByteStream)
+        stream = _with_base(_AsyncStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
 
     async def _ask_question(
-        self, asking: _Asking, known: Format, model: str | None, content: bytes
+        self, questions: _Questions, wire_format: Format, model: str | None, content: bytes
     ) -> HttpAnswer:
-        """Ask by the transport below, which shapes nothing."""
-        question = asking.request(known, model, content)
+        """Send the question with the inner transport, which does not shape it."""
+        question = questions.request(wire_format, model, content)
         response = await self.inner.handle_async_request(question)
         try:
             await response.aread()
@@ -206,13 +212,13 @@ def make_sync_client(
     transport: httpx2.BaseTransport | None,
     settings: Any,
 ) -> httpx2.Client:
-    """As `make_client`, for synchronous callers in any thread."""
+    """Return a synchronous client like `make_client`; it may be used from any thread."""
     http = library_of(sdk)
     inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.BaseTransport):
         raise SettingsError(f"transport is no {http.__name__}.BaseTransport")
-    made = _subclass(_SyncTransport, http.BaseTransport)(inner, adapter, http)
-    client: httpx2.Client = sdk.DefaultHttpxClient(transport=made, **settings)
+    shaping_transport = _with_base(_SyncTransport, http.BaseTransport)(inner, adapter, http)
+    client: httpx2.Client = sdk.DefaultHttpxClient(transport=shaping_transport, **settings)
     return client
 
 
@@ -223,34 +229,37 @@ class _SyncTransport:
     http: Any
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = _exchange(
-            request, self.adapter, _BlockingExchange, partial(self._ask_question, _Asking(request))
+        exchange = _new_exchange(
+            request,
+            self.adapter,
+            _BlockingExchange,
+            partial(self._ask_question, _Questions(request)),
         )
         if exchange is None:
             return self.inner.handle_request(request)
         request.read()
         response, chunks = _run(_answer(request, exchange, self._send))
-        stream = _subclass(_SyncStream, self.http.SyncByteStream)
+        stream = _with_base(_SyncStream, self.http.SyncByteStream)
         return _with_stream(response, stream(chunks, response.aclose))
 
     async def _ask_question(
-        self, asking: _Asking, known: Format, model: str | None, content: bytes
+        self, questions: _Questions, wire_format: Format, model: str | None, content: bytes
     ) -> HttpAnswer:
-        """As that of the asynchronous transport, in a worker thread: stages must not wait."""
+        """Send the question in a worker thread, because the event loop must not be blocked."""
 
-        def ask_and_read() -> HttpAnswer:
-            response = self.inner.handle_request(asking.request(known, model, content))
+        def send_and_read() -> HttpAnswer:
+            response = self.inner.handle_request(questions.request(wire_format, model, content))
             try:
                 response.read()
             finally:
                 response.close()
             return _read_answer(response)
 
-        return await to_thread.run_sync(ask_and_read, abandon_on_cancel=True)
+        return await to_thread.run_sync(send_and_read, abandon_on_cancel=True)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         response = self.inner.handle_request(request)
-        stream = _subclass(_BlockingStream, self.http.AsyncByteStream)
+        stream = _with_base(_BlockingStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(response.stream))
 
     def close(self) -> None:
@@ -285,7 +294,10 @@ class _BlockingStream:
 
 
 class _BlockingExchange(HttpExchange):
-    """Its session is at home on the event loop of synchronous callers; who awaits it is blocked."""
+    """An exchange for synchronous callers, whose methods block instead of waiting.
+
+    Its session runs on the event loop that all synchronous callers share, in another thread.
+    """
 
     async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
         sync.wait_for(super().shape_bytes(raw, beta, encoding))
@@ -298,10 +310,10 @@ class _BlockingExchange(HttpExchange):
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What *coroutine* gives, in which nothing waits."""
+    """Run *coroutine*, which never waits, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:
-        given: T = end.value
-        return given
+        result: T = end.value
+        return result
     raise RuntimeError("a coroutine of a synchronous client has waited")

@@ -1,4 +1,4 @@
-"""Middleware for LangChain's agents, and so for LangGraph and deepagents.
+"""Adapter for LangChain's agents, and so for LangGraph and deepagents: a middleware.
 
 ``create_agent(model, tools, middleware=[ctxpipe_middleware(pipeline)])``
 """
@@ -37,7 +37,7 @@ from ..wire.values import (
     read_result,
     result_blocks,
     result_text,
-    sort_blocks,
+    split_blocks,
     take_part,
     text_or_opaque,
     thinking_block,
@@ -71,15 +71,13 @@ __all__ = ["LangChainCodec", "ctxpipe_middleware"]
 CALLS = frozenset(
     {"tool_use", "tool_call", "function_call", "input_json_delta", "invalid_tool_call"}
 )
-"""Content blocks of calls that a message has under ``tool_calls``, too."""
-PROOFS = {"thinking": "signature", "redacted_thinking": "data", "document": "source"}
-"""The field without which a content block of the Messages API is none."""
-OURS = frozenset(PROOFS)
-"""Content blocks in the form of the Messages API."""
-CLIENT_UNKNOWN = frozenset({"reasoning", "redacted_thinking", "thinking"})
-"""Content blocks that only a model writes: in a message of the client's they mean nothing."""
-WRITTEN = ("cache_creation", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
-"""What LangChain calls the tokens that are written to the cache."""
+"""Types of content blocks for calls, which a message also has in ``tool_calls``."""
+REQUIRED_FIELDS = {"thinking": "signature", "redacted_thinking": "data", "document": "source"}
+"""Types of content blocks in the form of the Messages API, with the field that each must have."""
+MODEL_ONLY = frozenset({"reasoning", "redacted_thinking", "thinking"})
+"""Types of content blocks that only a model writes; in a message of the client they are unknown."""
+WRITTEN_TOKENS = ("cache_creation", "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens")
+"""Fields of LangChain's usage for tokens that are written to the cache."""
 
 Request: TypeAlias = "ModelRequest[Any]"
 ReadPart: TypeAlias = Callable[[Any], JsonDict]
@@ -94,28 +92,31 @@ def ctxpipe_middleware(
     journal: JournalStorage | None = None,
     summary_model: str | BaseChatModel | None = None,
 ) -> AgentMiddleware[Any, Any, Any]:
-    """A middleware for ``create_agent`` that has the model called with the context.
+    """Return a middleware for ``create_agent`` that calls the model with the context.
 
-    The agent's state, and a checkpointer, keep every message as it was. It works for ``invoke`` and
-    ``ainvoke``, streams, and every model; it learns from ``usage_metadata``, and after "too long",
-    by whatever error of the model's package, calls the model once more with a context shortened by
-    force. Put it last, so that it is the innermost: it must see what is sent. An error of ours is
-    logged, and the model is called with the messages as they are.
+    The agent's state, and a checkpointer, keep every message unchanged. The middleware works for
+    ``invoke`` and ``ainvoke``, streams, and every model. It calibrates token counts by
+    ``usage_metadata``, and after a refusal because of the length, an error of any model package, it
+    calls the model once more with a shorter context. After an internal error, which is logged, the
+    model is called with the original messages. Put it last in the list, so that it is the innermost
+    middleware and sees the messages that are sent.
 
-    *session_id* names the conversation, or finds its name in the ``ModelRequest``; without it the
-    name is that of `conversation`, or the thread's. Conversations of one name, such as sub-agents
-    in a thread, or of none, are told apart by their histories; each has a *journal* of its own.
+    *session_id* names the conversation, or is a function that finds the name in the
+    ``ModelRequest``. Without it, the name is that of the block `conversation`, else that of the
+    thread. Conversations with the same name, such as sub-agents in a thread, or without a name, are
+    distinguished by their histories. *journal* stores each conversation separately.
 
-    Summaries are written by the agent's own model, with its client and its credentials.
-    *summary_model* is another model for them, or the name of another one of the same provider;
-    without it the name is SUMMARY_MODEL where the environment sets it.
+    Summaries are written by the agent's model, with its client and its credentials. *summary_model*
+    is another model for them, or the name of another model of the same provider; without it the
+    name is the environment variable SUMMARY_MODEL.
 
-    Raises SettingsError for an invalid setting, and, when this module is imported,
-    AdapterUnavailable without a LangChain of the expected form.
+    Raises SettingsError if a setting is invalid. The import of this module raises
+    AdapterUnavailable if LangChain is missing or has an unexpected form.
     """
-    chosen = summary_model if isinstance(summary_model, BaseChatModel) else None
-    name = None if chosen is not None else summary_model
-    return _AgentMiddleware(Adapter(pipeline, session_id, journal, summary_model=name), chosen)
+    if isinstance(summary_model, BaseChatModel):
+        return _AgentMiddleware(Adapter(pipeline, session_id, journal), summary_model)
+    adapter = Adapter(pipeline, session_id, journal, summary_model=summary_model)
+    return _AgentMiddleware(adapter, summary_model=None)
 
 
 class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -127,42 +128,42 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
 
     @property
     def name(self) -> str:
-        """What LangChain calls it."""
+        """Name of the middleware in LangChain."""
         return "ctxpipe"
 
     async def awrap_model_call(
         self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
     ) -> Reply:
         """Call the model with the context."""
-        exchange = await self._begin(request, is_blocking=False)
+        exchange = await self._begin_exchange(request, is_blocking=False)
         if exchange is None:
             return await handler(request)
         try:
-            reply = await handler(_to_send(request, exchange))
+            reply = await handler(_shaped_request(request, exchange))
         except Exception as error:
             if not await exchange.shorten(as_refusal(error)):
                 raise
-            reply = await handler(_to_send(request, exchange))
+            reply = await handler(_shaped_request(request, exchange))
         exchange.calibrate(_usage(reply))
         return reply
 
     def wrap_model_call(
         self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
     ) -> Reply:
-        """The same for synchronous callers."""
-        exchange = sync.wait_for(self._begin(request, is_blocking=True))
+        """Call the model with the context, for synchronous callers."""
+        exchange = sync.wait_for(self._begin_exchange(request, is_blocking=True))
         if exchange is None:
             return handler(request)
         try:
-            reply = handler(_to_send(request, exchange))
+            reply = handler(_shaped_request(request, exchange))
         except Exception as error:
             if not sync.wait_for(exchange.shorten(as_refusal(error))):
                 raise
-            reply = handler(_to_send(request, exchange))
+            reply = handler(_shaped_request(request, exchange))
         sync.call_on_loop(exchange.calibrate, _usage(reply))
         return reply
 
-    async def _begin(self, request: Request, *, is_blocking: bool) -> Exchange | None:
+    async def _begin_exchange(self, request: Request, *, is_blocking: bool) -> Exchange | None:
         system = None
         if request.system_message is not None:
             system = _content_blocks(request.system_message.content, _part_block)
@@ -179,74 +180,91 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
             request.messages,
             arguments,
             request=request,
-            names=_thread(request),
-            agent_model=self._lent(request.model, is_blocking=is_blocking),
+            names=_thread_names(request),
+            agent_model=self._agent_model(request.model, is_blocking=is_blocking),
         )
 
-    def _lent(self, agents: BaseChatModel, *, is_blocking: bool) -> LangChainModel:
-        """The model for summaries that was chosen, or else the agent's own."""
-        chosen = self._summary_model
-        if chosen is None:
-            name, summary_model = _model_name(agents), self._adapter.summary_model
-        else:
-            name = summary_model = _model_name(chosen) or type(chosen).__name__
+    def _agent_model(self, model: BaseChatModel, *, is_blocking: bool) -> LangChainModel:
+        """Return the model for summaries: the one from the settings, else *model*, the agent's."""
+        api = "anthropic" if "anthropic" in str(getattr(model, "_llm_type", "")) else ""
+        if self._summary_model is None:
+            return LangChainModel(
+                model=model,
+                is_blocking=is_blocking,
+                name=_model_name(model),
+                summary_model=self._adapter.summary_model,
+                api=api,
+            )
+        name = _model_name(self._summary_model) or type(self._summary_model).__name__
         return LangChainModel(
-            model=chosen or agents,
+            model=self._summary_model,
             is_blocking=is_blocking,
             name=name,
-            summary_model=summary_model,
-            api="anthropic" if "anthropic" in str(getattr(agents, "_llm_type", "")) else "",
+            summary_model=name,
+            api=api,
         )
 
     def _descriptions(self, tools: Sequence[object]) -> list[object]:
-        """What the model is told of *tools*, for counting; made once for the same tools."""
-        known, descriptions = self._tools
-        if is_unchanged(tools, known):
+        """Return the definitions of *tools*, whose tokens are counted.
+
+        They are cached for the next call with the same tools.
+        """
+        previous_tools, descriptions = self._tools
+        if is_unchanged(tools, previous_tools):
             return descriptions
         descriptions = [_description(tool) for tool in tools]
         self._tools = (list(tools), descriptions)
         return descriptions
 
 
-# The agent's own model ----------------------------------------------------------------------------
+# The agent's model --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class LangChainModel(AgentModel):
-    """A chat *model* of LangChain, that of the agent or one that was chosen for summaries.
+    """A chat *model* of LangChain, that of the agent or another one for summaries.
 
-    With *is_blocking* the agent was called synchronously, and its asynchronous client may belong to
-    another event loop.
+    *is_blocking* is True if the agent was called synchronously: then the asynchronous client of
+    *model* may belong to another event loop and is not used.
     """
 
     model: BaseChatModel = field(repr=False)
     is_blocking: bool = False
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask it, outside of the agent's graph: the answer is no part of what the agent streams."""
-        chosen = self.model
+        """Call the model outside of the agent's graph, so that the answer is not streamed."""
+        chat_model = self.model
         if model is not None and model != self.name:
-            chosen = _with_name(chosen, model)
-        chosen = _with_room(chosen, max_tokens)
+            chat_model = _with_name(chat_model, model)
+        chat_model = _with_limit(chat_model, max_tokens)
         messages = [HumanMessage(prompt)]
         if self.is_blocking:
-            invoke = partial(chosen.invoke, messages, UNSEEN)
+            invoke = partial(chat_model.invoke, messages, NOT_STREAMED)
             reply = await to_thread.run_sync(invoke, abandon_on_cancel=True)
         else:
-            reply = await chosen.ainvoke(messages, UNSEEN)
-        details = reply.response_metadata
-        reasons = [details.get(name) for name in ("finish_reason", "stop_reason")]
-        reasons.append((details.get("incomplete_details") or {}).get("reason"))
-        reason = next((reason for reason in reasons if isinstance(reason, str)), None)
-        return AgentAnswer(str(reply.text), reason, _usage(reply))
+            reply = await chat_model.ainvoke(messages, NOT_STREAMED)
+        return AgentAnswer(str(reply.text), _stop_reason(reply.response_metadata), _usage(reply))
 
 
-UNSEEN: Any = {"tags": ["nostream"], "run_name": "ctxpipe summary"}
-"""The settings of a call whose answer LangGraph keeps out of the agent's stream of messages."""
+NOT_STREAMED: Any = {"tags": ["nostream"], "run_name": "ctxpipe summary"}
+"""Settings of a call whose answer LangGraph excludes from the agent's stream of messages."""
+
+
+def _stop_reason(details: JsonObject) -> str | None:
+    """Return why an answer ended; the name of the field depends on the provider."""
+    for name in ("finish_reason", "stop_reason"):
+        reason = details.get(name)
+        if isinstance(reason, str):
+            return reason
+    reason = (details.get("incomplete_details") or {}).get("reason")
+    return reason if isinstance(reason, str) else None
 
 
 def _with_name(model: BaseChatModel, name: str) -> BaseChatModel:
-    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
+    """Return a copy of *model* with its client and with another model *name*.
+
+    Raises SummaryRefused if the class has no field for the name.
+    """
     for key in ("model_name", "model"):
         if key in type(model).model_fields:
             return model.model_copy(update={key: name})
@@ -256,24 +274,29 @@ def _with_name(model: BaseChatModel, name: str) -> BaseChatModel:
     )
 
 
-def _with_room(model: BaseChatModel, max_tokens: int) -> BaseChatModel:
-    """*model*; a copy with more room where its own limit is too low for an answer."""
+def _with_limit(model: BaseChatModel, max_tokens: int) -> BaseChatModel:
+    """Return *model*, or a copy with a higher limit if its limit is too low for *max_tokens*.
+
+    Tokens for thinking are added, because they count against the limit too.
+    """
     thinking = getattr(model, "thinking", None)
-    needed = max_tokens
+    required_tokens = max_tokens
     if isinstance(thinking, Mapping):
-        needed += thinking.get("budget_tokens") or 0
+        required_tokens += thinking.get("budget_tokens") or 0
     for key in ("max_tokens", "max_output_tokens"):
-        limit = getattr(model, key, None) if key in type(model).model_fields else None
-        if limit is not None and limit < needed:
-            return model.model_copy(update={key: needed})
+        if key not in type(model).model_fields:
+            continue
+        limit = getattr(model, key, None)
+        if limit is not None and limit < required_tokens:
+            return model.model_copy(update={key: required_tokens})
     return model
 
 
 # Requests and replies -----------------------------------------------------------------------------
 
 
-def _to_send(request: Request, exchange: Exchange) -> Request:
-    """*request* with the context; the same one where nothing has changed."""
+def _shaped_request(request: Request, exchange: Exchange) -> Request:
+    """Return *request* with the context, the same object if nothing has changed."""
     changes: JsonDict = {}
     if exchange.is_changed:
         changes["messages"] = exchange.items
@@ -285,8 +308,8 @@ def _to_send(request: Request, exchange: Exchange) -> Request:
     return request.override(**changes)
 
 
-def _thread(request: Request) -> Iterator[object]:
-    """The name of the thread, where LangGraph keeps it."""
+def _thread_names(request: Request) -> Iterator[object]:
+    """Yield the values in which LangGraph may store the name of the thread."""
     yield getattr(getattr(request.runtime, "execution_info", None), "thread_id", None)
     try:
         from langgraph.config import get_config
@@ -297,8 +320,11 @@ def _thread(request: Request) -> Iterator[object]:
 
 
 def _model_name(model: object) -> str | None:
-    names = (getattr(model, name, None) for name in ("model_name", "model"))
-    return next((name for name in names if isinstance(name, str)), None)
+    for attribute in ("model_name", "model"):
+        name = getattr(model, attribute, None)
+        if isinstance(name, str):
+            return name
+    return None
 
 
 def _description(tool: object) -> object:
@@ -315,13 +341,14 @@ def _description(tool: object) -> object:
 def _usage(reply: Reply) -> dict[str, int] | None:
     response = getattr(reply, "model_response", reply)
     for message in getattr(response, "result", None) or [response]:
-        if billed := getattr(message, "usage_metadata", None):
-            details = billed.get("input_token_details") or {}
+        reported_usage = getattr(message, "usage_metadata", None)
+        if reported_usage:
+            details = reported_usage.get("input_token_details") or {}
             return usage(
-                billed.get("input_tokens"),
+                reported_usage.get("input_tokens"),
                 read=details.get("cache_read"),
-                written=sum(details.get(name) or 0 for name in WRITTEN),
-                output=billed.get("output_tokens"),
+                written=sum(details.get(name) or 0 for name in WRITTEN_TOKENS),
+                output=reported_usage.get("output_tokens"),
             )
     return None
 
@@ -330,10 +357,10 @@ def _usage(reply: Reply) -> dict[str, int] | None:
 
 
 class LangChainCodec(Codec):
-    """LangChain's messages."""
+    """Codec of LangChain's messages."""
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         if isinstance(item, ToolMessage):
             return Reading("result", [_result_block(item)])
         side = _side_of(item)
@@ -354,56 +381,66 @@ class LangChainCodec(Codec):
         return True
 
     def answer_content(self, item: Item) -> object:
-        """Return what the message says."""
+        """Return the content of the message."""
         return read_result("", item.content, _client_part)["content"]
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* with the same id, artifact and metadata that says *blocks*."""
+        """Return a copy of *item* with *blocks* as its content.
+
+        The id, the artifact and the metadata stay.
+        """
         if not isinstance(item, AIMessage):
             if kind(blocks[0]) == "tool_result":
                 blocks = result_blocks(blocks[0].get("content"))
-            read = _part_block if _side_of(item) == "assistant" else _client_part
-            content = _rebuild_content(item.content, blocks, read)
+            read_part = _part_block if _side_of(item) == "assistant" else _client_part
+            content = _rebuild_content(item.content, blocks, read_part)
             return item.model_copy(update={"content": content})
-        _, called, spoken = sort_blocks(blocks)
-        uses = {block["id"]: block for block in called}
-        kept = [call for call in item.tool_calls if call["id"] in uses]
-        others = dict(item.additional_kwargs)
-        others.pop("tool_calls", None)
-        others.pop("function_call", None)
+        _, call_blocks, others = split_blocks(blocks)
+        block_of = {block["id"]: block for block in call_blocks}
+        calls = [
+            {**call, "args": dict(block_of[call["id"]]["input"])}
+            for call in item.tool_calls
+            if call["id"] in block_of
+        ]
+        fields = dict(item.additional_kwargs)
+        fields.pop("tool_calls", None)
+        fields.pop("function_call", None)
         changes = {
-            "content": _rebuild_reply(item.content, spoken, uses),
-            "tool_calls": [{**call, "args": dict(uses[call["id"]]["input"])} for call in kept],
-            "invalid_tool_calls": [call for call in item.invalid_tool_calls if call["id"] in uses],
-            "additional_kwargs": others,
+            "content": _rebuild_reply(item.content, others, block_of),
+            "tool_calls": calls,
+            "invalid_tool_calls": [
+                call for call in item.invalid_tool_calls if call["id"] in block_of
+            ],
+            "additional_kwargs": fields,
         }
         return item.model_copy(update=changes)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Messages that say *blocks*."""
-        results, uses, spoken = sort_blocks(blocks)
+        """Return new messages with *blocks*: one for each result, and one for all others."""
+        results, call_blocks, others = split_blocks(blocks)
         items: list[Item] = []
         for block in results:
             text = result_text(block.get("content"))
             items.append(ToolMessage(text, tool_call_id=block["tool_use_id"]))
-        if not uses and not spoken:
+        if not call_blocks and not others:
             return items
-        content = _rebuild_content("", spoken, _part_block)
+        content = _rebuild_content("", others, _part_block)
         if role == "assistant":
             calls = [
                 {"id": block["id"], "name": block["name"], "args": dict(block["input"])}
-                for block in uses
+                for block in call_blocks
             ]
             return [*items, AIMessage(content, tool_calls=calls)]
-        make = SystemMessage if role == "system" else HumanMessage
-        return [*items, make(content)]
+        if role == "system":
+            return [*items, SystemMessage(content)]
+        return [*items, HumanMessage(content)]
 
 
 CODEC = LangChainCodec()
 
 
 def _side_of(item: Item) -> Side | None:
-    """Return who says *item*, which answers no call; None where its class does not tell."""
+    """Return the author of *item*, which is no result; None if its class and role are unknown."""
     role = item.role if isinstance(item, ChatMessage) else None
     if isinstance(item, AIMessage) or role == "assistant":
         return "assistant"
@@ -414,22 +451,22 @@ def _side_of(item: Item) -> Side | None:
     return None
 
 
-def _content_blocks(content: str | list[Any], read: ReadPart) -> list[JsonDict]:
-    """The blocks of a message's content, without those of calls; *read* reads a part."""
+def _content_blocks(content: str | list[Any], read_part: ReadPart) -> list[JsonDict]:
+    """Return the blocks of a message's content without calls; *read_part* converts a part."""
     if isinstance(content, str):
-        return [read(content)] if content else []
-    return [read(part) for part in content if kind(part) not in CALLS]
+        return [read_part(content)] if content else []
+    return [read_part(part) for part in content if kind(part) not in CALLS]
 
 
 def _part_block(part: Any, unknown: ReadPart = opaque_block) -> JsonDict:
-    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
+    """Return the block of a *part* of a content; *unknown* converts a part of an unknown type."""
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     name = kind(part)
     if name == "text":
         return text_or_opaque(part.get("text"), part, unknown)
-    if name in OURS:
-        return _as_ours(part) or unknown(part)
+    if name in REQUIRED_FIELDS:
+        return _messages_block(part) or unknown(part)
     if name == "reasoning":
         return _thinking_block(part)
     image = None
@@ -442,16 +479,18 @@ def _part_block(part: Any, unknown: ReadPart = opaque_block) -> JsonDict:
 
 
 def _client_part(part: Any) -> JsonDict:
-    """Return the block of a *part* of what the client says; thinking is none of that."""
-    if kind(part) == "file" and (file := _file(part)):
-        return file
-    if kind(part) in CLIENT_UNKNOWN:
+    """Return the block of a *part* that the client wrote; thinking is unknown there."""
+    if kind(part) == "file":
+        document = _file(part)
+        if document is not None:
+            return document
+    if kind(part) in MODEL_ONLY:
         return client_block(part)
     return _part_block(part, client_block)
 
 
 def _file(part: JsonObject) -> JsonDict | None:
-    """Return the document that *part* holds or refers to; None for a file of another kind."""
+    """Return a document block for *part*, a file with data or a reference; None for other types."""
     data = part.get("base64")
     mime = part.get("mime_type")
     if isinstance(data, str) and mime == "application/pdf":
@@ -472,20 +511,23 @@ def _image(part: JsonObject) -> JsonDict | None:
     return image_block(part.get("url")) or image_by_id(part.get("file_id"))
 
 
-def _as_ours(part: JsonObject) -> JsonDict | None:
-    """A block of the Messages API, without what LangChain adds; None where it is none."""
+def _messages_block(part: JsonObject) -> JsonDict | None:
+    """Return *part* as a block of the Messages API, without the fields that LangChain adds.
+
+    Returns None if the required field is missing.
+    """
     block = dict(part)
     block.pop("index", None)
     block.pop("cache_control", None)
-    return block if block.get(PROOFS[block["type"]]) else None
+    return block if block.get(REQUIRED_FIELDS[block["type"]]) else None
 
 
 def _thinking_block(part: JsonObject) -> JsonDict:
-    """Reasoning in LangChain's own form, or in that of the responses API."""
+    """Return reasoning, in LangChain's form or that of the responses API, as a block."""
     extras = part.get("extras") or {}
-    proof = extras.get("signature") or part.get("encrypted_content") or part.get("id")
+    signature = extras.get("signature") or part.get("encrypted_content") or part.get("id")
     summary = "\n".join(str(entry.get("text")) for entry in part.get("summary") or ())
-    return thinking_block(str(part.get("reasoning") or summary) or None, proof)
+    return thinking_block(str(part.get("reasoning") or summary) or None, signature)
 
 
 def _result_block(item: ToolMessage) -> JsonDict:
@@ -500,20 +542,22 @@ def _result_block(item: ToolMessage) -> JsonDict:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_content(old: object, blocks: Sequence[JsonObject], read: ReadPart) -> Any:
-    """Content that says *blocks*, in the form of the *old* one, whose parts stay.
+def _rebuild_content(old_content: object, blocks: Sequence[JsonObject], read_part: ReadPart) -> Any:
+    """Return *blocks* as a content in the form of the *old_content*: a text or a list of parts.
 
-    *read* makes a block of a part.
+    Parts with the same content are the same objects. *read_part* converts a part to a block.
     """
-    if not isinstance(old, list) and all(kind(block) == "text" for block in blocks):
+    old_parts: list[tuple[Any, Any]] = []
+    if isinstance(old_content, list):
+        old_parts = [(read_part(part), part) for part in old_content]
+    elif all(kind(block) == "text" for block in blocks):
         return join_texts(blocks)
-    parts = [(read(part), part) for part in old] if isinstance(old, list) else []
     content: list[Any] = []
     for block in blocks:
-        said, part = take_part(parts, block)
-        if said is not None:
+        old_block, part = take_part(old_parts, block)
+        if old_block is not None:
             content.append(part)
-        elif kind(block) in ("image", "document", *OURS):
+        elif kind(block) == "image" or kind(block) in REQUIRED_FIELDS:
             content.append(dict(block))
         else:
             content.append({"type": "text", "text": block_text(block)})
@@ -521,37 +565,47 @@ def _rebuild_content(old: object, blocks: Sequence[JsonObject], read: ReadPart) 
 
 
 def _rebuild_reply(
-    old: object, spoken: Sequence[JsonObject], uses: Mapping[object, JsonObject]
+    old_content: object, blocks: Sequence[JsonObject], calls: Mapping[object, JsonObject]
 ) -> Any:
-    """The content of a reply that says *spoken*, with only the calls *uses* in it."""
-    if not isinstance(old, list):
-        return _rebuild_content(old, spoken, _part_block)
-    waiting = list(spoken)
+    """Return the content of a reply with *blocks*, and with only those *calls*, by id, in it."""
+    if not isinstance(old_content, list):
+        return _rebuild_content(old_content, blocks, _part_block)
+    new_blocks = list(blocks)
     content: list[Any] = []
-    for part in old:
+    for part in old_content:
         if kind(part) in CALLS:
-            use = uses.get(part.get("call_id") or part.get("id"))
-            if use is not None:
-                content.append(_with_input(part, use["input"]))
+            call = calls.get(part.get("call_id") or part.get("id"))
+            if call is not None:
+                content.append(_with_input(part, call["input"]))
             continue
         block = _part_block(part)
-        if block in waiting:
-            waiting.remove(block)
+        if block in new_blocks:
+            new_blocks.remove(block)
             content.append(part)
-    content += _rebuild_content([], waiting, _part_block)
+    content += _rebuild_content([], new_blocks, _part_block)
     return content
 
 
 def _with_input(part: JsonObject, arguments: JsonObject) -> JsonObject:
-    """A content block of a call with *arguments*, without an id by which it is stored."""
-    key = next((name for name in ("input", "args", "arguments") if name in part), "input")
-    old = part.get(key)
-    if arguments_object(old) == arguments:
+    """Return *part*, a content block of a call, with *arguments*.
+
+    The copy has no id of a stored item, for which the provider would use its stored copy.
+    """
+    key = "input"
+    for name in ("input", "args", "arguments"):
+        if name in part:
+            key = name
+            break
+    old_arguments = part.get(key)
+    if arguments_object(old_arguments) == arguments:
         return part
     plain = dict(part)
     plain.pop("partial_json", None)
     plain.pop("index", None)
     if "call_id" in plain:
         plain.pop("id", None)
-    plain[key] = arguments_json(arguments) if isinstance(old, str) else dict(arguments)
+    if isinstance(old_arguments, str):
+        plain[key] = arguments_json(arguments)
+    else:
+        plain[key] = dict(arguments)
     return plain

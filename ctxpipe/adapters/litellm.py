@@ -1,4 +1,4 @@
-"""A callback for LiteLLM, the SDK and the proxy.
+"""Adapter for LiteLLM, the SDK and the proxy: a callback.
 
 ``litellm.callbacks = [ctxpipe_logger(pipeline)]``
 """
@@ -23,7 +23,7 @@ from ..wire.usage import openai_usage
 from ..wire.versions import Versions, load
 
 VERSIONS = Versions("litellm", "litellm", "1.83.0", "1.83.0")
-# LiteLLM asks the network for prices when it is imported, unless it is told not to.
+# Without this variable the import of LiteLLM requests a price list from the network.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 load(
     "litellm.integrations.custom_logger",
@@ -36,7 +36,8 @@ from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 __all__ = ["ctxpipe_logger"]
 
-MAX_PENDING = 1_000  # calls whose reply has not come
+MAX_PENDING = 1_000
+"""Maximum number of remembered calls that have no reply yet."""
 FORMATS: dict[str, Format] = {
     "acompletion": CHAT,
     "aresponses": RESPONSES,
@@ -61,54 +62,56 @@ def ctxpipe_logger(
     journal: JournalStorage | None = None,
     summary_model: str | None = None,
 ) -> CustomLogger:
-    """A ``CustomLogger`` that has every model called with the context instead of the history.
+    """Return a ``CustomLogger`` that calls every model with the context instead of the history.
 
-    One hook serves ``acompletion``, ``aresponses`` and ``anthropic.messages.acreate``, of any
-    provider, plain and streamed, in the SDK and in the proxy; the synchronous calls of LiteLLM have
-    no hook. It learns from the usage. LiteLLM has no hook that sends once more: after "too long"
-    the next attempt, be it LiteLLM's own retry or the caller's, is sent with a context shortened by
-    force. An error of ours is logged, and the messages are sent as they are.
+    One hook serves ``acompletion``, ``aresponses`` and ``anthropic.messages.acreate`` of every
+    provider, plain and streamed, in the SDK and in the proxy. The synchronous calls of LiteLLM have
+    no hook. The logger calibrates token counts by the usage. LiteLLM has no hook that repeats a
+    request: after a refusal because of the length the next attempt, by LiteLLM's own retry or by
+    the caller, is sent with a shorter context. After an internal error, which is logged, the
+    original messages are sent.
 
-    *session_id* names the conversation, or finds its name in the call's arguments; without it the
-    name is that of `conversation`, or ``litellm_session_id``, ``metadata.session_id``,
-    ``metadata.user_id``, ``prompt_cache_key`` or ``user``. Conversations of one name, or of none,
-    are told apart by their histories; each has a *journal* of its own.
+    *session_id* names the conversation, or is a function that finds the name in the arguments of
+    the call. Without it, the name is that of the block `conversation`, else
+    ``litellm_session_id``, ``metadata.session_id``, ``metadata.user_id``, ``prompt_cache_key`` or
+    ``user``. Conversations with the same name, or without a name, are distinguished by their
+    histories. *journal* stores each conversation separately.
 
-    Summaries are asked for by ``litellm.acompletion`` at the provider of the call that needs them,
-    with its URL and its credentials: by *summary_model*, else by SUMMARY_MODEL where the
-    environment sets it, else by the call's own model. A name never leads to another provider.
+    Summaries are requested with ``litellm.acompletion`` from the provider of the call, with its URL
+    and its credentials. Their model is *summary_model*, else the environment variable
+    SUMMARY_MODEL, else the model of the call. A name never selects another provider.
 
-    Raises SettingsError for an invalid setting, and, when this module is imported,
-    AdapterUnavailable without a LiteLLM of the expected form.
+    Raises SettingsError if a setting is invalid. The import of this module raises
+    AdapterUnavailable if LiteLLM is missing or has an unexpected form.
     """
     return _Logger(Adapter(pipeline, session_id, journal, NAMES, summary_model=summary_model))
 
 
-# The agent's own model ----------------------------------------------------------------------------
+# The agent's model --------------------------------------------------------------------------------
 
 REPEATED = (
     *("allowed_openai_params", "api_base", "api_key", "api_version", "base_url", "extra_headers"),
     *("headers", "litellm_credential_name", "organization", "region_name", "service_tier"),
     *("ssl_verify", "timeout", "user"),
 )
-"""Arguments of a call that say where it goes, how, and for whom."""
-OF_PROVIDERS = ("aws_", "azure_", "vertex_", "watsonx_")
-"""How such arguments begin that only some providers have."""
-LIMITED = frozenset({"anthropic", "bedrock", "vertex_ai"})
-"""Providers whose answers LiteLLM limits by itself."""
+"""Arguments of a call that determine where, how and for whom it is processed."""
+PROVIDER_PREFIXES = ("aws_", "azure_", "vertex_", "watsonx_")
+"""Beginnings of further such arguments, which only some providers have."""
+LIMITED_PROVIDERS = frozenset({"anthropic", "bedrock", "vertex_ai"})
+"""Providers for whose answers LiteLLM sets a default limit, which may be too low."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiteLLMModel(AgentModel):
-    """The model of a call, at *provider*; *arguments* are those that each call to it repeats."""
+    """The model of a call, at *provider*. Its questions repeat the *arguments* of the call."""
 
     provider: str
     arguments: JsonObject = field(default_factory=dict, repr=False)
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask it, without LiteLLM's own retries."""
+        """Call the model without LiteLLM's own retries."""
         name = (model or self.name or "").removeprefix(f"{self.provider}/")
-        limit = {"max_tokens": max_tokens} if self.provider in LIMITED else {}
+        limit = {"max_tokens": max_tokens} if self.provider in LIMITED_PROVIDERS else {}
         reply: Any = await litellm.acompletion(
             model=name,
             messages=[{"role": "user", "content": prompt}],
@@ -124,8 +127,8 @@ class LiteLLMModel(AgentModel):
         return AgentAnswer(text, choice.finish_reason, usage, reply.model or "")
 
 
-def _lent(kwargs: JsonObject, summary_model: str | None) -> LiteLLMModel | None:
-    """The model that a call with *kwargs* goes to; None where they do not say."""
+def _agent_model(kwargs: JsonObject, summary_model: str | None) -> LiteLLMModel | None:
+    """Return the model of a call with *kwargs*, None if they do not determine it."""
     name = kwargs.get("model") or getattr(kwargs.get("litellm_logging_obj"), "model", None)
     if not isinstance(name, str):
         return None
@@ -136,12 +139,12 @@ def _lent(kwargs: JsonObject, summary_model: str | None) -> LiteLLMModel | None:
             kwargs.get("api_base") or kwargs.get("base_url"),
             kwargs.get("api_key"),
         )
-    except Exception:  # noqa: BLE001  LiteLLM does not know it, and says so when it is called
+    except Exception:  # noqa: BLE001  an unknown model; LiteLLM reports it in the call itself
         return None
     arguments = {
         key: value
         for key, value in kwargs.items()
-        if value is not None and (key in REPEATED or key.startswith(OF_PROVIDERS))
+        if value is not None and (key in REPEATED or key.startswith(PROVIDER_PREFIXES))
     }
     return LiteLLMModel(
         name=name,
@@ -164,17 +167,19 @@ class _Logger(CustomLogger):
     async def async_pre_call_deployment_hook(
         self, kwargs: JsonDict, call_type: Any
     ) -> JsonDict | None:
-        """The call with the context; None leaves it as it is."""
-        known = FORMATS.get(getattr(call_type, "value", call_type))
-        if known is None or not known.is_shapeable(kwargs, kwargs.get(known.key)):
+        """Return the arguments of the call with the context; None leaves the call unchanged."""
+        wire_format = FORMATS.get(getattr(call_type, "value", call_type))
+        if wire_format is None:
+            return None
+        if not wire_format.is_shapeable(kwargs, kwargs.get(wire_format.key)):
             return None
         exchange = await self._adapter.begin(
-            known.codec,
-            kwargs[known.key],
-            known.arguments(kwargs),
+            wire_format.codec,
+            kwargs[wire_format.key],
+            wire_format.arguments(kwargs),
             request=kwargs,
-            state_id=known.state_id(kwargs),
-            agent_model=_lent(kwargs, self._adapter.summary_model),
+            state_id=wire_format.state_id(kwargs),
+            agent_model=_agent_model(kwargs, self._adapter.summary_model),
         )
         if exchange is None:
             return None
@@ -183,14 +188,14 @@ class _Logger(CustomLogger):
             self._pending[name] = exchange
             while len(self._pending) > MAX_PENDING:
                 self._pending.popitem(last=False)
-        options = exchange.result.request_options if known is MESSAGES else {}
+        options = exchange.result.request_options if wire_format is MESSAGES else {}
         if not exchange.is_changed and not options:
             return None
-        return {**kwargs, known.key: exchange.items, **options}
+        return {**kwargs, wire_format.key: exchange.items, **options}
 
-    # What became of it ----------------------------------------------------------------------------
+    # The outcome of the call ----------------------------------------------------------------------
 
-    def _find(self, kwargs: JsonObject) -> Exchange | None:
+    def _pop_exchange(self, kwargs: JsonObject) -> Exchange | None:
         return self._pending.pop(str(kwargs.get("litellm_call_id")), None)
 
     async def async_log_success_event(
@@ -200,16 +205,17 @@ class _Logger(CustomLogger):
         start_time: Any,  # noqa: ARG002
         end_time: Any,  # noqa: ARG002
     ) -> None:
-        """Learn from the usage."""
-        exchange = self._find(kwargs)
-        if exchange is not None:
-            response = value_at(response_obj, "response") or response_obj
-            exchange.remember(value_at(response, "output"))
-            usage = value_at(response_obj, "usage")
-            is_own = exchange.dialog.codec is MESSAGES.codec
-            if not is_own or value_at(usage, "prompt_tokens") is not None:
-                usage = openai_usage(usage)
-            exchange.calibrate(usage)
+        """Calibrate token counts by the usage."""
+        exchange = self._pop_exchange(kwargs)
+        if exchange is None:
+            return
+        response = value_at(response_obj, "response") or response_obj
+        exchange.remember(value_at(response, "output"))
+        usage = value_at(response_obj, "usage")
+        is_messages_call = exchange.dialog.codec is MESSAGES.codec
+        if not is_messages_call or value_at(usage, "prompt_tokens") is not None:
+            usage = openai_usage(usage)
+        exchange.calibrate(usage)
 
     async def async_log_failure_event(
         self,
@@ -218,8 +224,8 @@ class _Logger(CustomLogger):
         start_time: Any,  # noqa: ARG002
         end_time: Any,  # noqa: ARG002
     ) -> None:
-        """After "too long", shorten the context for the next attempt."""
-        exchange = self._find(kwargs)
+        """Shorten the context for the next attempt after a refusal because of the length."""
+        exchange = self._pop_exchange(kwargs)
         error = kwargs.get("exception")
         if exchange is not None and isinstance(error, BaseException):
             await exchange.shorten(as_refusal(error))

@@ -1,7 +1,8 @@
-"""A server of the Model Context Protocol with the tools that read what was offloaded.
+"""A server of the Model Context Protocol with tools that read offloaded content.
 
-``ctxpipe mcp .ctxpipe`` serves them over stdio, for any client: ``claude mcp add ctxpipe -- ctxpipe
-mcp .ctxpipe``. `offload_app` is the same over HTTP, and part of ``ctxpipe gateway``.
+``ctxpipe mcp .ctxpipe`` serves the tools over standard input and output, for any client:
+``claude mcp add ctxpipe -- ctxpipe mcp .ctxpipe``. `offload_app` serves them over HTTP and is part
+of ``ctxpipe gateway``.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ READS = types.ToolAnnotations(
 
 
 def offload_server(storage: TextReader, *, session_id: str | None = None) -> Server[Any]:
-    """A server of the official ``mcp`` package with the reading tools of `offload_tools`.
+    """Return a server of the official ``mcp`` package with the tools of `offload_tools`.
 
-    They read what *storage* holds, with *session_id* only what is of that session; anything else
-    is refused in the tool's result. Raises SettingsError as `offload_tools` does.
+    The tools read the content of *storage*, with *session_id* only that of this session. For
+    anything else the tool's result is an error.
+
+    Raises SettingsError if a setting is invalid, see `offload_tools`.
     """
     tools = {tool.name: tool for tool in offload_tools(storage, session_id=session_id)}
 
     async def list_tools(context: object, params: object) -> types.ListToolsResult:  # noqa: ARG001
-        return types.ListToolsResult(tools=list(map(_description, tools.values())))
+        return types.ListToolsResult(tools=[_description(tool) for tool in tools.values()])
 
     async def call_tool(
         context: object,  # noqa: ARG001
@@ -60,15 +63,17 @@ def offload_server(storage: TextReader, *, session_id: str | None = None) -> Ser
 
 
 def offload_app(storage: TextReader) -> ASGIApp:
-    """`offload_server` as an ASGI application that speaks streamable HTTP, each request by itself.
+    """Return an ASGI application that serves `offload_server` over streamable HTTP.
 
-    It does not check who asks: put it behind what does. Raises SettingsError as `offload_tools`
-    does.
+    Requests are independent of each other. The application does not authenticate clients: place it
+    behind a server that does.
+
+    Raises SettingsError if a setting is invalid, see `offload_tools`.
     """
     server = offload_server(storage)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        # A manager serves one life. Without sessions it holds nothing between two requests.
+        # A manager can run only once. Without sessions it keeps no state between two requests.
         manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
         async with manager.run():
             await manager.handle_request(scope, receive, send)
@@ -88,7 +93,7 @@ def _description(tool: Tool) -> types.Tool:
 
 def _result(content: Any, *, is_error: bool) -> types.CallToolResult:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return types.CallToolResult(content=list(map(_part, parts)), is_error=is_error)
+    return types.CallToolResult(content=[_part(part) for part in parts], is_error=is_error)
 
 
 def _part(block: JsonDict) -> types.ContentBlock:
@@ -103,6 +108,6 @@ def _part(block: JsonDict) -> types.ContentBlock:
 
 
 async def serve(server: Server[Any]) -> None:
-    """Serve over standard input and output, until the client closes them."""
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+    """Serve over standard input and output until the client closes them."""
+    async with stdio_server() as (read_stream, write_stream):
+        await server.run(read_stream, write_stream, server.create_initialization_options())

@@ -1,4 +1,4 @@
-"""The command ``ctxpipe mcp``: its options, which need no ``mcp`` package."""
+"""The command ``ctxpipe mcp``. Its options can be read without the ``mcp`` package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..storage.local import LocalStorage
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the tools that read what was offloaded, until the client closes standard input.
+    """Serve the tools that read offloaded content until the client closes standard input.
 
     Needs the extra mcp.
     """
@@ -24,14 +24,16 @@ def main(arguments: Sequence[str]) -> int:
         default=".ctxpipe",
         help="the folder of a LocalStorage; default: %(default)s",
     )
-    parser.add_argument("--session", help="the one session that may be read; default: all")
-    given = parser.parse_args(arguments)
-    if os.path.isfile(given.root):
-        parser.error(f"{given.root} is a file; give the folder of a LocalStorage")
+    parser.add_argument("--session", help="the only session that may be read; default: all")
+    options = parser.parse_args(arguments)
+    if os.path.isfile(options.root):
+        parser.error(f"{options.root} is a file; give the folder of a LocalStorage")
     try:
         from .mcp import offload_server, serve
 
-        server = offload_server(LocalStorage(os.path.abspath(given.root)), session_id=given.session)
+        server = offload_server(
+            LocalStorage(os.path.abspath(options.root)), session_id=options.session
+        )
     except CtxpipeError as error:
         parser.error(str(error))
     anyio.run(serve, server)

@@ -1,4 +1,4 @@
-"""An HTTP client for the openai SDK that sends the context instead of the history, in one line.
+"""Adapter for the openai SDK: an HTTP client that sends the context instead of the history.
 
 ``AsyncOpenAI(http_client=ctxpipe_client(pipeline, session_id="job-42"))``
 """
@@ -14,7 +14,7 @@ from ..wire.versions import Versions, load
 VERSIONS = Versions("openai", "openai", "1.60.0", "3.57.0")
 _sdk = load("openai", VERSIONS, {"AsyncOpenAI": ["http_client"]})
 
-# When the SDK is there: it decides what is sent with.
+# After the import of the SDK, which determines the HTTP library.
 from .http_client import make_client, make_sync_client  # noqa: E402
 
 if TYPE_CHECKING:
@@ -39,28 +39,28 @@ def ctxpipe_client(
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
 ) -> DefaultAsyncHttpxClient:
-    """An HTTP client for ``openai.AsyncOpenAI`` that sends the context instead of the history.
+    """Return an HTTP client for ``openai.AsyncOpenAI`` that sends the context.
 
-    It rewrites ``messages`` of every chat completion and the list ``input`` of every response,
-    plain or streamed, learns from the reply's usage, and after "too long" asks once more with a
-    context shortened by force. Where nothing is to be done, the request is sent as it came, byte
-    for byte; an error of ours is logged and the original request is sent. What the provider keeps
-    is left alone: a request with ``previous_response_id``, ``conversation`` or a plain text, and
-    all up to a ``compaction`` item.
+    The client replaces the ``messages`` of every chat completion and the list ``input`` of every
+    response, plain or streamed. It calibrates token counts by the usage of the reply, and after a
+    refusal because of the length it sends a shorter context once. A request that needs no change is
+    sent byte for byte. After an internal error, which is logged, the original request is sent.
+    Content that the provider stores is not changed: requests with ``previous_response_id``,
+    ``conversation`` or a plain text, and everything up to a ``compaction`` item.
 
-    *session_id* names the conversation, or finds its name in the request's body. Without it the
-    name is that of `conversation`, or the body's ``prompt_cache_key``, ``metadata.session_id`` or
-    ``user``. Conversations of one name, or of none, are told apart by their histories; each has a
-    *journal* of its own. A user's message of a chat that begins with *observation* is read as the
-    result of a call.
+    *session_id* names the conversation, or is a function that finds the name in the request's body.
+    Without it, the name is that of the block `conversation`, else the body's ``prompt_cache_key``,
+    ``metadata.session_id`` or ``user``. Conversations with the same name, or without a name, are
+    distinguished by their histories. *journal* stores each conversation separately. A message of
+    the user in a chat that begins with *observation* is read as the result of a call.
 
-    Summaries are asked for in the form and at the URL of the request that needs them, with its
-    headers: by *summary_model*, else by SUMMARY_MODEL where the environment sets it, else by the
-    request's own model. *transport* is what sends, by default the one that the SDK would use,
-    without the environment's proxies. *settings* are those of ``openai.DefaultAsyncHttpxClient``.
+    Summaries are requested in the form and at the URL of the request, with its headers. Their model
+    is *summary_model*, else the environment variable SUMMARY_MODEL, else the model of the request.
+    *transport* sends the requests; None selects the transport of the SDK, without the proxies of
+    the environment. *settings* are further arguments of ``openai.DefaultAsyncHttpxClient``.
 
-    Raises SettingsError for an invalid setting, and, when this module is imported,
-    AdapterUnavailable without an SDK of the expected form.
+    Raises SettingsError if a setting is invalid. The import of this module raises
+    AdapterUnavailable if the SDK is missing or has an unexpected form.
     """
     adapter = Adapter(
         pipeline,
@@ -83,7 +83,10 @@ def ctxpipe_sync_client(
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> DefaultHttpxClient:
-    """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
+    """Return an HTTP client like `ctxpipe_client` for ``openai.OpenAI``.
+
+    It may be used from any thread. Raises SettingsError if a setting is invalid.
+    """
     adapter = Adapter(
         pipeline,
         session_id,

@@ -1,4 +1,4 @@
-"""A capability for pydantic-ai's agents.
+"""Adapter for pydantic-ai's agents: a capability.
 
 ``Agent(model, capabilities=[Ctxpipe(pipeline)])``
 """
@@ -26,6 +26,7 @@ from ..wire.values import (
     block_text,
     client_block,
     document_block,
+    has_text,
     image_block,
     image_url,
     join_texts,
@@ -33,8 +34,7 @@ from ..wire.values import (
     result_block,
     result_blocks,
     result_text,
-    says,
-    sort_blocks,
+    split_blocks,
     take_part,
     text_block,
     text_or_opaque,
@@ -89,24 +89,25 @@ __all__ = ["Ctxpipe", "PydanticCodec"]
 
 
 class Ctxpipe(AbstractCapability[Any]):
-    """A capability that has the model called with the context instead of the history.
+    """A capability that calls the model with the context instead of the history.
 
-    What is sent is prepared for each attempt and never persisted: ``result.all_messages()`` holds
-    every message as it was. It works for every model, plain and streamed, learns from the usage,
-    and after "too long" has the model called once more with a context shortened by force. An error
-    of ours is logged, and the messages are sent as they are.
+    The context is prepared for each attempt and never stored: ``result.all_messages()`` has every
+    message unchanged. The capability works for every model, plain and streamed. It calibrates token
+    counts by the usage, and after a refusal because of the length the model is called once more
+    with a shorter context. After an internal error, which is logged, the original messages are
+    sent.
 
-    *session_id* names the conversation, or finds its name in the ``RunContext``; without it the
-    name is that of `conversation`, or the run's ``conversation_id``. Conversations of one name,
-    such as agents that a tool runs, or of none, are told apart by their histories; each has a
-    *journal* of its own.
+    *session_id* names the conversation, or is a function that finds the name in the ``RunContext``.
+    Without it, the name is that of the block `conversation`, else the run's ``conversation_id``.
+    Conversations with the same name, such as agents that a tool runs, or without a name, are
+    distinguished by their histories. *journal* stores each conversation separately.
 
-    Summaries are written by the agent's own model, with its client and its credentials.
-    *summary_model* is another model for them, or the name of another one of the same provider;
-    without it the name is SUMMARY_MODEL where the environment sets it.
+    Summaries are written by the agent's model, with its client and its credentials. *summary_model*
+    is another model for them, or the name of another model of the same provider; without it the
+    name is the environment variable SUMMARY_MODEL.
 
-    Raises SettingsError for an invalid setting, and, when this module is imported,
-    AdapterUnavailable without a pydantic-ai of the expected form.
+    Raises SettingsError if a setting is invalid. The import of this module raises
+    AdapterUnavailable if pydantic-ai is missing or has an unexpected form.
     """
 
     def __init__(
@@ -117,23 +118,27 @@ class Ctxpipe(AbstractCapability[Any]):
         journal: JournalStorage | None = None,
         summary_model: str | Model | None = None,
     ) -> None:
-        self._chosen = summary_model if isinstance(summary_model, Model) else None
-        name = None if isinstance(summary_model, Model) else summary_model
+        self._summary_model: Model | None = None
+        name: str | None = None
+        if isinstance(summary_model, Model):
+            self._summary_model = summary_model
+        else:
+            name = summary_model
         self._adapter = Adapter(pipeline, session_id, journal, summary_model=name)
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
-        """What one run needs to remember."""
-        return _Run(self._adapter, self._chosen)
+        """Return the capability for one run, which remembers its last request."""
+        return _Run(self._adapter, self._summary_model)
 
 
 class _Run(AbstractCapability[Any]):
-    """One run, and the exchange of its last request."""
+    """The capability of one run, with the exchange of its last request."""
 
     def __init__(self, adapter: Adapter, summary_model: Model | None) -> None:
         self._adapter = adapter
         self._summary_model = summary_model
         self._exchange: Exchange | None = None
-        self._is_shorter = False  # it was refused, and has a shorter request to send
+        self._is_shorter = False  # the last request was refused and has been shortened
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         return self
@@ -141,9 +146,9 @@ class _Run(AbstractCapability[Any]):
     async def prepare_model_request(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Send the context."""
+        """Replace the messages of the request by the context."""
         if not self._is_shorter:
-            self._exchange = await self._begin(ctx, request_context)
+            self._exchange = await self._begin_exchange(ctx, request_context)
         self._is_shorter = False
         if self._exchange is None or not self._exchange.is_changed:
             return request_context
@@ -152,7 +157,7 @@ class _Run(AbstractCapability[Any]):
     async def on_model_request_error(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
     ) -> ModelResponse:
-        """Ask once more where the prompt was too long; any other error is raised."""
+        """Retry with a shorter context if the prompt was too long; raise every other error."""
         del ctx
         if self._exchange is None or getattr(request_context, "attempt", 1) > 1:
             raise error
@@ -164,19 +169,19 @@ class _Run(AbstractCapability[Any]):
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
-        """Learn from the usage."""
+        """Calibrate token counts by the usage."""
         del ctx, request_context
         if self._exchange is not None:
             self._exchange.calibrate(_usage(response))
         return response
 
-    async def _begin(
+    async def _begin_exchange(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> Exchange | None:
         conversation = getattr(ctx, "conversation_id", None)
         parameters = request_context.model_request_parameters
         parts = getattr(parameters, "instruction_parts", None) or ()
-        system = [text_block(part.content) for part in parts if says(part.content)]
+        system = [text_block(part.content) for part in parts if has_text(part.content)]
         arguments = {
             "system": system or None,
             "tools": [_description(tool) for tool in parameters.function_tools],
@@ -188,20 +193,24 @@ class _Run(AbstractCapability[Any]):
             arguments,
             request=ctx,
             names=[conversation],
-            agent_model=self._lent(request_context),
+            agent_model=self._agent_model(request_context),
         )
 
-    def _lent(self, request_context: ModelRequestContext) -> PydanticModel:
-        """The model for summaries that was chosen, or else the agent's own."""
-        agents = request_context.model
-        chosen = self._summary_model
+    def _agent_model(self, request_context: ModelRequestContext) -> PydanticModel:
+        """Return the model for summaries: the one from the settings, else the agent's."""
+        model = request_context.model
+        api = model.system
+        summary_model = self._adapter.summary_model
+        if self._summary_model is not None:
+            model = self._summary_model
+            summary_model = model.model_name
         settings = getattr(request_context, "model_settings", None) or {}
         return PydanticModel(
-            model=chosen or agents,
+            model=model,
             settings={name: settings[name] for name in ROUTING if name in settings},
-            name=(chosen or agents).model_name,
-            summary_model=chosen.model_name if chosen else self._adapter.summary_model,
-            api=agents.system,
+            name=model.model_name,
+            summary_model=summary_model,
+            api=api,
         )
 
 
@@ -213,75 +222,81 @@ def _description(tool: Any) -> dict[str, object]:
     }
 
 
-# The agent's own model ----------------------------------------------------------------------------
+# The agent's model --------------------------------------------------------------------------------
 
 ROUTING = (
     *("extra_headers", "service_tier", "openai_service_tier", "openai_store", "openai_user"),
     *("anthropic_metadata", "anthropic_service_tier", "openrouter_provider"),
 )
-"""Settings of a request that say where, how and for whom it is processed."""
+"""Settings of a request that determine where, how and for whom it is processed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PydanticModel(AgentModel):
-    """A *model* of pydantic-ai, that of the agent or one that was chosen for summaries.
+    """A *model* of pydantic-ai, that of the agent or another one for summaries.
 
-    It is asked with these *settings*, beside its own.
+    *settings* are added to the settings of the model in each call.
     """
 
     model: Model = dataclasses.field(repr=False)
     settings: JsonObject = dataclasses.field(default_factory=dict, repr=False)
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask it, outside of the agent's run: no capability takes part."""
-        chosen = self.model
+        """Call the model outside of the agent's run, so without the run's capabilities."""
+        called_model = self.model
         if model is not None and model != self.name:
-            chosen = _with_name(chosen, model.removeprefix(f"{chosen.system}:"))
-        settings: Any = {**self.settings, **_room(chosen, max_tokens)}
+            called_model = _with_name(called_model, model.removeprefix(f"{called_model.system}:"))
+        settings: Any = {**self.settings, **_limit_setting(called_model, max_tokens)}
         messages = [ModelRequest(parts=[UserPromptPart(prompt)])]
-        reply = await model_request(chosen, messages, model_settings=settings)
+        reply = await model_request(called_model, messages, model_settings=settings)
         text = "".join([part.content for part in reply.parts if isinstance(part, TextPart)])
         return AgentAnswer(text, reply.finish_reason, _usage(reply), reply.model_name or "")
 
 
 def _with_name(model: Model, name: str) -> Model:
-    """A copy of *model*, with its client, that asks the model *name*. Raises SummaryRefused."""
-    changed = copy.copy(model)
-    wrapped = getattr(model, "wrapped", None)
-    if isinstance(wrapped, Model):
-        vars(changed)["wrapped"] = _with_name(wrapped, name)
+    """Return a copy of *model* with its client and with another model *name*.
+
+    Raises SummaryRefused if the name of the copy cannot be changed.
+    """
+    new_model = copy.copy(model)
+    inner_model = getattr(model, "wrapped", None)
+    if isinstance(inner_model, Model):
+        vars(new_model)["wrapped"] = _with_name(inner_model, name)
     else:
-        vars(changed)["_model_name"] = name
-    vars(changed).pop("profile", None)  # it may be cached, of the old name
-    if changed.model_name != name:
+        vars(new_model)["_model_name"] = name
+    vars(new_model).pop("profile", None)  # a cached value of the old name
+    if new_model.model_name != name:
         raise SummaryRefused(
             f"{type(model).__name__} cannot be asked for another model by its name;"
             " give summary_model= a model of pydantic-ai"
         )
-    return changed
+    return new_model
 
 
-def _room(model: Model, max_tokens: int) -> dict[str, int]:
-    """The setting that gives an answer room, where *model* has a limit that is too low.
+def _limit_setting(model: Model, max_tokens: int) -> dict[str, int]:
+    """Return the setting that raises the limit of *model*, {} if its limit is high enough.
 
-    Anthropic's API requires a limit, for which pydantic-ai takes 4,096. Thinking counts, too.
+    Anthropic's API requires a limit, for which pydantic-ai uses 4,096. Tokens for thinking are
+    added, because they count against the limit too.
     """
     settings: JsonObject = {**(model.settings or {})}
     limit = settings.get("max_tokens")
     if limit is None and model.system == "anthropic":
         limit = 4096
     thinking = settings.get("anthropic_thinking") or {}
-    needed = max_tokens + (thinking.get("budget_tokens") or 0)
-    return {"max_tokens": needed} if limit is not None and limit < needed else {}
+    required_tokens = max_tokens + (thinking.get("budget_tokens") or 0)
+    if limit is None or limit >= required_tokens:
+        return {}
+    return {"max_tokens": required_tokens}
 
 
 def _usage(response: ModelResponse) -> dict[str, int] | None:
-    billed = response.usage
+    reported_usage = response.usage
     return usage(
-        billed.input_tokens,
-        read=billed.cache_read_tokens,
-        written=billed.cache_write_tokens,
-        output=billed.output_tokens,
+        reported_usage.input_tokens,
+        read=reported_usage.cache_read_tokens,
+        written=reported_usage.cache_write_tokens,
+        output=reported_usage.output_tokens,
     )
 
 
@@ -289,58 +304,63 @@ def _usage(response: ModelResponse) -> dict[str, int] | None:
 
 
 class PydanticCodec(Codec):
-    """pydantic-ai's messages; a request may hold results and words of the user at once."""
+    """Codec of pydantic-ai's messages. A request may have results and texts of the user."""
 
     def is_summary(self, item: Item) -> bool:
-        """By one of its parts."""
+        """Return True if *item* has a compaction part."""
         return any(isinstance(part, CompactionPart) for part in getattr(item, "parts", ()))
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         if not isinstance(item, ModelRequest | ModelResponse):
             return self.read_unknown(item, type(item).__name__)
         is_reply = isinstance(item, ModelResponse)
         unknown = opaque_block if is_reply else client_block
-        groups = _groups(item.parts)
-        blocks = [block for group in groups for block in _group_blocks(group, unknown)]
+        blocks: list[JsonDict] = []
+        for group in _groups(item.parts):
+            blocks += _group_blocks(group, unknown)
         if is_reply:
             return Reading("assistant", blocks)
         has_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if has_result else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*; its other parts are the same objects."""
-        waiting = [(block, block) for block in blocks]
-        unknown = opaque_block if isinstance(item, ModelResponse) else client_block
+        """Return a copy of *item* with *blocks* as its content.
+
+        Parts with the same content are the same objects.
+        """
+        waiting_blocks = [(block, block) for block in blocks]
+        is_reply = isinstance(item, ModelResponse)
+        unknown = opaque_block if is_reply else client_block
         parts: list[Any] = []
         for group in _groups(item.parts):
-            old = _group_blocks(group, unknown)
-            kept = [take_part(waiting, block)[1] for block in old]
-            if kept == old:
+            old_blocks = _group_blocks(group, unknown)
+            new_blocks = [take_part(waiting_blocks, block)[1] for block in old_blocks]
+            if new_blocks == old_blocks:
                 parts += group
                 continue
-            parts += _rebuild_group(group, [block for block in kept if block is not None])
-        if waiting:
-            make = TextPart if isinstance(item, ModelResponse) else UserPromptPart
-            parts.append(make(join_texts(block for block, _ in waiting)))
+            parts += _rebuild_group(group, [block for block in new_blocks if block is not None])
+        if waiting_blocks:
+            text = join_texts(block for block, _ in waiting_blocks)
+            parts.append(TextPart(text) if is_reply else UserPromptPart(text))
         return dataclasses.replace(item, parts=parts)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Messages that say *blocks*."""
+        """Return a new message with *blocks*."""
         if role == "assistant":
             return [ModelResponse(parts=[_new_reply_part(block) for block in blocks])]
         if role == "system":
             return [ModelRequest(parts=[SystemPromptPart(join_texts(blocks))])]
-        results, _, spoken = sort_blocks(blocks)
+        results, _, others = split_blocks(blocks)
         parts: list[Any] = []
         for block in results:
             text = result_text(block.get("content"))
             parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
-        said = [_new_content(block) for block in spoken]
-        if said and all(isinstance(part, str) for part in said):
-            parts.append(UserPromptPart("\n".join(said)))
-        elif said:
-            parts.append(UserPromptPart(said))
+        contents = [_new_content(block) for block in others]
+        if contents and all(isinstance(content, str) for content in contents):
+            parts.append(UserPromptPart("\n".join(contents)))
+        elif contents:
+            parts.append(UserPromptPart(contents))
         return [ModelRequest(parts=parts)]
 
 
@@ -348,75 +368,76 @@ CODEC = PydanticCodec()
 
 TOOL_SEARCH = "tool-search"
 CAPABILITY_LOAD = "capability-load"
-"""What pydantic-ai calls the kinds of the tools that load other tools."""
+"""pydantic-ai's names for the kinds of tools that load other tools."""
 
 REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
-"""Fields of chat completions that pydantic-ai reads thinking from."""
+"""Fields of chat completions from which pydantic-ai reads thinking."""
 
 
 # Parts --------------------------------------------------------------------------------------------
 
-BESIDE_CHARS = 2_000
-"""What a request says in words after a tool's return is that tool's, if it is at least so long.
+TOOL_TEXT_CHARS = 2_000
+"""Minimum length of a text of the user after a tool's return to be read as part of the result.
 
-It is the content of a ``ToolReturn``, which pydantic-ai sends beside the result as if the user said
-it. A person who writes while tools run writes less.
+A tool may return a ``ToolReturn`` with further content, which pydantic-ai sends after the result as
+a text of the user. A person who writes while tools run writes less.
 """
 
 
 def _groups(parts: Sequence[Any]) -> list[list[Any]]:
-    """Return *parts* one by one, but a tool's return together with what it gives beside it."""
+    """Return *parts* in groups: a tool's return with its further content, all others alone."""
     groups: list[list[Any]] = []
     for part in parts:
         follows_return = bool(groups) and isinstance(groups[-1][0], ToolReturnPart)
-        if follows_return and _is_beside(part):
+        if follows_return and _is_tool_text(part):
             groups[-1].append(part)
         else:
             groups.append([part])
     return groups
 
 
-def _is_beside(part: Any) -> bool:
+def _is_tool_text(part: Any) -> bool:
+    """Return True if *part*, after a tool's return, is further content of that tool."""
     if not isinstance(part, UserPromptPart):
         return False
     contents = [part.content] if isinstance(part.content, str) else part.content
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) < len(contents):
         return False
-    return sum([len(text) for text in texts]) >= BESIDE_CHARS
+    return sum(len(text) for text in texts) >= TOOL_TEXT_CHARS
 
 
 def _group_blocks(group: Sequence[Any], unknown: Callable[..., JsonDict]) -> list[JsonDict]:
-    """Return the blocks of *group*: those of its part, or one result with all texts of a tool."""
-    first, *beside = group
+    """Return the blocks of *group*: those of its part, or one result with all content of a tool."""
+    first, *tool_texts = group
     blocks = _part_blocks(first, unknown)
-    if not beside:
+    if not tool_texts:
         return blocks
     [block] = blocks
     content = result_blocks(block["content"])
-    for part in beside:
+    for part in tool_texts:
         content += _part_blocks(part, unknown)
     return [{**block, "content": content}]
 
 
 def _rebuild_group(group: Sequence[Any], blocks: Sequence[JsonObject]) -> list[Any]:
-    """Return the parts of *group* that say *blocks*."""
-    first, *beside = group
-    if not beside or not blocks:
-        changed = _rebuild_part(first, blocks)
-        return [] if changed is None else [changed]
+    """Return the parts of *group* with *blocks* as their content."""
+    first, *tool_texts = group
+    if not tool_texts or not blocks:
+        new_part = _rebuild_part(first, blocks)
+        return [] if new_part is None else [new_part]
     content = result_blocks(blocks[0].get("content"))
-    staying: list[Any] = []
-    for part in beside:
-        own = _part_blocks(part, client_block)
-        if all(block in content for block in own):
-            content = [block for block in content if block not in own]
-            staying.append(part)
-    return [_rebuild_return(first, content), *staying]
+    unchanged_texts: list[Any] = []
+    for part in tool_texts:
+        text_blocks = _part_blocks(part, client_block)
+        if all(block in content for block in text_blocks):
+            content = [block for block in content if block not in text_blocks]
+            unchanged_texts.append(part)
+    return [_rebuild_return(first, content), *unchanged_texts]
 
 
 def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
-    """Return the blocks of *part*; *unknown* makes that of a part of which nothing is known."""
+    """Return the blocks of *part*; *unknown* converts a part of an unknown type."""
     match part:
         case ToolReturnPart():
             return [_result_block(part)]
@@ -424,13 +445,13 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
             return [_retry_block(part)]
         case UserPromptPart():
             content = [part.content] if isinstance(part.content, str) else part.content
-            return list(map(_content_block, content))
+            return [_content_block(element) for element in content]
         case TextPart() | SystemPromptPart():
             return [_text(part.content)] if part.content else []
         case ToolCallPart():
             block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
         case ThinkingPart():
-            block = thinking_block(part.content or None, _proof(part))
+            block = thinking_block(part.content or None, _signature(part))
         case _ if unknown is client_block:
             block = client_block(_plain(part), _name_of(part))
         case _ if getattr(part, "tool_kind", None) == TOOL_SEARCH:
@@ -441,15 +462,20 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
 
 
 def _name_of(part: object) -> str:
-    """Return what pydantic-ai calls the kind of *part*, else the name of its class."""
-    names = (getattr(part, name, None) for name in ("part_kind", "kind"))
-    return next((name for name in names if isinstance(name, str)), type(part).__name__)
+    """Return pydantic-ai's name for the kind of *part*, else the name of its class."""
+    for attribute in ("part_kind", "kind"):
+        name = getattr(part, attribute, None)
+        if isinstance(name, str):
+            return name
+    return type(part).__name__
 
 
-def _proof(part: ThinkingPart) -> str | None:
-    """Return what proves *part* to be the model's; None where its API signs no thinking."""
-    # Its id is then the name of the field that held it.
-    return part.signature or (None if part.id in REASONING_FIELDS else part.id)
+def _signature(part: ThinkingPart) -> str | None:
+    """Return the signature or the id of *part*, None if its API signs no thinking."""
+    if part.signature:
+        return part.signature
+    # Without a signature, the id may be the name of the field from which the part was read.
+    return None if part.id in REASONING_FIELDS else part.id
 
 
 def _loaded_tools(part: object) -> list[str]:
@@ -465,7 +491,9 @@ def _loaded_tools(part: object) -> list[str]:
 def _result_block(part: ToolReturnPart) -> JsonDict:
     text = part.model_response_str()
     files = list(getattr(part, "files", None) or ())
-    content: Any = list(map(_content_block, [text, *files])) if files else text
+    content: Any = text
+    if files:
+        content = [_content_block(element) for element in (text, *files)]
     references = [tool_reference(name) for name in _loaded_tools(part)]
     if references:
         content = [*result_blocks(content), *references]
@@ -486,12 +514,12 @@ def _retry_block(part: RetryPromptPart) -> JsonDict:
 
 
 def _content_block(content: object) -> JsonDict:
-    """Return the block of one *content* of what the user says, or of a tool's result."""
+    """Return the block of one *content* of the user or of a tool's result."""
     media: JsonDict | None = None
     if isinstance(content, str):
         return _text(content)
     if isinstance(content, CachePoint):
-        return opaque_block(_plain(content))  # a mark, and nothing that the model reads
+        return opaque_block(_plain(content))  # a mark, which the model does not read
     if isinstance(content, ImageUrl):
         media = image_block(content.url)
     elif isinstance(content, DocumentUrl):
@@ -512,12 +540,14 @@ def _text(text: object) -> JsonDict:
 
 
 def _plain(part: object) -> object:
-    """*part* in plain values, without times, so that equal parts make equal blocks."""
+    """Return *part* as plain values without timestamps, so that equal parts give equal blocks."""
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
         return repr(part)
-    names = [field.name for field in dataclasses.fields(part)]
-    kept = [name for name in names if name != "timestamp" and not name.startswith("_")]
-    fields = {name: getattr(part, name) for name in kept}
+    fields: dict[str, object] = {}
+    for dataclass_field in dataclasses.fields(part):
+        name = dataclass_field.name
+        if name != "timestamp" and not name.startswith("_"):
+            fields[name] = getattr(part, name)
     try:
         return json.loads(as_json(fields))
     except InvalidHistory:
@@ -525,7 +555,7 @@ def _plain(part: object) -> object:
 
 
 def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
-    """*part* that says *blocks*; None where nothing of it is left."""
+    """Return a copy of *part* with *blocks* as its content, None if no content is left."""
     if not blocks:
         return None
     if isinstance(part, ToolReturnPart):
@@ -540,25 +570,26 @@ def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
     if isinstance(part, ToolCallPart):
         arguments = blocks[0]["input"]
         args = arguments_json(arguments) if isinstance(part.args, str) else dict(arguments)
-        # By its id a provider would take its stored copy.
+        # Without the id, for which a provider would use its stored copy.
         return dataclasses.replace(part, args=args, id=None)
     if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
-        content = [own for own in part.content if _content_block(own) in blocks]
+        content = [element for element in part.content if _content_block(element) in blocks]
         return dataclasses.replace(part, content=content)
     return None
 
 
 def _rebuild_return(part: ToolReturnPart, blocks: Sequence[JsonObject]) -> ToolReturnPart:
-    """A copy of *part* that says *blocks*, with those of its files that are among them."""
+    """Return a copy of *part* with the texts of *blocks* and the files that are among *blocks*."""
     files = [(_content_block(file), file) for file in getattr(part, "files", None) or ()]
     content: list[Any] = []
     for block in blocks:
         if kind(block) == "tool_reference":
-            continue  # it stands for what the part itself says
-        said, file = take_part(files, block)
-        content.append(block_text(block) if said is None else file)
-    has_files = any(not isinstance(one, str) for one in content)
-    return dataclasses.replace(part, content=content if has_files else "\n".join(content))
+            continue  # the part itself has the tools that it refers to
+        file_block, file = take_part(files, block)
+        content.append(block_text(block) if file_block is None else file)
+    if all(isinstance(element, str) for element in content):
+        return dataclasses.replace(part, content="\n".join(content))
+    return dataclasses.replace(part, content=content)
 
 
 def _new_reply_part(block: JsonObject) -> Any:
@@ -571,4 +602,6 @@ def _new_content(block: JsonObject) -> Any:
     url = image_url(block)
     if url is None:
         return block_text(block)
-    return BinaryContent.from_data_uri(url) if ";base64," in url else ImageUrl(url)
+    if ";base64," in url:
+        return BinaryContent.from_data_uri(url)
+    return ImageUrl(url)

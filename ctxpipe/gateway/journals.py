@@ -1,4 +1,4 @@
-"""Where the journals of several gateways lie: one URL for all of them."""
+"""Open the journals that several gateways share, from one URL."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BUCKETS = ("s3", "gs", "az")
 
 
 def journal_kind(url: str) -> str:
-    """What keeps the journals at *url*, without its address or password."""
+    """Return the name of the database or store at *url*, without its address or password."""
     return KINDS[urlsplit(url).scheme]
 
 
 def check_journal(url: str) -> None:
-    """Raise SettingsError unless *url* is one that journals can be kept at."""
+    """Raise SettingsError unless journals can be stored at *url*."""
     parts = urlsplit(url)
     if parts.scheme not in KINDS:
         scheme = excerpt(parts.scheme or "a path")
@@ -47,16 +47,17 @@ def check_journal(url: str) -> None:
 
 
 def is_owner(name: str) -> bool:
-    """Whether *name*, that of a folder below a gateway's root, stands for one of its tokens."""
+    """Return True if *name*, of a folder in a gateway's root, is the digest of a token."""
     return _OWNER.fullmatch(name) is not None
 
 
 def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJournal:
-    """The journals at *url* of sessions whose *texts* lie elsewhere.
+    """Open the journals at *url*; the texts of the sessions are stored in *texts*.
 
-    Sessions of different *owners*, one for each of a gateway's tokens, do not see each other.
+    *owner* is the digest of a gateway's token, "" without tokens. Sessions of different owners are
+    stored separately.
 
-    Raises SettingsError for another kind of URL, and where the extra that it needs is missing.
+    Raises SettingsError if the kind of *url* is unknown, or if the extra that it needs is missing.
     """
     check_journal(url)
     kind = journal_kind(url)
@@ -79,7 +80,7 @@ def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJ
 
 
 def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJournal:
-    """The journals in the bucket at *url*, with the credentials of the environment."""
+    """Open the journals in the bucket at *url* with the credentials of the environment."""
     from ..settings import check_extra
     from ..storage.object_journals import ObjectJournal
 
@@ -90,7 +91,7 @@ def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJourna
     try:
         store = from_url(f"{url.rstrip('/')}/{owner}" if owner else url)
     except (BaseError, ValueError) as error:
-        # Without the reason: it may quote a key.
+        # Without the reason, which may quote a key.
         raise SettingsError(
             f"journal: the bucket cannot be opened ({type(error).__name__}); give "
             "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, and the account and "

@@ -33,7 +33,7 @@ class Removal(NamedTuple):
 
 @dataclass(slots=True)
 class GatewayTurn:
-    """One request for a message, and its outcome.
+    """A request for a message, and its outcome.
 
     *sent_tokens* and *history_tokens* are the raw tokens of the context that was sent and of the
     client's own history; *kinds* divides the tokens sent by kind and is empty if that is unknown.

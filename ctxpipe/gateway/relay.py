@@ -94,7 +94,7 @@ class Relay:
             self._shaper.learn_window(exchange, headers)
             extra_headers: dict[str, str] = {}
             if exchange.is_shaped:
-                extra_headers[SAVED] = str(exchange.dialog.saved)
+                extra_headers[SAVED] = str(exchange.dialog.saved_tokens)
             turn = self._turn(response.status_code, show_texts=show_texts)
             chunks = self._count(self._open_responses.pop_all(), chunks, turn, record)
         reply = reply_with(response, chunks, extra_headers)
@@ -170,7 +170,7 @@ class Relay:
             exchange.model or "",
             outcome,
             sent_tokens=result.tokens_after,
-            history_tokens=result.tokens_after + exchange.dialog.saved,
+            history_tokens=result.tokens_after + exchange.dialog.saved_tokens,
             removals=removals,
             status=status,
             text=_last_words(exchange.session.known) if show_texts else "",

@@ -85,7 +85,7 @@ class Shaper:
                 model = None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
 
-            def open_session(session_id: str, _is_held: bool) -> Conversation:
+            def open_session(session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG001
                 session = pipeline.new_session(
                     session_id, journal=self._journal, cache_seconds=self._cache_seconds
                 )

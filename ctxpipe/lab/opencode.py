@@ -12,10 +12,10 @@ from typing import cast
 from .._values import JsonDict, JsonObject
 from ..messages import Message, field
 from ..wire.values import (
+    has_text,
     image_block,
     opaque_block,
     result_block,
-    says,
     text_block,
     thinking_block,
     use_block,
@@ -134,9 +134,9 @@ def _blocks(part: JsonObject, omitted_counts: Counter[str]) -> Iterator[JsonDict
     """Yield the block of a *part* that is not a call, or count the part as omitted."""
     text = part.get("text")
     match part.get("type"):
-        case "text" if says(text) and not part.get("ignored"):
+        case "text" if has_text(text) and not part.get("ignored"):
             yield text_block(text)
-        case "reasoning" if says(text):
+        case "reasoning" if has_text(text):
             yield thinking_block(text)
         case "file":
             yield image_block(part.get("url")) or opaque_block(part)

@@ -1,4 +1,8 @@
-"""Conversations of other APIs and frameworks through a session, and back."""
+"""Run the conversations of other APIs and frameworks through a session.
+
+A codec converts the items of one form of conversation to messages and back. An `Exchange` shapes
+one request. An `Adapter` has the settings and the conversations of one client or framework.
+"""
 
 from .codec import Codec, MessagesCodec, Reading, Side
 from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name

@@ -1,8 +1,11 @@
-"""The JSON body of a request, with the place of every item of one of its lists.
+"""Parse and write the JSON body of a request, with the position of every item of its list.
 
-A body is read from where it differs from the one before, and written by putting new items between
-the bytes of the old ones. So a long conversation costs what is new, and what nobody has changed
-keeps its bytes.
+Most requests of a conversation repeat the previous request and append a few items. So a body is
+parsed only from the first byte on at which it differs from an earlier body, and it is written by
+inserting the new items between the bytes of the others. Unchanged parts keep their bytes:
+
+    client  {"model": "m", "messages": [ {"role": "user"}, {"role": "tool", "content": "long"} ]}
+    sent    {"model": "m", "messages": [{"role": "user"},{"role":"tool","content":"[file x]"}]}
 """
 
 from __future__ import annotations
@@ -13,38 +16,41 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .._values import JsonDict, JsonObject
 from ..errors import CtxpipeError
 
 MAX_DEPTH = 200
-"""How deep the values of a request may nest. Tools' schemas are the deepest, at about twenty."""
+"""Maximum depth of nested values in a request. The schemas of tools have about twenty levels."""
 
 MAX_ITEMS = 100_000
-"""So many messages a request may have; the Messages API takes no more."""
+"""Maximum number of items in a request, which is also the limit of the Messages API."""
 
-COMPARED_AT_ONCE = 1 << 16  # bytes of two bodies
+COMPARED_AT_ONCE = 1 << 16
+"""Number of bytes of two bodies that are compared in one step."""
 
 _CLOSING = b'}]"'
 _BLANKS = b" \t\n\r"
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'[ \t\n\r]*+(%b|[][{}:,]|[^][{}:," \t\n\r]++)' % _STRING, re.DOTALL)
-"""Blanks, and a string, a bracket, a colon, a comma, or a number or word."""
+"""Blanks and one token: a string, a bracket, a colon, a comma, a number or a word."""
 _FLAT = rb'(?:[^][{}"]++|%b)*+' % _STRING
 _OUTER_BRACKET = re.compile(rb'(?:[^][{}"]++|%b|[{[]%b[]}])*+[][{}]' % (_STRING, _FLAT), re.DOTALL)
-"""All up to the next bracket of a list or object that holds another one: most hold none."""
+"""Everything up to the next bracket of a list or object that contains another one.
+
+Lists and objects without brackets inside, which are the most frequent, are skipped in one step.
+"""
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _decoder = json.JSONDecoder()
 
 
 class TooDeep(CtxpipeError, ValueError):
-    """A body that nests deeper than MAX_DEPTH."""
+    """The values of a body are nested deeper than MAX_DEPTH."""
 
 
 class Span(NamedTuple):
-    """The bytes of a value: half-open."""
+    """The position of a value in a body: from byte *start* up to, but without, byte *stop*."""
 
     start: int
     stop: int
@@ -52,9 +58,9 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Body:
-    """A JSON object in *raw*: *items* of the list under *key*, and the other *values*.
+    """A JSON object in *raw*: the *items* of the list with the name *key*, and the other *values*.
 
-    *spans* has the bytes of every item, *places* those of every value, of the list too.
+    *spans* has the position of each item, *places* that of each value by name, including the list.
     """
 
     raw: bytes = field(repr=False)
@@ -65,33 +71,43 @@ class Body:
     places: dict[str, Span] = field(default_factory=dict, repr=False)
 
     def write(self, items: Sequence[Any], values: JsonObject) -> bytes:
-        """The body with other *items*, and with *values* beside them.
+        """Return the bytes of this body with other *items* and with changed or new *values*.
 
-        What is unchanged, an item by its identity, keeps its bytes and its place.
+        Items that are the same objects as before keep their bytes, and so do all other values.
         """
         raw = memoryview(self.raw)
-        known = dict(zip(map(id, self.items), self.spans, strict=True))
-        new_list: list[bytes | memoryview] = []
-        for item in items:
-            span = known.get(id(item))
-            said = _encode(item) if span is None else raw[span.start : span.stop]
-            new_list += (b"," if new_list else b"[", said)
-        new_list.append(b"]" if new_list else b"[]")
-        end = self.raw.rindex(b"}")
-        changes = {self.places[self.key]: new_list}
-        added: list[bytes | memoryview] = []
+        changes = {self.places[self.key]: self._encode_items(items)}
+        new_values: list[bytes | memoryview] = []
         for name, value in values.items():
             if name in self.places:
                 changes[self.places[name]] = [_encode(value)]
             else:
-                added += (b",", _encode(name), b":", _encode(value))
-        changes[Span(end, end)] = added
-        written: list[bytes | memoryview] = []
+                new_values += (b",", _encode(name), b":", _encode(value))
+        end = self.raw.rindex(b"}")
+        changes[Span(end, end)] = new_values
+        parts: list[bytes | memoryview] = []
         position = 0
-        for span, new in sorted(changes.items()):
-            written += (raw[position : span.start], *new)
+        for span, new_parts in sorted(changes.items()):
+            parts += (raw[position : span.start], *new_parts)
             position = span.stop
-        return b"".join([*written, raw[position:]])
+        return b"".join([*parts, raw[position:]])
+
+    def _encode_items(self, items: Sequence[Any]) -> list[bytes | memoryview]:
+        """Return the parts of the JSON list of *items*."""
+        raw = memoryview(self.raw)
+        span_of: dict[int, Span] = {}  # by the identity of the item
+        for item, span in zip(self.items, self.spans, strict=True):
+            span_of[id(item)] = span
+        parts: list[bytes | memoryview] = []
+        for item in items:
+            parts.append(b"," if parts else b"[")
+            old_span = span_of.get(id(item))
+            if old_span is None:
+                parts.append(_encode(item))
+            else:
+                parts.append(raw[old_span.start : old_span.stop])
+        parts.append(b"]" if parts else b"[]")
+        return parts
 
 
 def _encode(value: Any) -> bytes:
@@ -99,53 +115,60 @@ def _encode(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=separators)
     try:
         return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which the client has sent as an escape
+    except UnicodeEncodeError:  # a lone surrogate, which the client sent as an escape sequence
         return json.dumps(value, separators=separators).encode()
 
 
-def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
-    """The body in *raw* with its list *key*; None where it is no object with such a list.
+def read_body(raw: bytes, key: str, *earlier_bodies: Body) -> Body | None:
+    """Parse the body in *raw* with its list *key*; return None if it is no object with such a list.
 
-    Items whose bytes are those of a *known* body from its beginning on are the very items of that.
+    *earlier_bodies* are compared with *raw*, the newest first: leading items with the same bytes
+    are the same objects.
 
-    Raises TooDeep where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, has
-    more than MAX_ITEMS items, or names a key twice: another reader might take the other one.
+    Raises TooDeep if the body nests deeper than MAX_DEPTH, and ValueError if it is no JSON, has
+    more than MAX_ITEMS items, or has a key twice, because another parser might use the other value.
     """
-    reader = _Reader(raw, key)
-    closest, most = None, 0
-    for body in known:
-        same = _same_items(body, raw) if body.key == key else 0
-        if same > most:
-            closest, most = body, same
-            if same >= len(body.items) - 1:
-                break  # the newest come first: what one continues is not looked for in the others
+    parser = _Parser(raw, key)
+    closest: Body | None = None
+    most = 0
+    for body in earlier_bodies:
+        if body.key != key:
+            continue
+        same_count = _same_item_count(body, raw)
+        if same_count > most:
+            closest = body
+            most = same_count
+            if same_count >= len(body.items) - 1:
+                break  # *raw* continues this body; the older ones are not compared
     if closest is not None:
-        reader.continue_from(closest, most)
-    return reader.read()
+        parser.continue_from(closest, most)
+    return parser.parse()
 
 
 @dataclass(slots=True)
-class _Reader(Body):
-    """A body of which the bytes up to *at* are read.
+class _Parser(Body):
+    """A body whose bytes up to *at* have been parsed.
 
-    Where a value ends is found first, then its bytes alone are decoded.
+    For each value, its end is found first, and then only its bytes are decoded.
     """
 
     at: int = 0
 
-    def continue_from(self, last: Body, kept: int) -> None:
-        """Take the first *kept* items from *last*, and the values before its list."""
-        self.items, self.spans = last.items[:kept], last.spans[:kept]
-        self.places[self.key] = whole = last.places[self.key]
-        for name, span in last.places.items():
-            if span.stop < whole.start:
+    def continue_from(self, earlier: Body, count: int) -> None:
+        """Copy the first *count* items of the *earlier* body, and the values before its list."""
+        self.items = earlier.items[:count]
+        self.spans = earlier.spans[:count]
+        list_span = earlier.places[self.key]
+        self.places[self.key] = list_span
+        for name, span in earlier.places.items():
+            if span.stop < list_span.start:
                 self.places[name] = span
-                self.values[name] = last.values[name]
+                self.values[name] = earlier.values[name]
         self.at = self.spans[-1].stop
 
-    def read(self) -> Body | None:
+    def parse(self) -> Body | None:
         if self.items:
-            self.read_list(self.places[self.key].start)
+            self.parse_list(self.places[self.key].start)
         elif not self.opens_with(b"{"):
             self.decode(self.find_value())
             self.expect_end()
@@ -153,13 +176,13 @@ class _Reader(Body):
         while not self.opens_with(b"}"):
             if self.places:
                 self.expect(b",")
-            self.read_member()
+            self.parse_member()
         self.expect_end()
         is_found = self.key in self.places
         is_list = self.key not in self.values
         return self if is_found and is_list else None
 
-    def read_member(self) -> None:
+    def parse_member(self) -> None:
         name = self.decode(self.find_value())
         if not isinstance(name, str):
             raise self.error("a name is a string")
@@ -167,14 +190,14 @@ class _Reader(Body):
             raise ValueError("the body names a key twice")
         self.expect(b":")
         if name == self.key and self.opens_with(b"["):
-            self.read_list(self.at - 1)
+            self.parse_list(self.at - 1)
             return
         span = self.find_value()
         self.values[name] = self.decode(span)
         self.places[name] = span
 
-    def read_list(self, start: int) -> None:
-        """Read what is left of the list that begins at *start*."""
+    def parse_list(self, start: int) -> None:
+        """Parse the rest of the list that begins at byte *start*."""
         while not self.opens_with(b"]"):
             if self.items:
                 self.expect(b",")
@@ -186,13 +209,13 @@ class _Reader(Body):
         self.places[self.key] = Span(start, self.at)
 
     def find_value(self) -> Span:
-        """The bytes of the value that comes next, if it is one."""
+        """Return the position of the next value, which may still prove to be invalid."""
         start = self.skip(_TOKEN).start(1)
         depth = _BRACKETS.get(self.raw[start], 0)
         while depth > 0:
             self.skip(_OUTER_BRACKET)
             depth += _BRACKETS[self.raw[self.at - 1]]
-            if depth == MAX_DEPTH:  # what it holds is one level deeper
+            if depth == MAX_DEPTH:  # the values inside are one level deeper
                 raise TooDeep(f"the body nests deeper than {MAX_DEPTH} levels")
         return Span(start, self.at)
 
@@ -207,7 +230,7 @@ class _Reader(Body):
         return _decoder.decode(self.raw[span.start : span.stop].decode())
 
     def opens_with(self, character: bytes) -> bool:
-        """Whether *character* comes next; it is read."""
+        """Return True if *character* is the next token, and skip it then."""
         token = _TOKEN.match(self.raw, self.at)
         if token is None or not self.raw.startswith(character, token.start(1)):
             return False
@@ -226,16 +249,17 @@ class _Reader(Body):
         return JSONDecodeError(text, "", self.at)
 
 
-def _same_items(last: Body, raw: bytes) -> int:
-    """How many of the items of *last* have the same bytes in *raw*, from the beginning on."""
-    kept = bisect_right(last.spans, _common_bytes(last.raw, raw), key=attrgetter("stop"))
-    if kept and last.raw[last.spans[kept - 1].stop - 1] not in _CLOSING:
-        kept -= 1  # a number may go on
-    return kept
+def _same_item_count(body: Body, raw: bytes) -> int:
+    """Return the number of leading items of *body* that have the same bytes in *raw*."""
+    same_bytes = _common_bytes(body.raw, raw)
+    count = bisect_right(body.spans, same_bytes, key=lambda span: span.stop)
+    if count and body.raw[body.spans[count - 1].stop - 1] not in _CLOSING:
+        count -= 1  # a number may have more digits in *raw*
+    return count
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes two bodies have in common from their beginning on."""
+    """Return the number of bytes that both bodies have in common, from the first byte on."""
     length = min(len(one), len(other))
     start = 0
     step = COMPARED_AT_ONCE

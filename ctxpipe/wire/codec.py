@@ -290,20 +290,33 @@ def opening_unit() -> Unit:
     return Unit(cast("Message", {"role": "user", "content": OPENING}), ())
 
 
+# Adjacent items of one side become a group, which is one message. An unknown item is a group of its
+# own, unless it is between a call and its result: there it joins the results. For example:
+#
+#     item  read as              group
+#     0     user text            0 user
+#     1     assistant call a     1 assistant
+#     2     assistant call b     1 assistant
+#     3     unknown              2 results (it joins the next results)
+#     4     result of a          2 results
+#     5     result of b          2 results
+#     6     unknown              3 user (no call is waiting)
+
+
 def _groups(readings: Sequence[Reading], start: int) -> list[_Group]:
     """Return the groups of *readings*, the first of which belongs to item *start*."""
     groups: list[_Group] = []
     waiting: list[int] = []  # places of unknown items that join the next results
-    home = ""
+    target = "none"  # the group that unknown items join
     last: _Group | None
     for place, reading in enumerate(readings):
         last = groups[-1] if groups else None
         if reading.is_unknown:
             if not place or not readings[place - 1].is_unknown:
-                home = _home_of_unknown(last, readings, place)
-            if last is not None and home == "call":
+                target = _group_of_unknown(last, readings, place)
+            if last is not None and target == "call":
                 last.items.append(start + place)
-            elif home == "results":
+            elif target == "results":
                 waiting.append(place)
             else:
                 groups.append(_Group("user", joins=False))
@@ -314,27 +327,29 @@ def _groups(readings: Sequence[Reading], start: int) -> list[_Group]:
             last = _Group(reading.side, joins)
             groups.append(last)
         if reading.side == "result":
-            for each in waiting:
-                last.add(start + each, readings[each])
+            for earlier in waiting:
+                last.add(start + earlier, readings[earlier])
             waiting.clear()
         last.add(start + place, reading)
     return groups
 
 
-def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: int) -> str:
-    """Return the group that the unknown items from *place* on join; *last* is before them.
+def _group_of_unknown(
+    last: _Group | None, readings: Sequence[Reading], place: int
+) -> Literal["results", "call", "none"]:
+    """Return which group the unknown items from *place* on join; *last* is the group before them.
 
     It is "results" if the items are between a call and the last result of the same reply, because
     no message may come between these. It is "call" if that call is the last known item and has no
-    result yet, because it must stay the last message. Otherwise it is "", and each item is a
-    message.
+    result yet, because it must stay the last message. It is "none" otherwise: then each item
+    becomes its own message.
     """
     if last is None:
-        return ""
+        return "none"
     calls = {block["id"] for block in last.blocks if kind(block) in CALLS}
     if last.side != "result" and not (last.side == "assistant" and calls):
-        return ""
-    has_known = False
+        return "none"
+    has_known_items = False
     for later in range(place, len(readings)):
         reading = readings[later]
         if reading.is_unknown:
@@ -343,10 +358,11 @@ def _home_of_unknown(last: _Group | None, readings: Sequence[Reading], place: in
             return "results"
         is_same_reply = reading.side == last.side and reading.joins and last.joins
         if not is_same_reply:
-            return ""
-        has_known = True
-    is_waiting = last.side == "assistant" and not has_known
-    return "call" if is_waiting else ""
+            return "none"
+        has_known_items = True
+    if last.side == "assistant" and not has_known_items:
+        return "call"
+    return "none"
 
 
 def _set_final(group: _Group) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import anyio
@@ -58,11 +58,11 @@ READ_BACK = "read_offloaded"
 """Tool name used for a call that the provider stores and that is not remembered here."""
 MAX_NAME = MAX_SESSION_ID - SIBLING_CHARS
 """Maximum length of a name: it leaves space for the suffix of a session's id."""
-HELD = (
+UNKNOWN_CALLS = (
     "a request continues a conversation that the provider stores; results of calls that this "
     "process has not received are sent unchanged"
 )
-ALTERNATING = (
+UNNAMED_CONVERSATIONS = (
     "several conversations have no name and are distinguished by their histories only: to find "
     "them by name in logs and folders, give session_id=, or call the client inside "
     "ctxpipe.wire.conversation(name)"
@@ -71,12 +71,16 @@ ALTERNATING = (
 SessionName: TypeAlias = str | Callable[[Any], str | None]
 """Name of the conversation, or a function that finds it in a request and may return None."""
 
-OpenSession: TypeAlias = "Callable[[str, bool], Conversation]"
-"""Function from a session id to its session, which reads its journal at its first turn.
 
-The second argument is True if another conversation in memory has that id: then the function returns
-a separate object.
-"""
+class OpenSession(Protocol):
+    """Function that creates the session of an id; the session reads its journal at its first turn.
+
+    *is_id_used* is True if another conversation in memory has that id: then the function must
+    return a separate object.
+    """
+
+    def __call__(self, session_id: str, *, is_id_used: bool) -> Conversation: ...
+
 
 _block_name: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default=None)
 
@@ -199,10 +203,10 @@ def session_ids(name: str, begins: Beginning) -> Iterator[str]:
 class Dialog:
     """A conversation called *name*: its *session*, and the *items* of its last request.
 
-    *body* is the body that contained the items, None if they were passed as objects. *saved* is the
-    number of raw tokens that shaping has saved, *size* the approximate size of the items in bytes
-    or characters. A conversation that *is_provisional* so far equals the beginning of another one;
-    it gets its own session with its first reply.
+    *body* is the body that contained the items, None if they were passed as objects.
+    *saved_tokens* is the number of raw tokens that shaping has saved, *size* the approximate size
+    of the items in bytes or characters. A conversation that *is_provisional* so far equals the
+    beginning of another one; it gets its own session with its first reply.
     """
 
     name: str
@@ -213,7 +217,7 @@ class Dialog:
     items: Sequence[Item] = field(default=(), repr=False)
     body: Body | None = field(default=None, repr=False)
     lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
-    saved: int = 0
+    saved_tokens: int = 0
     size: int = 0
     is_provisional: bool = False
 
@@ -289,7 +293,7 @@ class Conversations:
     ) -> None:
         self._max_sessions = max_sessions
         self._max_bytes = max_bytes
-        self._held: OrderedDict[Dialog, None] = OrderedDict()  # the least recently used first
+        self._dialogs: OrderedDict[Dialog, None] = OrderedDict()  # the least recently used first
         self._by_key: dict[object, list[Dialog]] = {}
         self._by_id: dict[object, list[Dialog]] = {}
         self._newest_unnamed: Dialog | None = None
@@ -302,7 +306,7 @@ class Conversations:
         self._decisions: WeakValueDictionary[str, SharedDecisions] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Dialog]:
-        return iter(self._held)
+        return iter(self._dialogs)
 
     async def find(
         self,
@@ -331,8 +335,8 @@ class Conversations:
                 if dialog is not None:
                     self.share(dialog.session, name)
         if not name:
-            if dialog in self._held and dialog is not self._newest_unnamed:
-                self.warn_once(ALTERNATING)
+            if dialog in self._dialogs and dialog is not self._newest_unnamed:
+                self.warn_once(UNNAMED_CONVERSATIONS)
             self._newest_unnamed = dialog
         self._forget(dialog)
         if body is not None:
@@ -342,14 +346,14 @@ class Conversations:
         dialog.items = items
         dialog.begins = begins
         dialog.body = body
-        self._held[dialog] = None
+        self._dialogs[dialog] = None
         self.bytes += dialog.bytes
         for index, key in self._places(dialog):
             index.setdefault(key, []).append(dialog)
-        while len(self._held) > 1 and (
-            self.bytes > self._max_bytes or len(self._held) > self._max_sessions
+        while len(self._dialogs) > 1 and (
+            self.bytes > self._max_bytes or len(self._dialogs) > self._max_sessions
         ):
-            self._forget(next(iter(self._held)))
+            self._forget(next(iter(self._dialogs)))
         return dialog
 
     def remember(self, reply: object, codec: ItemReader, session_id: str) -> None:
@@ -411,7 +415,7 @@ class Conversations:
                 call_id = block["tool_use_id"]
                 state = self._provider_states.get(call_id)
                 if state is None:
-                    self.warn_once(HELD)
+                    self.warn_once(UNKNOWN_CALLS)
                     use = {"type": "tool_use", "id": call_id, "name": READ_BACK, "input": {}}
                     calls += codec.new("assistant", [use])
                 else:
@@ -435,7 +439,7 @@ class Conversations:
 
     def bodies(self) -> Iterator[Body]:
         """Return the last bodies of the newest conversations, the newest first."""
-        newest = itertools.islice(reversed(self._held), MAX_COMPARED)
+        newest = itertools.islice(reversed(self._dialogs), MAX_COMPARED)
         return (dialog.body for dialog in newest if dialog.body is not None)
 
     def warn_once(self, text: str) -> None:
@@ -445,9 +449,9 @@ class Conversations:
             logger.warning("%s", text)
 
     def _forget(self, dialog: Dialog) -> None:
-        if dialog not in self._held:
+        if dialog not in self._dialogs:
             return
-        del self._held[dialog]
+        del self._dialogs[dialog]
         self.bytes -= dialog.bytes
         for index, key in self._places(dialog):
             index[key].remove(dialog)
@@ -505,7 +509,7 @@ class Conversations:
         session_id = ""
         for session_id in session_ids(name, begins):
             holders = list(self._by_id.get(session_id, ()))
-            session = open_session(session_id, bool(holders))
+            session = open_session(session_id, is_id_used=bool(holders))
             lines = await _histories(session)
             if holders != list(self._by_id.get(session_id, ())):
                 return None
@@ -523,7 +527,7 @@ class Conversations:
                 session = nearest.session.fork()
             return Dialog(name, session, codec, begins)
         # So far it equals the beginning of others. It is shaped without a journal until then.
-        session = open_session(session_id, True).fork()
+        session = open_session(session_id, is_id_used=True).fork()
         return Dialog(name, session, codec, begins, is_provisional=True)
 
 

@@ -1,7 +1,7 @@
-"""Content encodings of a request's body: gzip, deflate, br and zstd, decoded within limits.
+"""Decode the content encodings of a request's body: gzip, deflate, br and zstd.
 
-A few kilobytes may decode to gigabytes, so the decoders are asked for a limited number of bytes
-and a body that has more is refused.
+A few kilobytes may decode to gigabytes. So each decoder produces a limited number of bytes, and a
+body that decodes to more is refused.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from ..errors import CtxpipeError
 from ..settings import excerpt
 
 MAX_DECODED_BYTES = 256 * 1024 * 1024
-"""Bytes of a decoded body: as many as the gateway takes of one that is not encoded."""
+"""Maximum size of a decoded body in bytes, the same as that of a body without an encoding."""
 MAX_RATIO = 100
-"""Decoded bytes for each encoded byte. Requests of agents reach 20: their tool outputs repeat."""
+"""Maximum number of decoded bytes for each encoded byte. Requests of agents reach about 20."""
 RATIO_FREE_BYTES = 32 * 1024 * 1024
-"""Decoded bytes up to which the ratio is not looked at: a short text may repeat a thousandfold."""
+"""Number of decoded bytes up to which the ratio is not limited: short bodies may repeat a lot."""
 MAX_ENCODINGS = 4
-"""Encodings that may be applied one after the other."""
+"""Maximum number of encodings of one body, applied one after the other."""
 MAX_FRAMES = 64
-"""Frames that one body may consist of: each of them costs a copy of the bytes behind it."""
+"""Maximum number of frames in a body: each frame costs a copy of the bytes after it."""
 
 _CHUNK_BYTES = 1024 * 1024
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's way to ask for the format of gzip
+_GZIP = 16 + zlib.MAX_WBITS  # selects the format of gzip in zlib
 _RAW_DEFLATE = -zlib.MAX_WBITS
 _EXTRA = "pip install 'ctxpipe[gateway]'"
 
 
 class EncodingError(CtxpipeError, ValueError):
-    """A body cannot be decoded; the text names the encoding and the reason, never the content."""
+    """A body cannot be decoded. The message names the encoding and the reason, not the content."""
 
 
 def content_encodings(header: str) -> list[str]:
     """Return the encodings in the value of a Content-Encoding *header*, in the order applied.
 
-    The word "identity" is left out: it means that nothing was done.
+    The name "identity" is left out, because it means that the body is not encoded.
     """
     names = [name.strip().lower() for name in header.split(",")]
     return [name for name in names if name not in {"", "identity"}]
@@ -92,7 +92,7 @@ def _decode_frames(
     new_decoder: Callable[[], Any],
     decoder_error: type[Exception],
 ) -> bytes:
-    """Decode *raw*, one or more frames after each other, with a new decoder for each frame."""
+    """Decode *raw*, a sequence of one or more frames, with a new decoder for each frame."""
     parts: list[bytes] = []
     size = 0
     rest = raw

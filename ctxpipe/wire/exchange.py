@@ -172,7 +172,7 @@ class Adapter:
         open_session = partial(self._open_session, name)
         return SessionSource(name, open_session, max_head_chars(self._pipeline.budget))
 
-    def _open_session(self, name: str, session_id: str, is_id_used: bool) -> Conversation:
+    def _open_session(self, name: str, session_id: str, *, is_id_used: bool) -> Conversation:
         # The session with the name itself is registered in the pipeline, where others can find it.
         if session_id == name and not is_id_used:
             session = self._pipeline.session(session_id, journal=self._journal)
@@ -260,7 +260,7 @@ class Exchange:
                 self.items = new_items[first:]
         self.reason = ""
         self.is_shaped = True
-        dialog.saved += self.result.tokens_saved
+        dialog.saved_tokens += self.result.tokens_saved
 
     def _continue_state(
         self, source: SessionSource, codec: Codec, items: Sequence[Item], state_id: str
@@ -272,7 +272,7 @@ class Exchange:
         session_id, calls = self._conversations.recall(state_id, codec, items)
         session_id = session_id or source.name or f"{UNNAMED}-{content_hash(state_id)}"
         # A fork: no journal has the part of the history that the provider stores.
-        session = source.open_session(session_id, True).fork()
+        session = source.open_session(session_id, is_id_used=True).fork()
         self._conversations.share(session, source.name)
         return Dialog(source.name, session, codec, Beginning(b"")), calls
 
@@ -318,7 +318,7 @@ class Exchange:
                     shorter = self._with_prefill(shorter)
                     self.items = dialog.translation.items(units, shorter.messages)
                     self.result = shorter
-                    dialog.saved += shorter.tokens_saved
+                    dialog.saved_tokens += shorter.tokens_saved
         return self.result is not refused_result
 
     def rewrite(self, body: JsonObject, breakpoints: int | None) -> JsonDict:

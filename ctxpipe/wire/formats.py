@@ -1,4 +1,8 @@
-"""The APIs whose requests are shaped: where their items are, and what a reply says of its usage."""
+"""The APIs whose requests are shaped: fields of a request, usage and items of a reply.
+
+A `Format` reads requests and replies of one API over HTTP. It also writes ctxpipe's own questions
+to a model, such as that for a summary, in the form of that API.
+"""
 
 from __future__ import annotations
 
@@ -20,42 +24,49 @@ from .values import first_field
 
 
 class Format:
-    """How one API writes a conversation; this one as OpenAI's chat completions do."""
+    """The requests and replies of OpenAI's chat completions, and base class of the other APIs.
+
+    *values* in the methods are the fields of a request, without its items. An *event* is an event
+    of a stream, or a whole reply.
+    """
 
     api: ClassVar[str] = "openai"
-    """Whose API it is, for `AgentModel`."""
+    """Name of the provider, for `AgentModel`."""
     routing: ClassVar[Sequence[str]] = (
         *("provider", "route", "safety_identifier", "service_tier", "store", "user"),
     )
-    """Fields of a request that say where, how and for whom it is processed, and not what is asked.
+    """Fields of a request that determine where, how and for whom it is processed.
 
-    A question of ctxpipe's own, such as that for a summary, repeats them.
+    ctxpipe's own questions repeat them.
     """
 
     path: ClassVar[str] = "/chat/completions"
-    """What the path of a request ends with."""
+    """End of the path of a request."""
     key: ClassVar[str] = "messages"
-    """Where in the body its items are."""
+    """Field of the body that contains the items."""
     codec: ItemReader = ChatCodec()
     read_events: ClassVar[Sequence[bytes]] = (b'"usage"',)
-    """Parts of the events of a stream that are read: each has one of them."""
+    """Texts that mark the events to read in a stream; events with none of them are skipped."""
     has_items: ClassVar[bool] = False
-    """Whether a reply consists of items that the client sends back one by one."""
+    """True if a reply consists of items that the client sends back one by one."""
     may_refuse_late: ClassVar[bool] = False
-    """Whether a stream may be refused after it has begun, with status 200."""
+    """True if a stream with status 200 may contain a refusal of the request."""
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
-        """Whether the client sends what it says in *items*."""
+        """Return False if a request must be sent unchanged; *items* is its field `key`."""
         del values
         return isinstance(items, list) and bool(items)
 
     def state_id(self, values: JsonObject) -> str:
-        """The id by which the provider holds what came before, "" where it holds nothing."""
+        """Return the id of the state that the provider stores, "" if it stores none.
+
+        The state is the part of the conversation before this request.
+        """
         del values
         return ""
 
     def arguments(self, values: JsonObject) -> JsonDict:
-        """What a session needs of a request beside its messages."""
+        """Return the arguments of `Session.run` for a request, without its messages."""
         model = values.get("model")
         return {
             "system": values.get("instructions"),
@@ -64,18 +75,19 @@ class Format:
         }
 
     def usage_in(self, event: JsonObject) -> JsonObject | None:
-        """The usage in *event*, a whole reply or an event of a stream, as the Messages API writes
-        it; None where it has none.
-        """
+        """Return the usage in *event*, in the form of the Messages API; None if it has none."""
         return openai_usage(event.get("usage"))
 
     def reply_in(self, event: JsonObject) -> JsonObject | None:
-        """What a session can learn from: a reply with the usage of the whole prompt."""
+        """Return the fields of the reply in *event* for calibration; None if it has no usage.
+
+        The usage is that of the whole prompt.
+        """
         usage = self.usage_in(event)
         return None if usage is None else {"usage": usage}
 
     def items_in(self, event: JsonObject) -> Sequence[object]:
-        """Return the items of a reply in *event*, a whole reply or an event of a stream."""
+        """Return the items of the reply in *event*."""
         del event
         return ()
 
@@ -84,21 +96,21 @@ class Format:
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """Return the body of a request for the answer to *prompt*, without a stream.
+        """Return the body of a request with *prompt* as its only message, without a stream.
 
-        *values* are those of the client's own request. *max_tokens* is the room for the answer,
-        where the API requires a limit.
+        *values* are the fields of the client's request, *max_tokens* the maximum length of the
+        answer, for an API that requires a limit. Without a *model* the path names it, as in Azure.
         """
         del max_tokens
         body = {name: values[name] for name in self.routing if name in values}
-        if model is not None:  # else it is in the path, as Azure has it
+        if model is not None:
             body["model"] = model
         return {**body, self.key: [{"role": "user", "content": prompt}]}
 
     def question_target(self, target: str, model: str | None) -> str:
-        """Return the path and query of a question to *model*, from the *target* of a request.
+        """Return the path and query of a question to *model*, without one to the request's model.
 
-        Azure has the model in the path, too.
+        *target* is the path and query of the client's request. In Azure the path names the model.
         """
         path, mark, query = target.partition("?")
         if model is not None:
@@ -106,7 +118,7 @@ class Format:
         return path + mark + query
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """Return what *reply*, a whole reply to a question, says."""
+        """Return the answer in *reply*, a whole reply to a question."""
         choice = _first(reply.get("choices"))
         message = field(choice, "message")
         reason = "refusal" if field(message, "refusal") else field(choice, "finish_reason")
@@ -132,11 +144,13 @@ def _first(values: object) -> object:
 
 
 def _join_texts(content: object) -> str:
-    """The texts of *content*, a text or a list of parts, without those of thoughts."""
+    """Return the texts of *content*, a text or a list of parts, without thoughts."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
-    for part in content if isinstance(content, list) else ():
+    if not isinstance(content, list):
+        return ""
+    for part in content:
         text = field(part, "text")
         if isinstance(text, str) and not field(part, "thought"):
             texts.append(text)
@@ -144,7 +158,7 @@ def _join_texts(content: object) -> str:
 
 
 class Responses(Format):
-    """OpenAI's responses."""
+    """The requests and replies of OpenAI's responses API."""
 
     path = "/responses"
     key = "input"
@@ -154,22 +168,25 @@ class Responses(Format):
     has_items = True
 
     def state_id(self, values: JsonObject) -> str:
-        """The id of the response before, or of the conversation."""
+        """Return the id of the previous response, or that of the conversation."""
         conversation = values.get("conversation")
-        known = values.get("previous_response_id") or field(conversation, "id") or conversation
-        return known if isinstance(known, str) else ""
+        state_id = values.get("previous_response_id") or field(conversation, "id") or conversation
+        return state_id if isinstance(state_id, str) else ""
 
     def usage_in(self, event: JsonObject) -> JsonObject | None:
-        """That of the response at the end of a stream, or of a whole one."""
+        """Return the usage of the response in *event*: only the end of a stream has one."""
         return super().usage_in(_response(event))
 
     def reply_in(self, event: JsonObject) -> JsonObject | None:
-        """With what a later request may go on from without repeating it."""
-        reply, response = super().reply_in(event), _response(event)
-        return reply and {**reply, "id": response.get("id"), "output": response.get("output")}
+        """Return the usage, and the id and the output, which a later request may continue."""
+        reply = super().reply_in(event)
+        if reply is None:
+            return None
+        response = _response(event)
+        return {**reply, "id": response.get("id"), "output": response.get("output")}
 
     def items_in(self, event: JsonObject) -> Sequence[object]:
-        """Return the item that is complete now, or all of a whole reply and of a stream's end."""
+        """Return the item that *event* completes, or all items of a complete response."""
         if event.get("type") == "response.output_item.done":
             return [event.get("item")]
         output = _response(event).get("output")
@@ -178,11 +195,11 @@ class Responses(Format):
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """One that is not stored."""
+        """Return the body of a request that the provider does not store."""
         return {**super().question(values, prompt, model, max_tokens), "store": False}
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """The texts of the messages in its output."""
+        """Return the answer: the texts of the messages in the output."""
         texts: list[str] = []
         reason = field(reply.get("incomplete_details"), "reason") or reply.get("status")
         for item in reply.get("output") or ():
@@ -199,7 +216,7 @@ def _response(event: JsonObject) -> JsonObject:
 
 
 class Messages(Format):
-    """Anthropic's Messages API."""
+    """The requests and replies of Anthropic's Messages API."""
 
     api = "anthropic"
     routing: ClassVar[Sequence[str]] = (
@@ -213,7 +230,7 @@ class Messages(Format):
     codec: ItemReader = MessagesCodec()
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
-        """Not where the server is to summarize the conversation, has done so, or holds it."""
+        """Return False if the server compacts the conversation or stores it."""
         if values.get("compaction") or values.get("thread"):
             return False
         if not super().is_shapeable(values, items):
@@ -224,7 +241,7 @@ class Messages(Format):
         return all(kind(block) != "compaction" for block in content)
 
     def arguments(self, values: JsonObject) -> JsonDict:
-        """With what concerns thinking and the cache."""
+        """Return the arguments, with the options for thinking and for the cache."""
         options = ("thinking", "model", "cache_control", "extra_headers")
         return {
             "system": values.get("system"),
@@ -233,13 +250,15 @@ class Messages(Format):
         }
 
     def usage_in(self, event: JsonObject) -> JsonObject | None:
-        """That of the message that a stream begins with, of its end, or of the whole reply."""
+        """Return the usage of a whole reply, or at the beginning or the end of a stream."""
         message = event.get("message")
-        usage = (message if isinstance(message, dict) else event).get("usage")
+        if not isinstance(message, dict):
+            message = event
+        usage = message.get("usage")
         return usage if isinstance(usage, dict) else None
 
     def reply_in(self, event: JsonObject) -> JsonObject | None:
-        """The whole reply, or the message that a stream begins with."""
+        """Return the whole reply, or the message in the first event of a stream."""
         if event.get("type") == "message_start":
             event = event["message"]
         return event if event.get("type") == "message" else None
@@ -247,35 +266,40 @@ class Messages(Format):
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """With the limit that the API requires."""
+        """Return the body of a request with the maximum length, which the API requires."""
         body = super().question(values, prompt, model, max_tokens)
         return {**body, "max_tokens": max_tokens}
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """The texts of its content."""
+        """Return the answer: the texts of the content."""
         content = [block for block in reply.get("content") or () if kind(block) == "text"]
         return self._answer(reply, _join_texts(content), reply.get("stop_reason"))
 
 
 class Gemini(Format):
-    """Gemini's ``generateContent``, streamed or not, of the *model* that its path names."""
+    """The requests and replies of Gemini's ``generateContent``, streamed or not.
+
+    *model* is the model that the path of the request names.
+    """
 
     api = "gemini"
     routing: ClassVar[Sequence[str]] = ()
     key = "contents"
     codec: ItemReader = GeminiCodec()
-    read_events: ClassVar[Sequence[bytes]] = (b'"finishReason"',)  # others have the usage so far
+    read_events: ClassVar[Sequence[bytes]] = (b'"finishReason"',)
+    """Mark of the last event; the others have the usage up to that event only."""
 
     def __init__(self, model: str) -> None:
         self.model = model
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
-        """Not where the provider holds the beginning."""
-        is_held = first_field(values, "cachedContent", "cached_content")
-        return not is_held and super().is_shapeable(values, items)
+        """Return False if the provider stores the beginning of the conversation."""
+        if first_field(values, "cachedContent", "cached_content"):
+            return False
+        return super().is_shapeable(values, items)
 
     def arguments(self, values: JsonObject) -> JsonDict:
-        """The system prompt is a content of its own, and a tool may have several functions."""
+        """Return the arguments; the functions of each tool are listed one by one."""
         instruction = first_field(values, "systemInstruction", "system_instruction")
         tools: list[object] = []
         for tool in values.get("tools") or ():
@@ -287,57 +311,63 @@ class Gemini(Format):
         }
 
     def usage_in(self, event: JsonObject) -> JsonObject | None:
-        """That of a whole reply, or of the end of a stream."""
+        """Return the usage of a whole reply, or of the last event of a stream."""
         return gemini_usage(event.get("usageMetadata"))
 
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """One whose model is in the path."""
+        """Return the body of a request; the path names its model."""
         del values, model, max_tokens
         return {self.key: [{"role": "user", "parts": [{"text": prompt}]}]}
 
     def question_target(self, target: str, model: str | None) -> str:
-        """The path of a reply that is not streamed."""
+        """Return the path and query of a question whose answer is not streamed."""
         path, _, query = target.partition("?")
-        name = quote(model or self.model, safe="")
-        path = GEMINI_METHOD.sub(
-            lambda found: found[0].replace(f"{found[1]}:{found[2]}", f"{name}:{GENERATE[0]}"),
-            path.replace("%3A", ":"),
-        )
+        path = path.replace("%3A", ":")
+        request = GEMINI_METHOD.search(path)
+        if request is not None:
+            name = quote(model or self.model, safe="")
+            path = f"{path[: request.start(1)]}{name}:{GENERATE[0]}"
         options = [option for option in query.split("&") if option and option != "alt=sse"]
         return "?".join([path, "&".join(options)] if options else [path])
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """The texts of the first candidate, without thoughts."""
+        """Return the answer: the texts of the first candidate, without thoughts."""
         candidate = _first(reply.get("candidates"))
-        blocked = field(reply.get("promptFeedback"), "blockReason")
-        reason = "safety" if blocked else field(candidate, "finishReason")
+        reason = field(candidate, "finishReason")
+        if field(reply.get("promptFeedback"), "blockReason"):
+            reason = "safety"
         text = _join_texts(field(field(candidate, "content"), "parts"))
         return self._answer(reply, text, reason, reply.get("modelVersion"))
 
 
 GEMINI_METHOD = re.compile(r"/(?:models|tunedModels|endpoints)/([^/:]+):(\w+)\Z")
-"""How the path of a request to Gemini ends: a model and a method, at Google's API and Vertex's."""
+"""End of the path of a request to Gemini, the model and the method, at Google's API and Vertex."""
 GENERATE = ("generateContent", "streamGenerateContent")
-"""The methods whose requests are shaped."""
-MESSAGES, CHAT, RESPONSES = Messages(), Format(), Responses()
+"""The methods of Gemini whose requests are shaped."""
+MESSAGES = Messages()
+CHAT = Format()
+RESPONSES = Responses()
 FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
-"""The APIs whose requests are shaped, whatever the model; Gemini's is in the path."""
+"""The formats that do not depend on the model; a format of Gemini is for one model."""
 
 
 def format_of(method: str, path: str, observation: str = "") -> Format | None:
-    """The format of a request to *path*, None where it passes as it is.
+    """Return the format of a request to *path*, None if such a request is never shaped.
 
-    *observation* is the mark of `ObservationCodec`; without it texts are texts.
+    *observation* is the mark of `ObservationCodec`; with "" that codec is not used.
     """
     if method != "POST":
         return None
-    asked = GEMINI_METHOD.search(path)
-    if asked is not None:
-        return Gemini(asked[1]) if asked[2] in GENERATE else None
-    known = next((known for known in FORMATS if path.endswith(known.path)), None)
-    if known is not None and known.key == "messages" and observation:
-        known = copy(known)
-        known.codec = ObservationCodec(observation)
-    return known
+    gemini_request = GEMINI_METHOD.search(path)
+    if gemini_request is not None:
+        return Gemini(gemini_request[1]) if gemini_request[2] in GENERATE else None
+    for wire_format in FORMATS:
+        if not path.endswith(wire_format.path):
+            continue
+        if observation and wire_format.key == "messages":
+            wire_format = copy(wire_format)  # noqa: PLW2901
+            wire_format.codec = ObservationCodec(observation)
+        return wire_format
+    return None

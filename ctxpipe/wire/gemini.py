@@ -1,4 +1,4 @@
-"""Contents of Gemini's ``generateContent``: what user and model say, in parts."""
+"""Convert the contents of Gemini's ``generateContent`` to blocks, and back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .values import (
     content_blocks,
     document_block,
     first_field,
+    has_text,
     image_block,
     join_texts,
     opaque_block,
     result_block,
     result_blocks,
     result_text,
-    says,
-    sort_blocks,
+    split_blocks,
     take_part,
     text_block,
     text_or_opaque,
@@ -30,7 +30,7 @@ from .values import (
     use_block,
 )
 
-# JSON of a protocol buffer may write each name in both ways.
+# The JSON form of a protocol buffer accepts both spellings of each name.
 CALL = ("functionCall", "function_call")
 RESPONSE = ("functionResponse", "function_response")
 SIGNATURE = ("thoughtSignature", "thought_signature")
@@ -38,59 +38,64 @@ DATA = ("inlineData", "inline_data")
 FILE = ("fileData", "file_data")
 ROLES = ("user", "model", "function", "tool", None)
 OUTPUT = "output"
-"""Where a response says what a function has answered, unless it says it in a way of its own."""
+"""Key of a response that contains the result, unless the response has another single key."""
 NO_SIGNATURE = "skip_thought_signature_validator"
-"""What the API takes instead of the signature of a call that it has not written."""
+"""Value that the API accepts instead of a signature, for a call that it has not written."""
 
 
 class GeminiCodec(Codec):
-    """The ``contents`` of a request. Calls and their responses may do without ids."""
+    """Codec of the ``contents`` of a request. Calls and responses may have no ids."""
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         role = field(item, "role")
         if role not in ROLES:
             return self.read_unknown(item, role)
-        blocks = content_blocks(_parts(item), _reader(item))
+        blocks = content_blocks(_parts(item), _part_reader(item))
         if role == "model":
             return Reading("assistant", blocks, joins=True)
         is_result = any(kind(block) == "tool_result" for block in blocks)
         return Reading("result" if is_result else "user", blocks)
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*; parts that say the same stay, signed as they are.
+        """Return a copy of *item* with *blocks* as its content.
 
-        They stay in their order; a new part follows the one before it.
+        Parts with the same content stay, with their signatures and in their order. A new part
+        follows the part of the block before it.
         """
-        read = _reader(item)
-        old = [(read(part), part) for part in _parts(item)]
-        places = {id(part): place for place, (_, part) in enumerate(old)}
-        made: list[tuple[int, Any]] = []
+        read_part = _part_reader(item)
+        old_parts = [(read_part(part), part) for part in _parts(item)]
+        places = {id(part): place for place, (_, part) in enumerate(old_parts)}
+        new_parts: list[tuple[int, Any]] = []  # each with the place of its old part
         for block in blocks:
-            said, part = take_part(old, block)
-            place = places.get(id(part), made[-1][0] if made else -1)
-            if said is None:
+            old_block, part = take_part(old_parts, block)
+            place = places.get(id(part), new_parts[-1][0] if new_parts else -1)
+            if old_block is None:
                 part = _new_part(block)
-            elif said != block:
+            elif old_block != block:
                 part = _rebuild_part(part, block)
-            made.append((place, part))
-        made.sort(key=lambda pair: pair[0])
-        parts = [part for _, part in made]
-        if any(first_field(part, *SIGNATURE) for _, part in old):
-            parts = list(map(_without_signature, parts))
+            new_parts.append((place, part))
+        new_parts.sort(key=lambda pair: pair[0])
+        parts = [part for _, part in new_parts]
+        # The signature of a removed part may have covered the calls after it.
+        if any(first_field(part, *SIGNATURE) for _, part in old_parts):
+            parts = [_with_signature(part) for part in parts]
         return {**as_dict(item), "parts": parts}
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Contents that say *blocks*; responses are apart from what is said after them."""
-        results, uses, spoken = sort_blocks(blocks)
-        said_by = "model" if role == "assistant" else "user"
-        contents = (("user", results), (said_by, [*spoken, *uses]))
-        return [
-            {"role": name, "parts": list(map(_new_part, said))} for name, said in contents if said
-        ]
+        """Return new contents with *blocks*; responses are in a content of their own."""
+        results, calls, others = split_blocks(blocks)
+        items: list[Item] = []
+        if results:
+            items.append({"role": "user", "parts": [_new_part(block) for block in results]})
+        if others or calls:
+            name = "model" if role == "assistant" else "user"
+            parts = [_new_part(block) for block in (*others, *calls)]
+            items.append({"role": name, "parts": parts})
+        return items
 
     def halves(self, item: Item) -> Halves:
-        """None: calls and their responses, whose ids may be names, leave together."""
+        """Return no ids: calls and their responses, whose ids may be names, leave together."""
         del item
         return set(), set()
 
@@ -99,7 +104,7 @@ class GeminiCodec(Codec):
 
 
 def system_blocks(instruction: object) -> list[JsonDict]:
-    """What a ``systemInstruction`` says."""
+    """Return the blocks of a ``systemInstruction``."""
     return content_blocks(_parts(instruction), _content_block)
 
 
@@ -110,16 +115,20 @@ def _parts(content: object) -> Sequence[object]:
     return parts if isinstance(parts, list) else []
 
 
-def _reader(item: Item) -> Callable[[object], JsonDict]:
-    """What reads the parts of *item*: a half on the wrong side is none."""
+def _part_reader(item: Item) -> Callable[[object], JsonDict]:
+    """Return the function that reads the parts of *item*.
+
+    Calls are accepted from the model only, responses from the user only.
+    """
     return _model_block if field(item, "role") == "model" else _user_block
 
 
 def _model_block(part: object) -> JsonDict:
-    call, text = first_field(part, *CALL), field(part, "text")
+    call = first_field(part, *CALL)
     if isinstance(call, Mapping):
         return use_block(_id_of(call), field(call, "name"), arguments_object(field(call, "args")))
-    if field(part, "thought") and says(text):
+    text = field(part, "text")
+    if field(part, "thought") and has_text(text):
         return thinking_block(text, first_field(part, *SIGNATURE))
     return _content_block(part)
 
@@ -128,29 +137,34 @@ def _user_block(part: object) -> JsonDict:
     response = first_field(part, *RESPONSE)
     if not isinstance(response, Mapping):
         return _client_part(part)
-    _, text = _text_of(field(response, "response"))
-    media = content_blocks(_parts(response), _client_part)
-    said = [text_block(text)] if says(text) else []
-    return result_block(_id_of(response), [*said, *media] if media else text)
+    _, text = _result_text(field(response, "response"))
+    media_blocks = content_blocks(_parts(response), _client_part)
+    if not media_blocks:
+        return result_block(_id_of(response), text)
+    text_blocks = [text_block(text)] if has_text(text) else []
+    return result_block(_id_of(response), [*text_blocks, *media_blocks])
 
 
 def _content_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
-    """Return the block of a *part* that is no half of a call; *unknown* makes that of others."""
+    """Return the block of a *part* that is neither a call nor a response.
+
+    *unknown* converts a part of an unknown kind.
+    """
     if isinstance(part, str):
         part = {"text": part}
     data = first_field(part, *DATA)
-    media = first_field(data, "mimeType", "mime_type")
-    url = f"data:{media};base64,{field(data, 'data')}"
+    media_type = first_field(data, "mimeType", "mime_type")
+    url = f"data:{media_type};base64,{field(data, 'data')}"
     block = None
-    if str(media).startswith("image/"):
+    if str(media_type).startswith("image/"):
         block = image_block(url)
-    elif media == "application/pdf":
+    elif media_type == "application/pdf":
         block = document_block({"file_data": url, "filename": field(data, "displayName")})
     return block or text_or_opaque(field(part, "text"), part, unknown)
 
 
 def _file_reference(part: object) -> JsonDict | None:
-    """Return the image or document to whose address *part* refers; None where it does not."""
+    """Return an image or document block for a *part* that has a URL; None for others."""
     file = first_field(part, *FILE)
     address = first_field(file, "fileUri", "file_uri")
     if str(first_field(file, "mimeType", "mime_type")).startswith("image/"):
@@ -164,48 +178,63 @@ def _unknown_part(part: object) -> JsonDict:
 
 
 def _client_part(part: object) -> JsonDict:
-    """Return the block of a *part* of what the client says."""
+    """Return the block of a *part* that the client wrote."""
     return _file_reference(part) or _content_block(part, _unknown_part)
 
 
 def _id_of(half: object) -> object:
-    """The id of a call or response; without one its name, by which they are paired in order."""
+    """Return the id of a call or response, or its name: calls without ids are paired in order."""
     return first_field(half, "id", "name") or ""
 
 
-def _text_of(response: object) -> tuple[str, str]:
-    """The one key of *response* that has a text, and this; else `OUTPUT`, and its JSON."""
+def _result_text(response: object) -> tuple[str, str]:
+    """Return the key and the text of the result in *response*.
+
+    If *response* has a single key with a text, these are the result. Otherwise the key is `OUTPUT`
+    and the text is the JSON of *response*, or "" if that is empty.
+    """
     if isinstance(response, Mapping) and len(response) == 1:
         [(key, text)] = response.items()
         if isinstance(text, str):
             return key, without_surrogates(text)
-    return OUTPUT, without_surrogates(compact_json(response)) if response else ""
+    if not response:
+        return OUTPUT, ""
+    return OUTPUT, without_surrogates(compact_json(response))
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
 def _rebuild_part(part: object, block: JsonObject) -> JsonDict:
-    """A copy of *part*, a call or response, with the arguments or the content of *block*."""
+    """Return a copy of *part*, a call or response, with the arguments or the content of *block*."""
     plain = as_dict(part)
     key = next(name for name in (*CALL, *RESPONSE) if name in plain)
-    half = plain[key] = as_dict(plain[key])
+    half = as_dict(plain[key])
+    plain[key] = half
     if kind(block) == "tool_use":
         half["args"] = block["input"]
         return plain
-    old = [(_client_part(one), one) for one in _parts(half)]
-    taken = [(one, *take_part(old, one)) for one in result_blocks(block.get("content"))]
-    name, _ = _text_of(half.get("response"))
-    half["response"] = {name: join_texts(one for one, said, _ in taken if said is None)}
+    old_media = [(_client_part(media), media) for media in _parts(half)]
+    new_texts: list[JsonObject] = []
+    retained_media: list[object] = []
+    for content_block in result_blocks(block.get("content")):
+        old_block, media = take_part(old_media, content_block)
+        if old_block is None:
+            new_texts.append(content_block)
+        else:
+            retained_media.append(media)
+    name, _ = _result_text(half.get("response"))
+    half["response"] = {name: join_texts(new_texts)}
     if "parts" in half:
-        half["parts"] = [media for _, said, media in taken if said is not None]
+        half["parts"] = retained_media
     return plain
 
 
-def _without_signature(part: JsonDict) -> JsonDict:
-    """*part*, whose signature may have left with the call before it."""
-    is_call = first_field(part, *CALL) is not None
-    return {SIGNATURE[0]: NO_SIGNATURE, **part} if is_call else part
+def _with_signature(part: JsonDict) -> JsonDict:
+    """Return *part*; a call without a signature gets the value that replaces one."""
+    if first_field(part, *CALL) is None:
+        return part
+    return {SIGNATURE[0]: NO_SIGNATURE, **part}
 
 
 def _new_part(block: JsonObject) -> JsonDict:

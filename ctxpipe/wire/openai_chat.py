@@ -1,4 +1,4 @@
-"""Messages of OpenAI's chat completions, and of everybody who speaks that form."""
+"""Convert the messages of OpenAI's chat completions and compatible APIs to blocks, and back."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ..messages import OPAQUE, as_dict, field, kind, without_surrogates
 from ..placeholders.names import content_hash
 from .codec import SYSTEM_ROLES, Codec, Item, Reading, Side
 from .values import (
-    MARKS,
+    CACHE_FIELDS,
     arguments_json,
     arguments_object,
     block_text,
     client_block,
     content_blocks,
     document_block,
-    file_of,
+    file_fields,
     first_field,
-    holds_own_media,
+    has_media_blocks,
+    has_text,
     image_block,
     image_url,
     join_texts,
+    media_block,
     opaque_block,
-    own_media,
     read_result,
     result_block,
     result_blocks,
     result_text,
-    says,
-    sort_blocks,
+    split_blocks,
     take_part,
     text_block,
     text_or_opaque,
@@ -40,16 +40,18 @@ from .values import (
 )
 
 RESULTS = frozenset({"tool", "function"})
-THOUGHTS = ("reasoning_content", "reasoning")  # as DeepSeek, Moonshot, vLLM and OpenRouter say it
-INPUT = "input"  # the key of a custom tool's text
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields for the reasoning of a reply, as in DeepSeek, Moonshot, vLLM and OpenRouter."""
+INPUT = "input"
+"""Key for the text that a custom tool receives, which has no JSON arguments."""
 SHOWN = "[It is shown after the results.]"
 
 
 class ChatCodec(Codec):
-    """The ``messages`` of ``/chat/completions``: mappings, or model objects of an SDK."""
+    """Codec of the ``messages`` of ``/chat/completions``: mappings, or model objects of an SDK."""
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         role = field(item, "role")
         content = field(item, "content")
         if role in RESULTS:
@@ -69,11 +71,11 @@ class ChatCodec(Codec):
         return True
 
     def answer_content(self, item: Item) -> object:
-        """Return what the message says."""
+        """Return the content of the message."""
         return read_result("", field(item, "content"), _client_part)["content"]
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*; its other keys stay."""
+        """Return a copy of *item* with *blocks* as its content; its other keys stay."""
         plain = as_dict(item)
         role = plain.get("role")
         if role == "assistant":
@@ -81,65 +83,74 @@ class ChatCodec(Codec):
             return plain
         if kind(blocks[0]) == "tool_result":
             blocks = result_blocks(blocks[0].get("content"))
-        plain["content"] = rebuild_content(plain.get("content"), blocks, read=_client_part)
+        plain["content"] = rebuild_content(plain.get("content"), blocks, read_part=_client_part)
         return plain
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Messages that say *blocks*."""
-        results, uses, spoken = sort_blocks(blocks)
+        """Return new messages with *blocks*: one for each result, and one for all others."""
+        results, calls, others = split_blocks(blocks)
         items: list[Item] = []
         for block in results:
             content = block.get("content")
-            if not holds_own_media(content):
+            if not has_media_blocks(content):
                 content = result_text(content)
             items.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
         items = self.convert_media(items)
-        if not (spoken or uses):
+        if not (others or calls):
             return items
-        content = text_or_parts(list(map(_new_part, spoken))) if spoken else None
-        message: JsonDict = {"role": role, "content": content}
-        for block in uses:
+        message: JsonDict = {"role": role, "content": None}
+        if others:
+            message["content"] = text_or_parts([_new_part(block) for block in others])
+        for block in calls:
             function = {"name": block["name"], "arguments": arguments_json(block["input"])}
             call = {"id": block["id"], "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
         return [*items, message]
 
     def convert_media(self, items: Sequence[Item]) -> list[Item]:
-        """A tool message is text alone: what is to be seen follows the results, as the user's."""
-        sent: list[Item] = []
-        shown: list[JsonDict] = []
+        """Return *items* with images and documents moved from results to messages of the user.
+
+        A result can only have text in this API. The messages follow the results.
+        """
+        new_items: list[Item] = []
+        media_parts: list[JsonDict] = []
         for item in items:
             is_result = field(item, "role") in RESULTS
-            if shown and not is_result:
-                sent.append({"role": "user", "content": shown})
-                shown = []
+            if media_parts and not is_result:
+                new_items.append({"role": "user", "content": media_parts})
+                media_parts = []
             content = field(item, "content")
-            if is_result and holds_own_media(content):
-                shown += map(_new_part, filter(None, map(own_media, content)))
-                texts = [part for part in content if own_media(part) is None]
+            if is_result and has_media_blocks(content):
+                texts: list[Any] = []
+                for part in content:
+                    block = media_block(part)
+                    if block is None:
+                        texts.append(part)
+                    else:
+                        media_parts.append(_new_part(block))
                 item = {**as_dict(item), "content": texts or SHOWN}  # noqa: PLW2901
-            sent.append(item)
-        if shown:
-            sent.append({"role": "user", "content": shown})
-        return sent
+            new_items.append(item)
+        if media_parts:
+            new_items.append({"role": "user", "content": media_parts})
+        return new_items
 
 
 class ObservationCodec(ChatCodec):
-    """The same where the model calls in its words, and the user says what came of it.
+    """Codec for agents whose model calls tools in plain text and reads results from the user.
 
-    What the user says that begins with *mark* is the result of the reply before it. Plain messages
-    of the Messages API are read as well.
+    Each text of the model becomes a call, and each text of the user that begins with *mark* the
+    result of the call before it. Messages of the Messages API with plain text are accepted too.
     """
 
-    refuses_halves = False  # what is only said need not be answered
+    refuses_halves = False  # plain text is accepted without an answer
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         reading = super().read(item)
-        if list(map(kind, reading.blocks)) != ["text"]:
+        if len(reading.blocks) != 1 or kind(reading.blocks[0]) != "text":
             return reading
         text = reading.blocks[0]["text"]
         if reading.side == "assistant":
@@ -149,13 +160,13 @@ class ObservationCodec(ChatCodec):
         return reading
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*."""
+        """Return a copy of *item* with the texts of *blocks* as its content."""
         if self.read(item) != super().read(item):
             blocks = [self.replace_half(block) for block in blocks]
         return super().rebuild(item, blocks)
 
     def replace_half(self, block: JsonObject) -> JsonDict:
-        """What *block* says in words."""
+        """Return *block*, a call or a result, as a text block."""
         if kind(block) == "tool_use":
             return text_block(custom_input(block["input"]))
         return text_block(result_text(block.get("content")))
@@ -165,7 +176,7 @@ class ObservationCodec(ChatCodec):
 
 
 def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
-    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
+    """Return the block of a *part* of a content; *unknown* converts a part of an unknown type."""
     if isinstance(part, str):
         part = {"type": "text", "text": part}
     text: object = None
@@ -177,33 +188,34 @@ def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_blo
             block = image_block(field(field(part, "image_url"), "url"))
         case "file":
             block = document_block(field(part, "file"))
-    return block or own_media(part) or text_or_opaque(text, part, unknown)
+    return block or media_block(part) or text_or_opaque(text, part, unknown)
 
 
 _client_part = partial(_part_block, unknown=client_block)
-"""Reads a part of what the client says."""
+"""Function that reads a part that the client wrote."""
 
 
 def _call_to_answer(item: Item) -> object:
-    """The id of the call that *item* answers; of a "function", an older form, its name."""
+    """Return the id of the call that *item* answers; for the older role "function" its name."""
     return first_field(item, "tool_call_id", "name")
 
 
 def _reply_blocks(item: Item) -> list[JsonDict]:
     blocks: list[JsonDict] = []
-    thoughts = (field(item, name) for name in THOUGHTS)
-    thought = next((one for one in thoughts if one and isinstance(one, str)), "")
-    if thought:
-        blocks.append(thinking_block(thought))
+    for name in THOUGHTS:
+        thought = field(item, name)
+        if thought and isinstance(thought, str):
+            blocks.append(thinking_block(thought))
+            break
     blocks += content_blocks(field(item, "content"), _part_block)
     refusal = field(item, "refusal")
-    if says(refusal):
+    if has_text(refusal):
         blocks.append(text_block(refusal))
-    return [*blocks, *map(_call_block, _calls(item))]
+    return [*blocks, *(_call_block(call) for call in _calls(item))]
 
 
 def _calls(item: Item) -> list[Any]:
-    """The calls in *item*; the one in an older form is as the others."""
+    """Return the calls in *item*; the older field "function_call" is converted to a call."""
     calls = list(field(item, "tool_calls") or ())
     function = field(item, "function_call")
     if function is not None:
@@ -212,64 +224,75 @@ def _calls(item: Item) -> list[Any]:
 
 
 def _call_block(call: object) -> JsonDict:
-    name, function = field(call, "id"), field(call, "function")
+    call_id = field(call, "id")
+    function = field(call, "function")
     if function is not None:
         arguments = arguments_object(field(function, "arguments"))
-        return use_block(name, field(function, "name"), arguments)
+        return use_block(call_id, field(function, "name"), arguments)
     custom = field(call, "custom")
     if custom is None:
-        return use_block(name, kind(call), as_dict(call))
+        return use_block(call_id, kind(call), as_dict(call))
     text = without_surrogates(str(field(custom, "input") or ""))
-    return use_block(name, field(custom, "name"), {INPUT: text})
+    return use_block(call_id, field(custom, "name"), {INPUT: text})
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
 def _rebuild_reply(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
-    """Have the reply *plain* say *blocks*."""
-    _, uses, said = sort_blocks(blocks)
-    spoken = [block for block in said if kind(block) != "thinking"]
-    if len(spoken) == len(said):
+    """Replace the content, the calls and the thoughts of the reply *plain* by *blocks*."""
+    _, calls, others = split_blocks(blocks)
+    visible_blocks = [block for block in others if kind(block) != "thinking"]
+    if len(visible_blocks) == len(others):
         for name in THOUGHTS:
             plain.pop(name, None)
-    _rebuild_calls(plain, uses)
+    _rebuild_calls(plain, calls)
     refusal = plain.get("refusal")
     if refusal is not None:
-        spoken = [block for block in spoken if block != text_block(refusal)]
+        visible_blocks = [block for block in visible_blocks if block != text_block(refusal)]
     content = plain.get("content")
-    if spoken:
-        plain["content"] = rebuild_content(content or None, spoken)
+    if visible_blocks:
+        plain["content"] = rebuild_content(content or None, visible_blocks)
         return
-    says_more = any(map(plain.get, ("tool_calls", "function_call", "refusal")))
-    if content or not says_more:  # APIs take none only beside one of these
-        plain["content"] = None if says_more else ""
+    # APIs accept None as the content only if the reply has one of these fields.
+    if any(plain.get(name) for name in ("tool_calls", "function_call", "refusal")):
+        if content:
+            plain["content"] = None
+    else:
+        plain["content"] = ""
 
 
 def rebuild_content(
-    old: object, blocks: Sequence[JsonObject], *, read: Any = _part_block, text_type: str = "text"
+    old_content: object,
+    blocks: Sequence[JsonObject],
+    *,
+    read_part: Any = _part_block,
+    text_type: str = "text",
 ) -> object:
-    """Content that says *blocks*, in the form of the *old* one, whose parts and marks stay.
+    """Return *blocks* as a content in the form of the *old_content*: a text or a list of parts.
 
-    *read* makes a block of a part; *text_type* is the type of a part that is text.
+    Parts with the same content are the same objects. The cache marks of removed parts move to the
+    last part. *read_part* converts a part to a block; *text_type* is the type of a text part.
     """
-    if not isinstance(old, list | tuple):
+    if not isinstance(old_content, list | tuple):
         return join_texts(blocks)
-    parts = [(read(part), part) for part in old]
+    old_parts = [(read_part(part), part) for part in old_content]
     content: list[Any] = []
     for block in blocks:
-        said, part = take_part(parts, block)
-        content.append({"type": text_type, "text": block_text(block)} if said is None else part)
+        old_block, part = take_part(old_parts, block)
+        if old_block is None:
+            part = {"type": text_type, "text": block_text(block)}
+        content.append(part)
     if blocks and kind(blocks[-1]) == OPAQUE:
-        return content  # an unknown part stays as it is, without a mark
-    return _with_marks(content, [part for _, part in parts])
+        return content  # an unknown part stays unchanged, without a mark
+    return _with_marks(content, [part for _, part in old_parts])
 
 
-def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
-    """*content* whose last part has the cache mark of the parts that are *gone*."""
+def _with_marks(content: list[Any], removed_parts: Iterable[object]) -> list[Any]:
+    """Set the cache marks of the *removed_parts* on the last part of *content*, and return it."""
     marks: dict[str, object] = {}
-    for part in gone:
-        for name in MARKS:
+    for part in removed_parts:
+        for name in CACHE_FIELDS:
             mark = field(part, name)
             if mark is not None:
                 marks[name] = mark
@@ -278,16 +301,19 @@ def _with_marks(content: list[Any], gone: Iterable[object]) -> list[Any]:
     return content
 
 
-def _rebuild_calls(plain: JsonDict, uses: Sequence[JsonObject]) -> None:
-    """Leave in *plain* the calls that *uses* have, with the arguments of these."""
-    waiting = [(use, use) for use in uses]
+def _rebuild_calls(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
+    """Remove the calls from the reply *plain* that are not in *blocks*, and set their arguments."""
+    waiting_blocks = [(block, block) for block in blocks]
     calls: list[Any] = []
     for call in _calls(plain):
-        old = _call_block(call)
-        _, use = take_part(waiting, old)
-        if use is not None:
-            is_same = use["input"] == old["input"]
-            calls.append(call if is_same else _with_input(call, use["input"]))
+        old_block = _call_block(call)
+        _, block = take_part(waiting_blocks, old_block)
+        if block is None:
+            continue
+        if block["input"] == old_block["input"]:
+            calls.append(call)
+        else:
+            calls.append(_with_input(call, block["input"]))
     is_older = plain.pop("function_call", None) is not None
     plain.pop("tool_calls", None)
     if calls and is_older:
@@ -310,7 +336,7 @@ def _with_arguments(function: object, arguments: JsonObject) -> JsonDict:
 
 
 def custom_input(arguments: JsonObject) -> str:
-    """The text that a custom tool is given for *arguments*."""
+    """Return the text that a custom tool receives for *arguments*."""
     text = arguments.get(INPUT)
     if list(arguments) == [INPUT] and isinstance(text, str):
         return text
@@ -318,7 +344,7 @@ def custom_input(arguments: JsonObject) -> str:
 
 
 def text_or_parts(parts: Sequence[JsonObject], text_type: str = "text") -> object:
-    """*parts*, as one text where they are nothing else."""
+    """Return *parts*, or one text if all of them are texts."""
     if not all(part["type"] == text_type for part in parts):
         return parts
     return "\n".join([part["text"] for part in parts])
@@ -328,7 +354,7 @@ def _new_part(block: JsonObject) -> JsonDict:
     url = image_url(block)
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}
-    file = file_of(block)
+    file = file_fields(block)
     if file is not None:
         return {"type": "file", "file": file}
     return {"type": "text", "text": block_text(block)}

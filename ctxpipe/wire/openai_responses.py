@@ -1,4 +1,4 @@
-"""Input items of OpenAI's responses API."""
+"""Convert the input items of OpenAI's responses API to blocks, and back."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .values import (
     client_block,
     content_blocks,
     document_block,
-    file_of,
+    file_fields,
     first_field,
-    holds_own_media,
+    has_media_blocks,
     image_block,
     image_by_id,
     image_url,
+    media_block,
     opaque_block,
-    own_media,
     read_result,
     result_blocks,
     result_text,
-    sort_blocks,
+    split_blocks,
     text_or_opaque,
     thinking_block,
     tool_reference,
@@ -53,21 +53,22 @@ SEARCH_OUTPUT = "tool_search_output"
 SEARCH_ITEMS = frozenset({"tool_search_call", SEARCH_OUTPUT})
 SCREENSHOT = "computer_call_output"
 OUTPUT = "_output"
-"""How the type of an item ends that answers a call."""
-ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
+"""End of the type of an item that is the result of a call."""
+ACTIONS = ("action", "operation", "actions")
+"""Fields for the arguments of calls of built-in tools."""
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-SAYING = TEXTS | {"refusal"}
+"""Types of parts that have a field "text"."""
 
 
 class ResponsesCodec(Codec):
-    """The ``input`` of ``/responses``, where it is a list."""
+    """Codec of the ``input`` of ``/responses``, if it is a list."""
 
     def is_summary(self, item: Item) -> bool:
-        """By its type."""
+        """Return True if *item* is a compaction."""
         return kind(item) == "compaction"
 
     def read(self, item: Item) -> Reading:
-        """*item* as blocks."""
+        """Return *item* as blocks."""
         name = _type_of(item)
         if name == "message":
             return self._read_message(item)
@@ -105,12 +106,16 @@ class ResponsesCodec(Codec):
         return self.read_unknown(item, role)
 
     def is_answer(self, item: Item) -> bool:
-        """By its type, or by the output that it has."""
+        """Return True if the type of *item* is that of a result, or if it has an output."""
         name = kind(item)
         return name.endswith(OUTPUT) or name == APPROVAL or field(item, "output") is not None
 
     def answer_content(self, item: Item) -> object:
-        """Return its output. What has none is opaque, beside references to the tools in it."""
+        """Return the output of *item* as the content of a result.
+
+        An item without an output becomes an opaque block, followed by references to the tools that
+        it defines.
+        """
         output = field(item, "output")
         if isinstance(output, str | list | tuple):
             return read_result("", output, _client_part)["content"]
@@ -122,133 +127,159 @@ class ResponsesCodec(Codec):
         return not items or kind(items[-1]) != COMPACTION_TRIGGER
 
     def rebuild(self, item: Item, blocks: Sequence[JsonObject]) -> Item:
-        """A copy of *item* that says *blocks*, without its id.
+        """Return a copy of *item* with *blocks* as its content, without its id.
 
-        The provider would take its stored copy of an item that has one.
+        For an item with an id the provider would use its stored copy.
         """
         plain = as_dict(item)
         name = _type_of(item)
         if name == SCREENSHOT:
-            return _screenshot_in_words(blocks[0])
-        if self._is_whole(item, name):
+            return _screenshot_message(blocks[0])
+        if not self._has_replaceable_content(item, name):
             return item
         if plain.get("call_id") is not None or name == "message":
             plain.pop("id", None)
         if kind(blocks[0]) == "tool_result":
-            old = plain.get("output")
+            old_output = plain.get("output")
             content = blocks[0].get("content")
             if name == "shell_call_output":
-                plain["output"] = _shell_output(old, content)
+                plain["output"] = _shell_output(old_output, content)
             else:
-                plain["output"] = _rebuild_output(old, content)
+                plain["output"] = _rebuild_output(old_output, content)
         elif name == "function_call":
             plain["arguments"] = arguments_json(blocks[0]["input"])
         elif name == "custom_tool_call":
             plain["input"] = custom_input(blocks[0]["input"])
         elif name in ANSWERED_ITEMS:
             plain[_action_key(item)] = blocks[0]["input"]
-        else:
-            text_type = "output_text" if plain.get("role") == "assistant" else "input_text"
-            read = _part_block if plain.get("role") == "assistant" else _client_part
+        elif plain.get("role") == "assistant":
             plain["content"] = rebuild_content(
-                plain.get("content"), blocks, read=read, text_type=text_type
+                plain.get("content"), blocks, read_part=_part_block, text_type="output_text"
+            )
+        else:
+            plain["content"] = rebuild_content(
+                plain.get("content"), blocks, read_part=_client_part, text_type="input_text"
             )
         return plain
 
-    def _is_whole(self, item: Item, name: str) -> bool:
-        """Return True if *item* is of a type of which nothing can be replaced by a text."""
-        is_known = (
-            name in ("message", *ANSWERED_ITEMS) or name.removesuffix(OUTPUT) in ANSWERED_ITEMS
-        )
+    def _has_replaceable_content(self, item: Item, name: str) -> bool:
+        """Return True if the content of *item*, of the type *name*, can be replaced by a text."""
+        if name == "message" or name in ANSWERED_ITEMS:
+            return True
+        if name.removesuffix(OUTPUT) in ANSWERED_ITEMS:
+            return True
         has_output = isinstance(field(item, "output"), str | list | tuple)
-        return not is_known and not (has_output and self.is_answer(item))
+        return has_output and self.is_answer(item)
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Items that say *blocks*."""
-        results, uses, spoken = sort_blocks(blocks)
+        """Return new items with *blocks*: one for each result and call, and a message."""
+        results, calls, others = split_blocks(blocks)
         items: list[Item] = []
         for block in results:
             answer = {"type": "function_call_output", "call_id": block["tool_use_id"]}
             items.append({**answer, "output": _rebuild_output("", block.get("content"))})
-        for block in uses:
+        for block in calls:
             call = {"type": "function_call", "call_id": block["id"], "name": block["name"]}
             items.append({**call, "arguments": arguments_json(block["input"])})
-        if not spoken:
+        if not others:
             return items
-        content = text_or_parts(list(map(_new_part, spoken)), "input_text")
+        content = text_or_parts([_new_part(block) for block in others], "input_text")
         return [{"type": "message", "role": role, "content": content}, *items]
 
     def convert_media(self, items: Sequence[Item]) -> list[Item]:
-        """The output of a function may hold images and files."""
-        sent: list[Item] = []
+        """Return *items* with images and files in the outputs, where this API accepts them."""
+        new_items: list[Item] = []
         for item in items:
             output = field(item, "output")
-            if holds_own_media(output):
-                parts = [part if own_media(part) is None else _new_part(part) for part in output]
+            if has_media_blocks(output):
+                parts = [part if media_block(part) is None else _new_part(part) for part in output]
                 item = {**as_dict(item), "output": parts}  # noqa: PLW2901
-            sent.append(item)
-        return sent
+            new_items.append(item)
+        return new_items
 
     def repair(
-        self, pairs: Sequence[Sourced], given: Sequence[Item], halves: Sequence[Halves]
+        self, pairs: Sequence[Sourced], original_items: Sequence[Item], halves: Sequence[Halves]
     ) -> list[Sourced]:
-        """Also without a reasoning item whose next item has left.
+        """Return *pairs* without halves of calls, and with valid pairs of reasoning and its item.
 
-        An item whose reasoning has left loses its id.
+        Reasoning is removed if its next item has left. An item whose reasoning has left loses its
+        id.
         """
-        pairs = _with_actions(pairs, given)
-        return self._with_reasoning(super().repair(pairs, given, halves), given)
+        pairs = _merge_actions(pairs, original_items)
+        pairs = super().repair(pairs, original_items, halves)
+        pairs = self._remove_lone_reasoning(pairs, original_items)
+        return self._remove_lone_ids(pairs, original_items)
 
-    def _with_reasoning(self, pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Sourced]:
-        """*pairs*, in which reasoning is with what it led to, or both are apart.
+    # The API accepts a reasoning item only directly before the item that it led to, and an item
+    # with an id only after its reasoning. Unknown items of the client between the two do not count:
+    #
+    #     original  reasoning r1, call c1, unknown u, reasoning r2, message m2
+    #     c1 left   unknown u, reasoning r2, message m2     (r1 has left, too)
+    #     r2 left   reasoning r1, call c1, unknown u, message m2 without its id
 
-        Reasoning without its next item leaves; an item without its reasoning loses its id. Items of
-        the client's between the two do not count.
-        """
-        kept: list[Sourced] = []  # from the last one to the first
+    def _remove_lone_reasoning(
+        self, pairs: Sequence[Sourced], original_items: Sequence[Item]
+    ) -> list[Sourced]:
+        """Return *pairs* without each reasoning item that its next item does not follow."""
+        retained_pairs: list[Sourced] = []  # from the last one to the first
         following: int | None = None
         for source, item in reversed(pairs):
             if source is not None and kind(item) == "reasoning":
-                led_to = self._next_of_reply(source, given)
-                if led_to is not None and following != led_to:
+                next_source = self._next_in_reply(source, original_items)
+                if next_source is not None and following != next_source:
                     continue
-            kept.append((source, item))
-            if source is None or not self._is_unknown(given[source]):
+            retained_pairs.append((source, item))
+            if source is None or not self._is_unknown(original_items[source]):
                 following = source
-        repaired: list[Sourced] = []
-        before: int | None = None
-        for source, item in reversed(kept):
-            if source is not None and self._is_unknown(given[source]):
-                repaired.append((source, item))
+        retained_pairs.reverse()
+        return retained_pairs
+
+    def _remove_lone_ids(
+        self, pairs: Sequence[Sourced], original_items: Sequence[Item]
+    ) -> list[Sourced]:
+        """Return *pairs* without the id of each item whose reasoning is not before it any more."""
+        new_pairs: list[Sourced] = []
+        previous: int | None = None
+        for source, item in pairs:
+            if source is None:
+                new_pairs.append((source, item))
+            elif self._is_unknown(original_items[source]):
+                new_pairs.append((source, item))
                 continue
-            # It was given after its reasoning, and no longer is.
-            reasoning = None if source is None else self._reasoning_before(source, given)
-            is_alone = reasoning is not None and before != reasoning
-            repaired.append((source, _without_id(item) if is_alone else item))
-            before = source
-        return repaired
+            else:
+                reasoning = self._reasoning_before(source, original_items)
+                if reasoning is not None and previous != reasoning:
+                    item = _without_id(item)  # noqa: PLW2901
+                new_pairs.append((source, item))
+            previous = source
+        return new_pairs
 
     def _is_unknown(self, item: Item) -> bool:
         name = _type_of(item)
         if name in SERVER_ITEMS or name.removesuffix(OUTPUT) in ANSWERED_ITEMS:
-            return False  # most items are known: they need not be read again
+            return False  # fast: most items need not be read again
         if name == "message" and field(item, "role") in ROLES:
             return False
         return self.read(item).is_unknown
 
-    def _next_of_reply(self, source: int, given: Sequence[Item]) -> int | None:
-        """The index of the item after *source* that is not unknown; None at the end."""
-        for index in range(source + 1, len(given)):
-            if not self._is_unknown(given[index]):
+    def _next_in_reply(self, source: int, original_items: Sequence[Item]) -> int | None:
+        """Return the index of the first known item after *source*, None at the end."""
+        for index in range(source + 1, len(original_items)):
+            if not self._is_unknown(original_items[index]):
                 return index
         return None
 
-    def _reasoning_before(self, source: int, given: Sequence[Item]) -> int | None:
-        """The index of the reasoning before item *source*; None where it has none."""
+    def _reasoning_before(self, source: int, original_items: Sequence[Item]) -> int | None:
+        """Return the index of the reasoning directly before item *source*, None without any.
+
+        Unknown items between the two are skipped.
+        """
         index = source - 1
-        while index >= 0 and self._is_unknown(given[index]):
+        while index >= 0 and self._is_unknown(original_items[index]):
             index -= 1
-        return index if index >= 0 and kind(given[index]) == "reasoning" else None
+        if index < 0 or kind(original_items[index]) != "reasoning":
+            return None
+        return index
 
 
 def _type_of(item: Item) -> str:
@@ -262,7 +293,7 @@ def _type_of(item: Item) -> str:
 
 
 def _id_of_answerable(item: Item, name: str) -> object:
-    """Return the id by which the client may answer *item*; None where it never does."""
+    """Return the id by which the client may answer *item*, None if it never does."""
     if name == "mcp_approval_request":
         return field(item, "id")
     if name == "tool_search_call":
@@ -271,13 +302,13 @@ def _id_of_answerable(item: Item, name: str) -> object:
 
 
 def _list_in(item: Item, name: str) -> Sequence[object]:
-    """Return the list that *item* has under *name*; an empty one if it has none."""
+    """Return the list in the field *name* of *item*, () if it has none."""
     value = field(item, name)
     return value if isinstance(value, list | tuple) else ()
 
 
 def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_block) -> JsonDict:
-    """Return the block of a *part* of a content; *unknown* makes that of an unknown one."""
+    """Return the block of a *part* of a content; *unknown* converts a part of an unknown type."""
     if isinstance(part, str):
         part = {"type": "input_text", "text": part}
     name = kind(part)
@@ -286,20 +317,26 @@ def _part_block(part: object, unknown: Callable[[object], JsonDict] = opaque_blo
         block = image_block(field(part, "image_url")) or image_by_id(field(part, "file_id"))
     elif name == "input_file":
         block = document_block(part)
-    text = field(part, "text" if name in TEXTS else name) if name in SAYING else None
-    return block or own_media(part) or text_or_opaque(text, part, unknown)
+    text: object = None
+    if name in TEXTS:
+        text = field(part, "text")
+    elif name == "refusal":
+        text = field(part, "refusal")
+    return block or media_block(part) or text_or_opaque(text, part, unknown)
 
 
 _client_part = partial(_part_block, unknown=client_block)
-"""Reads a part of what the client says."""
+"""Function that reads a part that the client wrote."""
 
 
 def _thinking_block(item: Item) -> JsonDict:
-    """Its summary, or its text where the provider shows it; else what it is encrypted to."""
+    """Return reasoning as a block with its summary or its text, else with its encrypted content."""
     parts = field(item, "summary") or field(item, "content") or ()
-    thought = "\n".join([str(field(part, "text")) for part in parts]) if parts else None
-    proof = field(item, "encrypted_content") or field(item, "id")
-    return thinking_block(thought, proof)
+    thought = None
+    if parts:
+        thought = "\n".join([str(field(part, "text")) for part in parts])
+    signature = field(item, "encrypted_content") or field(item, "id")
+    return thinking_block(thought, signature)
 
 
 def _call_id(item: Item) -> object:
@@ -324,80 +361,92 @@ def _call_block(item: Item, name: str) -> JsonDict:
 
 
 def _action_key(item: Item) -> str:
-    return next((name for name in ACTIONS if field(item, name) is not None), ACTIONS[0])
+    """Return the name of the field with the arguments of a call of a built-in tool."""
+    for name in ACTIONS:
+        if field(item, name) is not None:
+            return name
+    return ACTIONS[0]
 
 
 # Writing ------------------------------------------------------------------------------------------
 
 
-def _rebuild_output(old: object, content: object) -> object:
+def _rebuild_output(old_output: object, content: object) -> object:
     blocks = result_blocks(content)
-    if isinstance(old, list | tuple):
-        return rebuild_content(old, blocks, read=_client_part, text_type="input_text")
-    if isinstance(old, Mapping) and blocks == [_client_part(old)]:
-        return old
+    if isinstance(old_output, list | tuple):
+        return rebuild_content(old_output, blocks, read_part=_client_part, text_type="input_text")
+    if isinstance(old_output, Mapping) and blocks == [_client_part(old_output)]:
+        return old_output
     if isinstance(content, str):
         return content
-    return text_or_parts(list(map(_new_part, blocks)), "input_text")
+    return text_or_parts([_new_part(block) for block in blocks], "input_text")
 
 
-def _screenshot_in_words(result: JsonObject) -> JsonDict:
-    """Return a message of the user's that says *result*, which no computer's output can be.
+def _screenshot_message(result: JsonObject) -> JsonDict:
+    """Return a message of the user that replaces the output of a computer call.
 
-    The API takes a picture there and nothing else. So once the picture has left, the output leaves
-    as words, and `_with_actions` has the call go with it.
+    The API accepts only an image as that output. If a stage has replaced the image by a text, the
+    output becomes this message, and `_merge_actions` adds the call to it.
     """
     parts = [_new_part(block) for block in result_blocks(result.get("content"))]
     return {"type": "message", "role": "user", "content": parts}
 
 
-def _with_actions(pairs: Sequence[Sourced], given: Sequence[Item]) -> Sequence[Sourced]:
-    """*pairs*, in which a screenshot in words begins with its call, which is no item any more."""
-    made = list(pairs)
+def _merge_actions(pairs: Sequence[Sourced], original_items: Sequence[Item]) -> Sequence[Sourced]:
+    """Return *pairs* with each computer call merged into the message that replaces its output."""
+    new_pairs = list(pairs)
     calls: dict[object, int] = {}  # by id: the place of the last call
-    dropped: set[int] = set()
+    merged_calls: set[int] = set()
     for place, (source, item) in enumerate(pairs):
         name = kind(item)
         if name == "computer_call":
             calls[_call_id(item)] = place
-        elif name == "message" and source is not None and kind(given[source]) == SCREENSHOT:
-            call = calls.pop(_call_id(given[source]), None)
+        elif name == "message" and source is not None:
+            original_item = original_items[source]
+            if kind(original_item) != SCREENSHOT:
+                continue
+            call = calls.pop(_call_id(original_item), None)
             if call is not None:
-                dropped.add(call)
-                made[place] = (source, _after_action(pairs[call][1], item))
-    if not dropped:
+                merged_calls.add(call)
+                new_pairs[place] = (source, _with_action(item, pairs[call][1]))
+    if not merged_calls:
         return pairs
-    return [pair for place, pair in enumerate(made) if place not in dropped]
+    return [pair for place, pair in enumerate(new_pairs) if place not in merged_calls]
 
 
-def _after_action(call: Item, message: JsonDict) -> JsonDict:
-    """A copy of *message* that begins with what *call* did."""
+def _with_action(message: JsonDict, call: Item) -> JsonDict:
+    """Return a copy of *message* that begins with the action of *call*."""
     action = compact_json(field(call, _action_key(call)))
-    said = {"type": "input_text", "text": f"[{kind(call)} {action}]"}
-    return {**message, "content": [said, *message["content"]]}
+    action_part = {"type": "input_text", "text": f"[{kind(call)} {action}]"}
+    return {**message, "content": [action_part, *message["content"]]}
 
 
 def _shell_text(output: object) -> str:
-    """What a shell said, to its outputs one after the other."""
+    """Return the texts in the *output* of a shell call, one after the other."""
     if not isinstance(output, list | tuple):
         return ""
-    said = (field(part, name) for part in output for name in ("stdout", "stderr"))
-    return "\n".join(str(text) for text in said if text)
+    texts: list[str] = []
+    for part in output:
+        for name in ("stdout", "stderr"):
+            text = field(part, name)
+            if text:
+                texts.append(str(text))
+    return "\n".join(texts)
 
 
-def _shell_output(old: object, content: object) -> object:
-    """The output of a shell that says *content*, with the outcome of the *old* one."""
-    last: JsonDict = {"outcome": {"type": "exit", "exit_code": 0}}
-    if isinstance(old, list | tuple) and old:
-        last = as_dict(old[-1])
-    return [{**last, "stdout": result_text(content), "stderr": ""}]
+def _shell_output(old_output: object, content: object) -> object:
+    """Return an output of a shell call with *content*, and with the outcome of the *old_output*."""
+    last_part: JsonDict = {"outcome": {"type": "exit", "exit_code": 0}}
+    if isinstance(old_output, list | tuple) and old_output:
+        last_part = as_dict(old_output[-1])
+    return [{**last_part, "stdout": result_text(content), "stderr": ""}]
 
 
 def _new_part(block: JsonObject) -> JsonDict:
     url = image_url(block)
     if url is not None:
         return {"type": "input_image", "detail": "auto", "image_url": url}
-    file = file_of(block)
+    file = file_fields(block)
     if file is not None:
         return {"type": "input_file", **file}
     return {"type": "input_text", "text": block_text(block)}

@@ -1,4 +1,4 @@
-"""The model behind a request for it, asked a question of ctxpipe's own over HTTP."""
+"""Send ctxpipe's own questions, such as that for a summary, to the model of a request over HTTP."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..summarizers import AgentAnswer, AgentModel
 from .formats import Format
 
 Send: TypeAlias = "Callable[[Format, str | None, bytes], Awaitable[HttpAnswer]]"
-"""Sends a body in a format with the URL and the credentials of the agent's request.
+"""Function that sends a body with the URL and the credentials of the agent's request.
 
-The second argument is the model; None for that of the agent's request.
+The arguments are the format, the model (None for the model of the agent's request) and the body.
 """
 
 _NOT_REPEATED = frozenset(
@@ -25,8 +25,8 @@ _NOT_REPEATED = frozenset(
         *("content-type", "host", "idempotency-key", "transfer-encoding"),
     }
 )
-_OF_ONE_REQUEST = "x-stainless-"
-"""How headers begin in which an SDK describes one request."""
+_SDK_PREFIX = "x-stainless-"
+"""Beginning of the headers in which an SDK describes one request."""
 QUESTION_HEADERS: Mapping[str, str] = {
     "accept": "application/json",
     "accept-encoding": "identity",
@@ -36,7 +36,7 @@ QUESTION_HEADERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """The answer to an HTTP request, read to its end."""
+    """A complete answer to an HTTP request."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -46,7 +46,7 @@ class HttpAnswer:
 class QuestionRefused(SummaryFailed):
     """An API has answered a question with an error.
 
-    *response* has its headers and its content, in which the retry layer looks for what it says.
+    *response* has the headers and the content, from which the retry layer reads the reason.
     """
 
     def __init__(self, answer: HttpAnswer) -> None:
@@ -57,9 +57,9 @@ class QuestionRefused(SummaryFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class HttpModel(AgentModel):
-    """The model that a request in *format* goes to; *values* are what a question repeats of it.
+    """The model of a request in *format*. Its questions repeat the fields *values* of the request.
 
-    *send* is below whatever shapes the agent's requests.
+    *send* must send a question without shaping it.
     """
 
     format: Format
@@ -67,10 +67,15 @@ class HttpModel(AgentModel):
     values: JsonObject = field(default_factory=dict, repr=False)
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Ask in the format of the agent's request. Raises QuestionRefused for an error."""
+        """Send *prompt* in the format of the agent's request, and return the answer.
+
+        Raises QuestionRefused if the API answers with an error, and SummaryFailed if the answer is
+        no JSON object.
+        """
         body = self.format.question(self.values, prompt, model or self.name, max_tokens)
         content = await in_thread(encode_body, body)
-        answer = await self.send(self.format, None if model == self.name else model, content)
+        other_model = None if model == self.name else model
+        answer = await self.send(self.format, other_model, content)
         if answer.status >= 400:
             raise QuestionRefused(answer)
         try:
@@ -83,29 +88,35 @@ class HttpModel(AgentModel):
 
 
 def http_model(
-    known: Format, values: JsonObject, send: Send, summary_model: str | None = None
+    wire_format: Format, values: JsonObject, send: Send, summary_model: str | None = None
 ) -> HttpModel:
-    """Return the model that a request in the format *known* with *values* goes to."""
+    """Return the model of a request in *wire_format* with the fields *values*.
+
+    *summary_model* names another model of the same provider, for summaries.
+    """
     return HttpModel(
-        name=known.arguments(values)["request"].get("model"),
+        name=wire_format.arguments(values)["request"].get("model"),
         summary_model=summary_model,
-        api=known.api,
-        format=known,
+        api=wire_format.api,
+        format=wire_format,
         send=send,
-        values={name: values[name] for name in known.routing if name in values},
+        values={name: values[name] for name in wire_format.routing if name in values},
     )
 
 
 def encode_body(body: JsonObject) -> bytes:
-    """Return *body* as it is sent."""
+    """Return *body* as JSON bytes."""
     return json.dumps(body).encode()
 
 
 def question_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers of a question, from those of the agent's request."""
-    kept = []
+    """Return the headers of a question: those of the agent's request that it may repeat.
+
+    Headers that describe the request's own body or connection are left out.
+    """
+    repeated_headers = []
     for name, value in headers:
-        lowered = name.lower()
-        if lowered not in _NOT_REPEATED and not lowered.startswith(_OF_ONE_REQUEST):
-            kept.append((name, value))
-    return [*kept, *QUESTION_HEADERS.items()]
+        lower_name = name.lower()
+        if lower_name not in _NOT_REPEATED and not lower_name.startswith(_SDK_PREFIX):
+            repeated_headers.append((name, value))
+    return [*repeated_headers, *QUESTION_HEADERS.items()]

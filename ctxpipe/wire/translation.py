@@ -56,7 +56,7 @@ from .codec import (
     make_units,
     opening_unit,
 )
-from .values import holds_own_media
+from .values import has_media_blocks
 
 WATCHED = 8
 """Number of newest items that are read again each turn, because a caller may edit them in place."""
@@ -107,7 +107,7 @@ class Translation:
         self._halves: list[Halves] = []  # the halves of each item
         self._head = 0
         self._frozen_count = 0  # the number of items in the head that are the provider's state
-        self._has_own_media = False
+        self._has_media_blocks = False
         self._system: list[_Block] = []
         self._units: list[Unit] = []
         self._used_ids: set[str] = set()
@@ -165,7 +165,7 @@ class Translation:
         old_units = self._units[stable_count:]
         self._remove_units(stable_count)
         contents = _contents(items)
-        self._has_own_media |= any(holds_own_media(content) for content in contents[start:])
+        self._has_media_blocks |= any(has_media_blocks(content) for content in contents[start:])
 
         new_units = make_units(self._codec, items, start=start, used_ids=self._used_ids)
         if not stable_count and new_units and new_units[0].message["role"] != "user":
@@ -232,7 +232,7 @@ class Translation:
         *units* is the last result of `read`. Unchanged items are the same objects.
         """
         items = self._items_of(units, context)
-        return self._codec.convert_media(items) if self._has_own_media else items
+        return self._codec.convert_media(items) if self._has_media_blocks else items
 
     def _items_of(self, units: Units, context: list[Message]) -> list[Item]:
         if is_equal(context, units.messages):

@@ -1,4 +1,8 @@
-"""Values of foreign items as blocks of ours, and back: arguments, texts, pictures, the unknown."""
+"""Convert parts of foreign items to blocks of the Messages API, and back.
+
+The functions are shared by all codecs: texts, calls and their arguments, results, thinking, images
+and documents, and the opaque blocks for everything unknown.
+"""
 
 from __future__ import annotations
 
@@ -25,43 +29,48 @@ from ..messages import (
 from ..messages.vocabulary import UNSIGNED
 
 RAW = "_raw"
-"""The key under which arguments are that are no JSON object."""
+"""Key for the arguments of a call that are no JSON object."""
 
-MARKS = ("cache_control", "prompt_cache_breakpoint")
-"""Where foreign items ask for a cache; that is no content, and stays on the item."""
+CACHE_FIELDS = ("cache_control", "prompt_cache_breakpoint")
+"""Fields by which foreign items place cache breakpoints; they are no content."""
 
 Blocks: TypeAlias = list[JsonObject]
 
-MAX_ENCODED = 1_000  # characters of base64 and the like that an opaque block shows
-_MOST_DIGITS = 4_000  # of a whole number; Python writes no more than 4,300
+MAX_ENCODED = 1_000
+"""Maximum length of encoded data, such as base64, that an opaque text shows."""
+_MAX_DIGITS = 4_000
+"""Maximum digits of an integer; Python refuses to write more than 4,300."""
 _BLANK = frozenset(" \t\r\n")
 
 
 def first_field(holder: object, *names: str) -> Any:
-    """What *holder* has under the first of *names* under which it has something."""
-    values = (field(holder, name) for name in names)
-    return next((value for value in values if value is not None), None)
+    """Return the value of the first field among *names* that *holder* has; None without any."""
+    for name in names:
+        value = field(holder, name)
+        if value is not None:
+            return value
+    return None
 
 
 def text_block(text: str) -> JsonDict:
-    """A text block with *text*, without lone surrogates, which cannot be sent."""
+    """Return a text block; lone surrogates, which cannot be sent, are removed from *text*."""
     return {"type": "text", "text": without_surrogates(text)}
 
 
-def says(text: object) -> TypeGuard[str]:
-    """Whether *text* can be a text block as it is."""
-    return isinstance(text, str) and not is_blank(text)
+def has_text(value: object) -> TypeGuard[str]:
+    """Return True if *value* is a text that is not blank; the API refuses blank text blocks."""
+    return isinstance(value, str) and not is_blank(value)
 
 
 def text_or_opaque(
     text: object, value: object, unknown: Callable[[object], JsonDict] | None = None
 ) -> JsonDict:
-    """Return a text block with *text*; where *text* cannot be one, a block for *value*.
+    """Return a text block with *text*, or a block for *value* if *text* cannot be in a text block.
 
-    A blank text is known, though no block may hold it: its block is a text. *unknown* makes the
-    block of a value without any text, by default `opaque_block`.
+    *unknown* converts a *value* without a text, by default `opaque_block`. A value with a blank
+    text always becomes a text block with its JSON.
     """
-    if says(text):
+    if has_text(text):
         return text_block(text)
     if unknown is None or isinstance(text, str):
         return opaque_block(value)
@@ -69,34 +78,38 @@ def text_or_opaque(
 
 
 def use_block(call: object, name: object, arguments: object) -> JsonDict:
-    """The *call* of the tool *name*."""
+    """Return a tool_use block: the call with the id *call*, of the tool *name*."""
     return {"type": "tool_use", "id": call, "name": str(name or ""), "input": arguments}
 
 
 def result_block(call: object, content: object) -> JsonDict:
-    """The result of *call*."""
+    """Return a tool_result block for the call with the id *call*."""
     return {"type": "tool_result", "tool_use_id": call, "content": content}
 
 
-def content_blocks(content: object, read: Callable[[Any], JsonDict]) -> list[JsonDict]:
-    """The blocks of a foreign *content*: a text, a list of parts, or nothing; *read* reads one."""
+def content_blocks(content: object, read_part: Callable[[Any], JsonDict]) -> list[JsonDict]:
+    """Return the blocks of a foreign *content*: a text, a list of parts, or None.
+
+    *read_part* converts a part, or the text, to a block.
+    """
     if content is None or content == "":
         return []
-    return list(map(read, content if isinstance(content, list | tuple) else [content]))
+    parts = content if isinstance(content, list | tuple) else [content]
+    return [read_part(part) for part in parts]
 
 
-def read_result(call: object, content: object, read: Callable[[Any], JsonDict]) -> JsonDict:
-    """The result of *call* with a foreign *content*."""
+def read_result(call: object, content: object, read_part: Callable[[Any], JsonDict]) -> JsonDict:
+    """Return a tool_result block for the call with the id *call* and a foreign *content*."""
     if content is None or isinstance(content, str):
         return result_block(call, without_surrogates(content or ""))
-    return result_block(call, content_blocks(content, read))
+    return result_block(call, content_blocks(content, read_part))
 
 
-def sort_blocks(blocks: Iterable[JsonObject]) -> tuple[Blocks, Blocks, Blocks]:
-    """The results, the calls, and all other blocks of *blocks*, which foreign items keep apart."""
+def split_blocks(blocks: Iterable[JsonObject]) -> tuple[Blocks, Blocks, Blocks]:
+    """Split *blocks* into results, calls and all others: foreign items store them separately."""
     results: Blocks = []
     calls: Blocks = []
-    spoken: Blocks = []
+    others: Blocks = []
     for block in blocks:
         match kind(block):
             case "tool_result":
@@ -104,37 +117,40 @@ def sort_blocks(blocks: Iterable[JsonObject]) -> tuple[Blocks, Blocks, Blocks]:
             case "tool_use":
                 calls.append(block)
             case _:
-                spoken.append(block)
-    return results, calls, spoken
+                others.append(block)
+    return results, calls, others
 
 
-def thinking_block(thought: str | None, proof: object = None) -> JsonDict:
-    """A *thought* with the *proof* of it, if there is any, or what it is encrypted to."""
-    proof = proof or UNSIGNED
+def thinking_block(thought: str | None, signature: object = None) -> JsonDict:
+    """Return a thinking block, or a redacted one if *thought* is None.
+
+    *signature* is the provider's proof that the model wrote the thought, or the encrypted thought.
+    """
+    signature = signature or UNSIGNED
     if thought is None:
-        return {"type": "redacted_thinking", "data": str(proof)}
+        return {"type": "redacted_thinking", "data": str(signature)}
     thought = without_surrogates(thought)
-    return {"type": "thinking", "thinking": thought, "signature": str(proof)}
+    return {"type": "thinking", "thinking": thought, "signature": str(signature)}
 
 
 def block_text(block: object) -> str:
-    """Return what *block* says in an API that has no such block: its text, else its JSON."""
+    """Return *block* as text, for an API without such a block: its text, or its JSON."""
     text = contents.block_text(block)
     return compact_json(block) if text is None else text
 
 
 def join_texts(blocks: Iterable[object]) -> str:
-    """What *blocks* say, in one text."""
-    return "\n".join(map(block_text, blocks))
+    """Return *blocks* as one text, with a line break between them."""
+    return "\n".join([block_text(block) for block in blocks])
 
 
 def result_text(content: object) -> str:
-    """The content of a tool_result in one text."""
+    """Return the content of a tool_result block as one text."""
     return content if isinstance(content, str) else join_texts(result_blocks(content))
 
 
 def result_blocks(content: object) -> list[JsonObject]:
-    """The content of a tool_result as blocks."""
+    """Return the content of a tool_result block as blocks."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
@@ -142,42 +158,44 @@ def result_blocks(content: object) -> list[JsonObject]:
     return list(cast("Iterable[JsonObject]", content))
 
 
-def take_part(parts: list[Any], block: JsonObject) -> tuple[Any, Any]:
-    """The one of *parts*, each behind what it says, that says *block*, taken out of them.
+def take_part(parts: list[tuple[Any, Any]], block: JsonObject) -> tuple[Any, Any]:
+    """Remove the part for *block* from *parts*, and return it.
 
-    If none does, it is the first of its call; None: there is none of that either.
+    Each element of *parts* is a pair of a block and the foreign part that was read as that block.
+    The part for *block* is the first one whose block is equal; otherwise, for a call or result, the
+    first one with the same id. Returns (None, None) if there is none.
     """
-    same: list[tuple[Any, Any]] = [part for part in parts if part[0] == block]
+    matches = [pair for pair in parts if pair[0] == block]
     name = first_field(block, "id", "tool_use_id")
-    if name is not None:
-        same += [part for part in parts if first_field(part[0], "id", "tool_use_id") == name]
-    if not same:
+    if not matches and name is not None:
+        matches = [pair for pair in parts if first_field(pair[0], "id", "tool_use_id") == name]
+    if not matches:
         return None, None
-    parts.remove(same[0])
-    return same[0]
+    parts.remove(matches[0])
+    return matches[0]
 
 
 # Arguments of calls -------------------------------------------------------------------------------
 
 
-def arguments_object(text: object) -> JsonDict:
-    """The object that the arguments *text* of a call mean.
+def arguments_object(arguments: object) -> JsonDict:
+    """Return the *arguments* of a foreign call, a JSON text or a mapping, as a JSON object.
 
-    What is no JSON object is under the key `RAW`.
+    Other values, and texts that are no JSON object, become the value of the key `RAW`.
     """
-    if isinstance(text, Mapping):
-        return cast("JsonDict", rebuilt(text, _sendable, keys=True))
-    if not isinstance(text, str):
-        return {} if text is None else {RAW: text}
-    if not text or text == "{}":
+    if isinstance(arguments, Mapping):
+        return cast("JsonDict", rebuilt(arguments, _sendable, keys=True))
+    if not isinstance(arguments, str):
+        return {} if arguments is None else {RAW: arguments}
+    if not arguments or arguments == "{}":
         return {}
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)
+        value = json.loads(arguments, parse_constant=_refuse_constant, parse_int=_parse_integer)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        return {RAW: without_surrogates(text)}
-    if "\\ud" in text or "\\uD" in text or not is_encodable(text):
+        return {RAW: without_surrogates(arguments)}
+    if "\\ud" in arguments or "\\uD" in arguments or not is_encodable(arguments):
         return cast("JsonDict", rebuilt(value, _sendable, keys=True))
     return value
 
@@ -190,14 +208,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _whole_number(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
+def _parse_integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
         raise ValueError("a number that cannot be written again")
     return int(digits)
 
 
 def arguments_json(arguments: JsonObject) -> str:
-    """*arguments* as the text of a call."""
+    """Return *arguments* as the JSON text of a foreign call."""
     if list(arguments) == [RAW] and isinstance(arguments[RAW], str):
         return cast("str", arguments[RAW])
     return compact_json(arguments)
@@ -207,46 +225,54 @@ def arguments_json(arguments: JsonObject) -> str:
 
 
 def image_block(url: object) -> JsonDict | None:
-    """The image at *url*, which may hold the data itself; None for what is no address."""
+    """Return an image block for *url*, which may be a data URL; None without a URL."""
     if not isinstance(url, str) or not url:
         return None
     return {"type": "image", "source": _data_source(url) or {"type": "url", "url": url}}
 
 
 def image_by_id(file_id: object) -> JsonDict | None:
-    """Return the image that the provider stores as *file_id*; None where that is no id."""
+    """Return an image block for a file that the provider stores; None without an id."""
     if not isinstance(file_id, str) or not file_id:
         return None
     return {"type": "image", "source": {"type": "file", "file_id": file_id}}
 
 
 def document_block(file: object) -> JsonDict | None:
-    """The document that *file* holds or names by its address or id; None where it does neither."""
-    data, url, file_id = (field(file, name) for name in ("file_data", "file_url", "file_id"))
+    """Return a document block for *file*, in the form of the responses API.
+
+    *file* has the data, the URL or the id of the document. Returns None if it has none of these.
+    """
+    data = field(file, "file_data")
+    url = field(file, "file_url")
+    file_id = field(file, "file_id")
     if isinstance(data, str) and data:
-        other = {"type": "base64", "media_type": "application/octet-stream", "data": data}
-        source = _data_source(data) or other
+        source = _data_source(data)
+        if source is None:
+            source = {"type": "base64", "media_type": "application/octet-stream", "data": data}
     elif isinstance(url, str) and url:
         source = {"type": "url", "url": url}
     elif isinstance(file_id, str) and file_id:
         source = {"type": "file", "file_id": file_id}
     else:
         return None
+    block = {"type": "document", "source": source}
     title = field(file, "filename")
-    named = {"title": without_surrogates(title)} if isinstance(title, str) and title else {}
-    return {"type": "document", "source": source, **named}
+    if isinstance(title, str) and title:
+        block["title"] = without_surrogates(title)
+    return block
 
 
 def image_url(block: JsonObject) -> str | None:
-    """The address of an image of ours, with its data in it where it holds any; None: it is none."""
+    """Return the URL of an image block, a data URL if it contains its data; None for others."""
     source = block.get("source")
     if kind(block) != "image" or not isinstance(source, Mapping) or source.get("type") == "file":
         return None
     return _data_url(source)
 
 
-def file_of(block: JsonObject) -> JsonDict | None:
-    """What a document of ours is as a file with its data; None where it is none."""
+def file_fields(block: JsonObject) -> JsonDict | None:
+    """Return the name and the data URL of a document block with data; None for others."""
     source = block.get("source")
     if kind(block) != "document" or field(source, "type") != "base64":
         return None
@@ -259,18 +285,21 @@ def _data_url(source: Any) -> str:
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
 
 
-def own_media(part: object) -> JsonDict | None:
-    """*part* itself where it is an image or document of ours, as a tool answers with it."""
+def media_block(part: object) -> JsonDict | None:
+    """Return *part* if it is an image or document block of the Messages API, else None.
+
+    The tools that read offloaded content answer with such blocks, in conversations of every form.
+    """
     return as_dict(part) if is_movable(part) else None
 
 
-def holds_own_media(content: object) -> bool:
-    """Whether there are images or documents of ours in a foreign *content*."""
-    return isinstance(content, list | tuple) and any(map(is_movable, content))
+def has_media_blocks(content: object) -> bool:
+    """Return True if a foreign *content* has image or document blocks of the Messages API."""
+    return isinstance(content, list | tuple) and any(is_movable(part) for part in content)
 
 
 def _data_source(url: str) -> JsonDict | None:
-    """The data in *url* in base64; None where it holds none."""
+    """Return the source of a block for a data URL in base64; None for any other *url*."""
     head, comma, data = url.partition(";base64,")
     if not comma or not head.startswith("data:"):
         return None
@@ -278,24 +307,24 @@ def _data_source(url: str) -> JsonDict | None:
 
 
 def opaque_block(value: object) -> JsonDict:
-    """A text block for *value*, of which nothing is known: its JSON, without encoded data.
+    """Return a text block with the JSON of *value*, whose type is unknown, without encoded data.
 
-    Equal values make equal blocks, whatever the order of their keys and their cache marks.
+    Equal values give equal blocks. The order of keys and cache marks are ignored.
     """
     return text_block(_opaque_text(value))
 
 
 def client_block(value: object, name: object = None) -> JsonDict:
-    """Return the block that represents *value*, an item or part of the client's, by its whole JSON.
+    """Return an opaque block with the whole JSON of *value*, an unknown item or part of the client.
 
-    *name* is its type in its own API, by default what it calls its type. The JSON is complete, so
-    that the block counts as much as *value* takes of a request. Equal values make equal blocks,
-    whatever the order of their keys and their cache marks.
+    *name* is its type in its own API, by default its field "type". The JSON is complete, so that
+    the block has as many tokens as *value* in the request. Equal values give equal blocks. The
+    order of keys and cache marks are ignored.
     """
-    own_type = kind(value) if name is None else str(name)
-    if own_type == "tool_reference" and isinstance(field(value, "tool_name"), str):
-        return tool_reference(field(value, "tool_name"))  # known: it loads a tool
-    return {"type": OPAQUE, "kind": own_type, "json": _json_of(value, _whole)}
+    type_name = kind(value) if name is None else str(name)
+    if type_name == "tool_reference" and isinstance(field(value, "tool_name"), str):
+        return tool_reference(field(value, "tool_name"))  # a known block, which loads a tool
+    return {"type": OPAQUE, "kind": type_name, "json": _json_of(value, _unchanged)}
 
 
 def tool_reference(name: str) -> JsonDict:
@@ -304,17 +333,17 @@ def tool_reference(name: str) -> JsonDict:
 
 
 def tool_search_block(value: object, name: str, tools: Iterable[str] = ()) -> JsonDict:
-    """Return the block of *value*, a half of a tool search that the server ran.
+    """Return an opaque block for *value*, the call or the result of a tool search by the server.
 
-    *name* is its type in its own API, *tools* the names of the tools that were loaded by it. A
-    compaction carries such a search on: without it the model would not have these tools.
+    *name* is its type in its own API, *tools* has the names of the tools that the search has
+    loaded. A compaction carries the block, because without it the model would not have these tools.
     """
     return {**client_block(value, name), "tools": [without_surrogates(tool) for tool in tools]}
 
 
 def _opaque_text(value: object) -> str:
     if kind(value) == OPAQUE:
-        # Its JSON is the text already, and quoted once more it would be counted twice.
+        # Its JSON is the text already. To quote it again would make it longer.
         text = field(value, "json")
         if isinstance(text, str):
             return text
@@ -322,12 +351,12 @@ def _opaque_text(value: object) -> str:
 
 
 def _json_of(value: object, leaf: Callable[[Any], object]) -> str:
-    """Return the canonical JSON of *value* without cache marks, *leaf* applied to each leaf."""
+    """Return the canonical JSON of *value* without cache marks; *leaf* converts each leaf."""
     try:
         plain = as_dict(value) if hasattr(value, "model_dump") else value
         text = canonical_json(rebuilt(plain, leaf))
-        if any(mark in text for mark in MARKS):
-            # A client moves its marks with each turn: they do not make another value of it.
+        if any(mark in text for mark in CACHE_FIELDS):
+            # A client moves its marks with each turn; the value remains the same.
             text = canonical_json(json.loads(text, object_hook=_without_marks))
     except (InvalidHistory, TypeError, RecursionError, ValueError):
         return f"[{type(value).__name__}: {_fingerprint(repr(value))}]"
@@ -335,15 +364,15 @@ def _json_of(value: object, leaf: Callable[[Any], object]) -> str:
 
 
 def _without_marks(fields: JsonDict) -> JsonDict:
-    return {key: inner for key, inner in fields.items() if key not in MARKS}
+    return {key: inner for key, inner in fields.items() if key not in CACHE_FIELDS}
 
 
-def _whole(value: Any) -> object:
+def _unchanged(value: Any) -> object:
     return value
 
 
 def _shorten(value: Any) -> object:
-    """*value*, or what replaces it where it is a long text without a blank: encoded data."""
+    """Return *value*; encoded data, a long text without blanks, is replaced by its digest."""
     if not isinstance(value, str) or len(value) <= MAX_ENCODED:
         return value
     if not _BLANK.isdisjoint(value[:MAX_ENCODED]):

@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 from adapter_contract import PROOFS, Done, LongContract
-from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
+from mounts import (
+    CALLS,
+    LINES,
+    asking_a_sub_agent,
+    compacting,
+    offloading,
+    placeholders,
+    result,
+    rounds,
+)
 from readme import run_row
 
 from ctxpipe import ContextPipeline, LocalStorage, offload_tools
@@ -201,16 +210,7 @@ def done_of(kept: list[Any]) -> Done:
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path):
-    def script(body: Any) -> Any:
-        said = str(body["messages"][0]["content"])
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        if turn == 3:
-            return "Done."
-        if said == "go" and turn == 1:
-            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
-        return answer(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
-
-    async with serve("chat", script) as (server, model):
+    async with serve("chat", asking_a_sub_agent(0)) as (server, model):
         shaping = ctxpipe_middleware(offloading(tmp_path))
         sub = create_agent(model, [look], middleware=[shaping])
 

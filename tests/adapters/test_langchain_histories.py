@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,12 +161,9 @@ def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))
-    before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
 
     anyio.run(check_life, LangChainCodec(), session, items, ends(items), forced, problems)
-
-    assert items == before
 
 
 @settings(max_examples=10)

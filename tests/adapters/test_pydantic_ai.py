@@ -10,7 +10,16 @@ import anthropic
 import openai
 import pytest
 from adapter_contract import AdapterContract, Done
-from mounts import CALLS, LINES, compacting, offloading, placeholders, result, rounds
+from mounts import (
+    CALLS,
+    LINES,
+    asking_a_sub_agent,
+    compacting,
+    offloading,
+    placeholders,
+    result,
+    rounds,
+)
 from readme import run_row
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
@@ -126,16 +135,7 @@ class TestContract(AdapterContract):
 
 
 async def test_a_sub_agent_does_not_disturb(tmp_path):
-    def script(body: Any) -> Any:
-        said = str(body["messages"][1]["content"])
-        turn = sum(message["role"] == "assistant" for message in body["messages"])
-        if turn == 3:
-            return "Done."
-        if said == "go" and turn == 1:
-            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
-        return answer(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
-
-    async with serve("chat", script) as (server, model):
+    async with serve("chat", asking_a_sub_agent(1)) as (server, model):
         shaping = Ctxpipe(offloading(tmp_path), session_id="s")
         sub = Agent(model, instructions="Be brief.", capabilities=[shaping])
         main = Agent(model, instructions="Be brief.", capabilities=[shaping])

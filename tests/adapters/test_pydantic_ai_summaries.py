@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 from connections import Agent as Script
-from connections import Compactions, every_key, summaries
+from connections import Compactions, check_summaries, every_key, requested_model, summaries
 from mounts import result
 
 from ctxpipe.testing import GeminiServer, MessagesServer, OpenAIServer
@@ -60,12 +60,6 @@ async def serve(api: str, script: Any) -> AsyncIterator[tuple[Any, Any]]:
             yield third, kind("gpt-5", provider=OpenAIProvider(openai_client=asking))
 
 
-def model_asked(request: Any) -> str:
-    """The model that *request* asks: Gemini's is in the path."""
-    named: str = request.body.get("model") or request.path.rpartition("/")[2].partition(":")[0]
-    return named
-
-
 async def run(model: Any, shaped: Compactions, **settings: Any):
     agent: Any = Agent(model, capabilities=[Ctxpipe(shaped.pipeline, session_id="s", **settings)])
 
@@ -90,11 +84,7 @@ async def test_the_agents_own_model_writes_and_no_other_vendor_is_asked(
             noted.allow(server.url)
             await run(model, shaped)
 
-    assert shaped.were_written_by(NAMES[api])
-    assert all(detail.input_tokens for detail in shaped.details)
-    assert not noted.foreign
-    assert {model_asked(request) for request in summaries(server.requests)} == {NAMES[api]}
-    assert not server.refused
+    check_summaries(shaped, server, NAMES[api], noted)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -113,11 +103,12 @@ async def test_another_model_for_summaries_can_be_given(
             noted.allow(other.url)
             await run(model, shaped, summary_model="small" if is_name else chosen)
 
-    assert shaped.were_written_by("small" if is_name else "m")
-    asked = summaries((server if is_name else other).requests)
-    assert {model_asked(request) for request in asked} == {"small" if is_name else "m"}
-    assert not summaries((other if is_name else server).requests)
-    assert not noted.foreign
+    if is_name:
+        check_summaries(shaped, server, "small", noted)
+        assert not summaries(other.requests)
+    else:
+        check_summaries(shaped, other, "m", noted)
+        assert not summaries(server.requests)
 
 
 async def test_a_wrapped_model_is_asked_by_the_name_inside_it(tmp_path: Path, monkeypatch):
@@ -126,7 +117,7 @@ async def test_a_wrapped_model_is_asked_by_the_name_inside_it(tmp_path: Path, mo
         async with serve("chat", Script()) as (server, model):
             await run(WrapperModel(model), shaped, summary_model="openai:small")
 
-    assert {model_asked(request) for request in summaries(server.requests)} == {"small"}
+    assert {requested_model(request) for request in summaries(server.requests)} == {"small"}
 
 
 async def test_a_model_without_a_name_of_its_own_says_what_to_give(tmp_path: Path, monkeypatch):

@@ -261,6 +261,13 @@ CODEX_ARGUMENTS = (
 COPILOT = PACKAGES / "@github/copilot-linux-x64/copilot"
 COPILOT_ARGUMENTS = ("-p", TASK, "--allow-all-tools")
 
+
+def _copilot_client(provider: str, path: str = "", wire: str = "", **fields: Any) -> Client:
+    """Return GitHub Copilot CLI with a *provider* of this type and further *fields* of a client."""
+    configure = _copilot(provider, path, wire)
+    return Client(COPILOT, COPILOT_ARGUMENTS, configure, _bash("bash"), 30_000, None, **fields)
+
+
 CLIENTS: Mapping[str, Client] = {
     "claude": Client(
         PACKAGES / "@anthropic-ai/claude-code-linux-x64/claude",
@@ -308,33 +315,9 @@ CLIENTS: Mapping[str, Client] = {
         thinks=True,
         api=OpenAIServer,
     ),
-    "copilot": Client(
-        COPILOT,
-        COPILOT_ARGUMENTS,
-        _copilot("anthropic"),
-        _bash("bash"),
-        30_000,
-        None,
-        thinks=True,
-    ),
-    "copilot-chat": Client(
-        COPILOT,
-        COPILOT_ARGUMENTS,
-        _copilot("openai", "/v1", "completions"),
-        _bash("bash"),
-        30_000,
-        None,
-        api=OpenAIServer,
-    ),
-    "copilot-responses": Client(
-        COPILOT,
-        COPILOT_ARGUMENTS,
-        _copilot("openai", "/v1", "responses"),
-        _bash("bash"),
-        30_000,
-        None,
-        api=OpenAIServer,
-    ),
+    "copilot": _copilot_client("anthropic", thinks=True),
+    "copilot-chat": _copilot_client("openai", "/v1", "completions", api=OpenAIServer),
+    "copilot-responses": _copilot_client("openai", "/v1", "responses", api=OpenAIServer),
     "pi": Client(
         PACKAGES / ".bin/pi",
         ("--provider", "anthropic", "--model", MODEL, "-p", TASK),

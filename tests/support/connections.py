@@ -86,6 +86,12 @@ def summaries(requests: list[Received]) -> list[Any]:
     return [request for request in requests if is_about_a_summary(request.body)]
 
 
+def requested_model(request: Any) -> str:
+    """Return the model of *request*, which is in the path for Gemini."""
+    model: str = request.body.get("model") or request.path.rpartition("/")[2].partition(":")[0]
+    return model
+
+
 class Agent:
     """The model of an agent that calls a tool in *rounds*, and writes a summary where it is asked.
 
@@ -132,6 +138,17 @@ class Compactions:
         """Return True if there were several, and *model* has written each."""
         writers = {(detail.summarizer, detail.model) for detail in self.details}
         return len(self.details) > 1 and writers == {(summarizer, model)}
+
+
+def check_summaries(
+    compactions: Compactions, server: Any, model: str, connections: Connections
+) -> None:
+    """Check that *model* of *server* has written all summaries, and no other server was asked."""
+    assert compactions.were_written_by(model)
+    assert all(detail.input_tokens for detail in compactions.details)
+    assert {requested_model(request) for request in summaries(server.requests)} == {model}
+    assert not server.refused
+    assert not connections.foreign
 
 
 def chat_history(turns: int) -> list[Any]:

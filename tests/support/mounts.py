@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,25 @@ def rounds(number: int = ROUNDS) -> list[Reply]:
         calls = [tool_use("look", {"number": 2 * turn + n}, id=f"c{2 * turn + n}") for n in (0, 1)]
         script.append(answer(thinking(f"thought {turn}"), *calls))
     return [*script, "Done."]
+
+
+def asking_a_sub_agent(first: int) -> Callable[[Any], Reply]:
+    """Return a script for a main agent, whose task is "go", and for the sub-agent that it asks.
+
+    Each makes three calls of ``look``, but the second call of the main agent is ``ask``. *first* is
+    the index of the first message of the user.
+    """
+
+    def script(body: Any) -> Reply:
+        task = str(body["messages"][first]["content"])
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        if turn == 3:
+            return "Done."
+        if task == "go" and turn == 1:
+            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
+        return answer(tool_use("look", {"number": turn}, id=f"{task[:2]}{turn}"))
+
+    return script
 
 
 def offloading(folder: Path) -> ContextPipeline:

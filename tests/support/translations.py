@@ -65,10 +65,12 @@ async def check_life(
     forced: set[int],
     problems: Callable[[Sequence[Any]], list[str]],
 ):
-    """A turn at each of *ends*, with all stages at work in those *forced*.
+    """Run a turn at each of *ends*, with all stages at work in those *forced*.
 
-    What is sent has no *problems*, and goes on where the turn before ended.
+    The items that are sent have no *problems*, and continue those of the turn before. The history
+    is not modified.
     """
+    before = copy.deepcopy(items)
     translation = Translation(codec)
     sent: list[Any] = []
     for end in ends:
@@ -82,6 +84,7 @@ async def check_life(
         assert not result.repaired
         if result.first_changed_index is None:
             assert sent[: len(previous)] == previous
+    assert items == before
 
 
 async def sent_items(folder: Path, codec: Codec, items: list[Any]) -> list[Any]:

@@ -90,7 +90,7 @@ class Client:
         self.pipeline = ContextPipeline(stages)
         self.conversations = Conversations(**limits)
 
-    def open_session(self, session_id: str, is_held: bool) -> Conversation:  # noqa: ARG002
+    def open_session(self, session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG002
         return conversation_of(self.pipeline.new_session(session_id, journal=self.journal))
 
     async def ask(self, items: Items, name: str = "") -> Dialog:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import brotli
 import pytest
 
 from ctxpipe.wire import encodings
@@ -20,8 +21,10 @@ from ctxpipe.wire.encodings import (
     decode,
 )
 
-brotli = pytest.importorskip("brotli")
-zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 TEXT = b'{"input": "' + b"a line of a tool's output, " * 200 + b'"}'
 

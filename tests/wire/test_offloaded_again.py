@@ -50,7 +50,7 @@ class Client:
         self.conversations = Conversations(is_one_client=is_one_client)
         self.sent: Items = []
 
-    def open_session(self, session_id: str, _is_held: bool) -> Conversation:
+    def open_session(self, session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG002
         return conversation_of(self.pipeline.new_session(session_id, journal=self.journal))
 
     async def ask(self, items: Sequence[Any], name: str = NAME) -> Items:

@@ -119,12 +119,9 @@ def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
 ):
     items = data.draw(form.histories(16))
     forced = data.draw(st.sets(st.integers(0, len(items))))
-    before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
 
     anyio.run(check_life, form.codec, session, items, cuts(items), forced, form.refused)
-
-    assert items == before
 
 
 @every_form
