@@ -93,10 +93,10 @@ async def _answer(
     beta = request.headers.get(BETA, "")
     encoding = request.headers.get("content-encoding", "")
     await exchange.shape_bytes(request.content, beta, encoding)
-    return await ask(exchange, lambda: send(_shaped_request(request, exchange)))
+    return await ask(exchange, lambda: send(_request_to_send(request, exchange)))
 
 
-def _shaped_request(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
+def _request_to_send(request: httpx2.Request, exchange: HttpExchange) -> httpx2.Request:
     """Return *request* with the body and the headers of *exchange*."""
     if not exchange.is_shaped:
         return request

@@ -139,11 +139,11 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         if exchange is None:
             return await handler(request)
         try:
-            reply = await handler(_shaped_request(request, exchange))
+            reply = await handler(_request_to_send(request, exchange))
         except Exception as error:
             if not await exchange.shorten(as_refusal(error)):
                 raise
-            reply = await handler(_shaped_request(request, exchange))
+            reply = await handler(_request_to_send(request, exchange))
         exchange.calibrate(_usage(reply))
         return reply
 
@@ -155,11 +155,11 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         if exchange is None:
             return handler(request)
         try:
-            reply = handler(_shaped_request(request, exchange))
+            reply = handler(_request_to_send(request, exchange))
         except Exception as error:
             if not sync.wait_for(exchange.shorten(as_refusal(error))):
                 raise
-            reply = handler(_shaped_request(request, exchange))
+            reply = handler(_request_to_send(request, exchange))
         sync.call_on_loop(exchange.calibrate, _usage(reply))
         return reply
 
@@ -295,7 +295,7 @@ def _with_limit(model: BaseChatModel, max_tokens: int) -> BaseChatModel:
 # Requests and replies -----------------------------------------------------------------------------
 
 
-def _shaped_request(request: Request, exchange: Exchange) -> Request:
+def _request_to_send(request: Request, exchange: Exchange) -> Request:
     """Return *request* with the context, the same object if nothing has changed."""
     changes: JsonDict = {}
     if exchange.is_changed:

@@ -455,7 +455,7 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
         case _ if unknown is client_block:
             block = client_block(_plain(part), _name_of(part))
         case _ if getattr(part, "tool_kind", None) == TOOL_SEARCH:
-            block = tool_search_block(_plain(part), _name_of(part), _loaded_tools(part))
+            block = tool_search_block(_plain(part), _name_of(part), _tools_loaded_by(part))
         case _:
             block = opaque_block(_plain(part))
     return [block]
@@ -478,7 +478,7 @@ def _signature(part: ThinkingPart) -> str | None:
     return None if part.id in REASONING_FIELDS else part.id
 
 
-def _loaded_tools(part: object) -> list[str]:
+def _tools_loaded_by(part: object) -> list[str]:
     """Return the names of the tools that *part*, the return of a search or loader, has loaded."""
     tool_kind = getattr(part, "tool_kind", None)
     if tool_kind == TOOL_SEARCH:  # a search that has failed has no such field
@@ -494,7 +494,7 @@ def _result_block(part: ToolReturnPart) -> JsonDict:
     content: Any = text
     if files:
         content = [_content_block(element) for element in (text, *files)]
-    references = [tool_reference(name) for name in _loaded_tools(part)]
+    references = [tool_reference(name) for name in _tools_loaded_by(part)]
     if references:
         content = [*result_blocks(content), *references]
     block = result_block(part.tool_call_id, content)

@@ -324,7 +324,7 @@ def client_block(value: object, name: object = None) -> JsonDict:
     type_name = kind(value) if name is None else str(name)
     if type_name == "tool_reference" and isinstance(field(value, "tool_name"), str):
         return tool_reference(field(value, "tool_name"))  # a known block, which loads a tool
-    return {"type": OPAQUE, "kind": type_name, "json": _json_of(value, _unchanged)}
+    return {"type": OPAQUE, "kind": type_name, "json": _json_of(value, _full_value)}
 
 
 def tool_reference(name: str) -> JsonDict:
@@ -367,7 +367,7 @@ def _without_marks(fields: JsonDict) -> JsonDict:
     return {key: inner for key, inner in fields.items() if key not in CACHE_FIELDS}
 
 
-def _unchanged(value: Any) -> object:
+def _full_value(value: Any) -> object:
     return value
 
 

@@ -45,9 +45,9 @@ def load(module: str, versions: Versions, hooks: Mapping[str, Iterable[str]]) ->
     for name, parameters in hooks.items():
         problem = _problem_of_hook(imported_module, name, parameters)
         if problem:
-            installed_version = _installed_version(versions.package)
+            package_version = _package_version(versions.package)
             raise AdapterUnavailable(
-                f"ctxpipe does not know {versions.package} {installed_version}: {problem};"
+                f"ctxpipe does not know {versions.package} {package_version}: {problem};"
                 f" tested with {versions.oldest} to {versions.newest}"
             )
     return imported_module
@@ -66,7 +66,7 @@ def _problem_of_hook(module: ModuleType, name: str, parameters: Iterable[str]) -
     return f"{hook.__qualname__} takes no {', '.join(missing)}"
 
 
-def _installed_version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
