@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from ._logs import logger
 from .conversation import walk
@@ -17,7 +17,7 @@ from .conversation.gate import as_stages
 from .conversation.stages import stage_name
 from .conversation.state import PipelineSettings, Request, State, Thinking, Veto
 from .errors import SettingsError
-from .messages import Message, field
+from .messages import Message, MessageLike, field
 from .providers.prices import PRICES, Prices
 from .session.session import Session, conversation_of
 from .session.sessions import ConversationPool
@@ -172,7 +172,7 @@ class ContextPipeline:
 
     async def run(
         self,
-        messages: list[Message],
+        messages: Sequence[MessageLike],
         *,
         session_id: str,
         system: object = None,
@@ -201,7 +201,7 @@ class ContextPipeline:
         """
         with self._claim(session_id) as state:
             turn_request = Request(system, tools, request or {}, force)
-            step = await align_with_last(state, messages)
+            step = await align_with_last(state, cast("list[Message]", messages))
             with Generation(session_id).running():
                 result = await as_stages(walk.run(step, session_id, state, turn_request))
             keep(state, step, result.messages)
@@ -209,7 +209,7 @@ class ContextPipeline:
 
     async def plan(
         self,
-        messages: list[Message],
+        messages: Sequence[MessageLike],
         *,
         session_id: str,
         system: object = None,
@@ -225,13 +225,16 @@ class ContextPipeline:
         """
         SESSION_ID.check("session_id", session_id)
         return await walk.plan(
-            self._settings, messages, session_id, Request(system, tools, {}, force)
+            self._settings,
+            cast("list[Message]", messages),
+            session_id,
+            Request(system, tools, {}, force),
         )
 
     def observe(
         self,
         usage: object,
-        messages: Sequence[Message],
+        messages: Sequence[MessageLike],
         *,
         session_id: str,
         model: str | None = None,
@@ -247,7 +250,9 @@ class ContextPipeline:
         if model is None:
             model = field(usage, "model")
         with self._claim(session_id) as state:
-            state.ledger.observe(usage, messages, overhead=state.overhead.tokens, model=model)
+            state.ledger.observe(
+                usage, cast("list[Message]", messages), overhead=state.overhead.tokens, model=model
+            )
 
     def session(
         self,

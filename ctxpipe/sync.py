@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
-    from .messages import Message
+    from .messages import Message, MessageLike
     from .observers import Diagnostics
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal
@@ -161,7 +161,7 @@ class Session:
 
     def run(
         self,
-        history: list[Message],
+        history: Sequence[MessageLike],
         *,
         system: object = None,
         tools: Sequence[object] | None = None,
@@ -173,7 +173,7 @@ class Session:
             self._session.run(history, system=system, tools=tools, force=force, request=request)
         )
 
-    def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+    def compact(self, history: Sequence[MessageLike] | None = None, *, focus: str = "") -> Result:
         """Compact the conversation now; see `ctxpipe.Session.compact`."""
         return wait_for(self._session.compact(history, focus=focus))
 
@@ -182,7 +182,7 @@ class Session:
         self._session.compact_next(focus)
 
     def recover(
-        self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any
+        self, refusal: Refusal | str, history: Sequence[MessageLike], sent: Result, **arguments: Any
     ) -> Result | None:
         """Shorten a context that the model refused; see `ctxpipe.Session.recover`."""
         return wait_for(self._session.recover(refusal, history, sent, **arguments))
@@ -235,7 +235,7 @@ class Session:
         """Return the names of the branches; see `ctxpipe.Session.branches`."""
         return wait_for(self._session.branches())
 
-    def append(self, *messages: Message) -> None:
+    def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history; see `ctxpipe.Session.append`."""
         self._session.append(*messages)
 

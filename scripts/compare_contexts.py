@@ -571,7 +571,7 @@ class Caller:
         tokens = 0
         notices: Sequence[str] = ()
         try:
-            result: Any = await self.session.run(history)  # type: ignore[arg-type]
+            result: Any = await self.session.run(history)
             context = result.messages
             request_options = result.request_options
             tokens = result.tokens_after

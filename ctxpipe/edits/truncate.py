@@ -17,11 +17,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from ..messages import (
     THINKING,
     Message,
+    MessageLike,
     as_blocks,
     blocks,
     has_thinking,
@@ -538,13 +539,16 @@ def _region_name(index: int, first: int, last: int, middle: range) -> str:
 # Without counting ---------------------------------------------------------------------------------
 
 
-def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
+def truncate_conversation(
+    messages: Sequence[MessageLike], fraction: float | Fraction
+) -> list[Message]:
     """Return *messages* without the oldest ones after the first request.
 
     *fraction* of the messages are removed, rounded down to an even number. The head, the first
     request and everything from a server's summary on stay. A cut between a call and its result
     moves back, so that fewer messages are removed. Returns the very same list if none is.
     """
+    messages = cast("list[Message]", messages)
     first = head_length(messages) + 1
     to_remove = int((len(messages) - first) * Fraction(str(fraction)))
     to_remove = max(0, to_remove // 2 * 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from ..errors import InvalidHistory
 from .columns import Columns
@@ -27,6 +27,7 @@ from .vocabulary import (
     SERVER_RESULTS,
     Block,
     Message,
+    MessageLike,
     blocks,
     field,
     head_length,
@@ -191,7 +192,7 @@ NO_OTHER_MARKS = OtherMarks()
 
 
 def check(
-    messages: Sequence[Message],
+    messages: Sequence[MessageLike],
     start: int = 0,
     *,
     encoding: bool = True,
@@ -205,6 +206,7 @@ def check(
     the messages before *start*, or of more; the facts of the others are added to them. Without
     *columns* all messages are read. *other_marks* are the cache marks in the rest of the request.
     """
+    messages = cast("list[Message]", messages)
     head = head_length(messages)
     problems: list[Problem] = []
     if start <= head < len(messages) and not can_come_first(messages[head]):

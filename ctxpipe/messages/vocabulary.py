@@ -23,6 +23,12 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
 
 __all__ = ["Message"]  # for mypy; pyright would know no type of an alias of its own
 
+MessageLike: TypeAlias = Mapping[str, object]
+"""A message as callers write it: a plain dict, or a `Message` of the anthropic SDK.
+
+For a type checker a list of plain dicts is no list of `Message`. So public functions take a
+sequence of these. At run time a history must be a list, which `ensure_messages` checks.
+"""
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 
@@ -137,7 +143,7 @@ def tool_name(tool: object) -> str:
     return str(field(function, "name") or kind(tool))
 
 
-def blocks(message: Message) -> Sequence[Block]:
+def blocks(message: MessageLike) -> Sequence[Block]:
     """Return the content blocks of *message*; none if its content is text or None."""
     content = message["content"]
     if content is None or isinstance(content, str):
@@ -197,7 +203,7 @@ def texts(message: Message) -> Iterator[str]:
 
 
 def tool_calls(
-    messages: Sequence[Message], start: int = 0, stop: int | None = None
+    messages: Sequence[MessageLike], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolCall]:
     """Yield the tool calls of the messages from *start* up to *stop*, oldest first."""
     for index, place, get in _blocks_of_kind("tool_use", "assistant", messages, start, stop):
@@ -215,7 +221,7 @@ def tool_calls(
 
 
 def _blocks_of_kind(
-    name: str, role: str, messages: Sequence[Message], start: int, stop: int | None
+    name: str, role: str, messages: Sequence[MessageLike], start: int, stop: int | None
 ) -> Iterator[tuple[int, int, Callable[..., Any]]]:
     """Yield the blocks of the kind *name* in messages of *role*.
 
@@ -248,7 +254,7 @@ def _program(caller: object) -> str | None:
 
 
 def tool_results(
-    messages: Sequence[Message], start: int = 0, stop: int | None = None
+    messages: Sequence[MessageLike], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolResult]:
     """Yield the tool results of the messages from *start* up to *stop*, oldest first."""
     for index, place, get in _blocks_of_kind("tool_result", "user", messages, start, stop):
@@ -266,7 +272,7 @@ def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:
     return {result.tool_use_id: result for result in tool_results(messages)}
 
 
-def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
+def pending_calls(messages: Sequence[MessageLike]) -> list[ToolCall]:
     """Return the tool calls of the last message, which still wait for their results."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))
 

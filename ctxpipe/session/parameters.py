@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol, Required, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from anthropic import Timeout
     from anthropic._types import SequenceNotStr
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
 
     from ..conversation.open_calls import OpenCalls
-    from ..messages import Message
+    from ..messages import MessageLike
 
 
 class MessagesClient(Protocol):
@@ -71,7 +71,7 @@ class BetaClient(Protocol):
 class OwnParameters(TypedDict, total=False):
     """Parameters of `Session.create` that are not sent to the API."""
 
-    messages: list[Message] | None
+    messages: Sequence[MessageLike] | None
     open_calls: OpenCalls
     cache_breakpoints: int | None
 

@@ -11,14 +11,14 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from .._text import count_phrase
 from ..conversation.conversation import Conversation
 from ..conversation.open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 from ..edits.breakpoints import MARKS
 from ..errors import InvalidHistory, SettingsError
-from ..messages import Message, field
+from ..messages import Message, MessageLike, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
 from .client import find_agent_model, observe_stream, request_arguments
@@ -96,7 +96,7 @@ class Session:
 
     async def run(
         self,
-        history: list[Message],
+        history: Sequence[MessageLike],
         *,
         system: object = None,
         tools: Sequence[object] | None = None,
@@ -126,7 +126,7 @@ class Session:
             check_client(client)
             agent_model = find_agent_model(client, request or {})
         return await self._conversation.run(
-            history,
+            cast("list[Message]", history),
             system=system,
             tools=tools,
             force=force,
@@ -134,7 +134,9 @@ class Session:
             agent_model=agent_model,
         )
 
-    async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+    async def compact(
+        self, history: Sequence[MessageLike] | None = None, *, focus: str = ""
+    ) -> Result:
         """Compact the conversation now, even below the budget; return the context.
 
         Only the `Compact` stage of the pipeline runs. *history* defaults to that of the last turn.
@@ -144,7 +146,8 @@ class Session:
         Raises SettingsError if the pipeline has no `Compact` stage, or if there was no turn yet and
         *history* is None. Raises InvalidHistory as `run` does.
         """
-        return await self._conversation.compact(history, focus=focus)
+        messages = None if history is None else cast("list[Message]", history)
+        return await self._conversation.compact(messages, focus=focus)
 
     def compact_next(self, focus: str = "") -> None:
         """Compact the conversation at the beginning of its next turn, even below the budget.
@@ -159,7 +162,7 @@ class Session:
     async def recover(
         self,
         refusal: Refusal | str,
-        history: list[Message],
+        history: Sequence[MessageLike],
         sent: Result,
         *,
         system: object = None,
@@ -182,7 +185,12 @@ class Session:
         reports it.
         """
         return await self._conversation.recover(
-            refusal, history, sent, system=system, tools=tools, request=request
+            refusal,
+            cast("list[Message]", history),
+            sent,
+            system=system,
+            tools=tools,
+            request=request,
         )
 
     def observe(
@@ -219,7 +227,7 @@ class Session:
         """
         return await self._conversation.branches()
 
-    def append(self, *messages: Message) -> None:
+    def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.
 
         `create` and `stream` without ``messages=`` send this history. Messages that are appended
@@ -230,7 +238,7 @@ class Session:
 
         Raises InvalidHistory if a message is invalid, and SettingsError if the session is closed.
         """
-        self._conversation.append(messages)
+        self._conversation.append(cast("list[Message]", messages))
 
     # Calls of the model ---------------------------------------------------------------------------
 
@@ -266,7 +274,7 @@ class Session:
         self,
         client: MessagesClient | BetaClient,
         *,
-        messages: list[Message] | None = None,
+        messages: Sequence[MessageLike] | None = None,
         open_calls: OpenCalls = "raise",
         cache_breakpoints: int | None = None,
         **request: Any,
@@ -329,7 +337,7 @@ class Session:
         self,
         client: MessagesClient | BetaClient,
         *,
-        messages: list[Message] | None = None,
+        messages: Sequence[MessageLike] | None = None,
         open_calls: OpenCalls = "raise",
         cache_breakpoints: int | None = None,
         **request: Any,
@@ -366,7 +374,9 @@ class Session:
         self._conversation.announce(context, body)
         return body
 
-    def _exchange(self, messages: list[Message] | None) -> AbstractAsyncContextManager[bool | None]:
+    def _exchange(
+        self, messages: Sequence[MessageLike] | None
+    ) -> AbstractAsyncContextManager[bool | None]:
         """Return a context manager that lets one request at a time use the session's own history.
 
         Its value is True if it waited for another request. It does nothing, with the value None, if
@@ -382,7 +392,7 @@ class Session:
         self,
         send: Callable[[Result], Awaitable[T]],
         client: MessagesClient | BetaClient,
-        messages: list[Message] | None,
+        messages: Sequence[MessageLike] | None,
         open_calls: OpenCalls,
         request: dict[str, Any],
         has_waited: bool | None,
@@ -405,7 +415,7 @@ class Session:
                     )
                 history = close_own_calls(own_history, open_calls)
             else:
-                history = close_calls(messages, open_calls)
+                history = close_calls(cast("list[Message]", messages), open_calls)
             arguments = request_arguments(client, request)
             agent_model = find_agent_model(client, request)
             context = await conversation.run(

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
+from typing import cast
 
 import anyio
 from anyio import to_thread
@@ -21,7 +22,13 @@ from ..edits import compact
 from ..edits.carry import count_removed
 from ..edits.compact import ConversationFacts, Pin, Source, after_summary
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
-from ..messages import Message, ensure_messages, has_thinking, split_system
+from ..messages import (
+    Message,
+    MessageLike,
+    ensure_messages,
+    has_thinking,
+    split_system,
+)
 from ..placeholders.names import session_folder
 from ..placeholders.summaries import (
     SEARCHABLE,
@@ -230,7 +237,7 @@ class CompactResult:
 
 
 async def compact_messages(
-    messages: list[Message],
+    messages: Sequence[MessageLike],
     *,
     summarize: Summarizer | None = None,
     model: str | None = None,
@@ -281,6 +288,7 @@ async def compact_messages(
     invalid.
     """
     ensure_messages(messages)
+    messages = cast("list[Message]", messages)
     counter = as_counter(counter)
     retry = Retry(max_retries=COMPACT_MAX_RETRIES(max_retries), sleep=sleep)
     if summarize is None:

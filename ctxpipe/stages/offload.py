@@ -7,13 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import cast
 
 from .._text import count_phrase, short_repr
 from .._threads.threads import in_thread_if
 from ..edits import offload
 from ..edits.offload import OffloadCandidate
 from ..errors import InvalidHistory, SettingsError
-from ..messages import Message, ToolResult, ensure_messages, rewrite, tool_results
+from ..messages import (
+    Message,
+    MessageLike,
+    ToolResult,
+    ensure_messages,
+    rewrite,
+    tool_results,
+)
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import BATCH, DIRECT, Preview
 from ..providers.agent_tools import READ_BACK_TOOLS
@@ -87,7 +95,7 @@ class OffloadResult:
 
 
 async def offload_tool_result(
-    message: Message,
+    message: MessageLike,
     *,
     session_id: str,
     output_dir: str | os.PathLike[str],
@@ -102,6 +110,7 @@ async def offload_tool_result(
     Raises InvalidHistory if *message* has no tool result, StorageError if a file cannot be written.
     """
     ensure_messages([message])
+    [message] = cast("list[Message]", [message])
     if not any(tool_results([message])):
         raise InvalidHistory("message 0 has no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
@@ -119,7 +128,7 @@ async def offload_tool_result(
 
 
 async def offload_tool_results(
-    messages: list[Message],
+    messages: Sequence[MessageLike],
     *,
     output_dir: str | os.PathLike[str],
     ratio: float | Decimal | None = None,
@@ -138,6 +147,7 @@ async def offload_tool_results(
     SettingsError if an environment variable is not a number.
     """
     ensure_messages(messages)
+    messages = cast("list[Message]", messages)
     min_chars = OFFLOAD_CHAR_THRESHOLD(min_chars)
     share = OFFLOAD_RATIO_THRESHOLD(ratio)
     results = offload.offloadable(messages, min_chars)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
+from typing import cast
 
 from .._text import short_repr
 from .._threads.threads import in_thread
@@ -16,7 +17,7 @@ from ..edits.compact import Pin, pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Window
 from ..errors import SettingsError
-from ..messages import Message, ensure_messages, rewrite
+from ..messages import Message, MessageLike, ensure_messages, rewrite
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import FLAG, NUMBER, PIN, SIZE, TEXT, TOOLS, check_settings, one_of
 from ..storage import Archive
@@ -44,7 +45,7 @@ class Truncation:
 
 
 async def smart_truncate(
-    messages: list[Message],
+    messages: Sequence[MessageLike],
     *,
     max_tokens: int = MAX_TOKENS,
     middle_start: Fraction | float = MIDDLE_START,
@@ -73,6 +74,7 @@ async def smart_truncate(
     invalid.
     """
     ensure_messages(messages)
+    messages = cast("list[Message]", messages)
     settings = SmartTruncate(None, max_tokens, middle_start, middle_end, reading_tools, shell)
     one_of("average", "covering").check("window", window)
     TEXT.check("marker", marker)

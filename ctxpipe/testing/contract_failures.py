@@ -146,7 +146,7 @@ async def a_secret_is_hidden_in_everything_that_is_written(place: StoragePlace) 
         location = await storage.save("s", "compact", talk)
         expect(is_hidden_in(await text_at(storage, location)), "records hide it")
     if isinstance(storage, JournalStorage):
-        await ContextPipeline([]).session("s", journal=storage).run(talk)  # type: ignore[arg-type]
+        await ContextPipeline([]).session("s", journal=storage).run(talk)
         expect(is_hidden_in("".join(await storage.entries("s"))), "journals hide it")
 
 

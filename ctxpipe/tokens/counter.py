@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from .._threads.bulk import weight
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
-from ..messages import Block, Message, compact_json, field
+from ..messages import Block, Message, MessageLike, compact_json, field
 from ..settings import (
     COMPACT_THRESHOLD_RATIO,
     CONTEXT_TOKEN_LIMIT,
@@ -126,7 +126,7 @@ class TokenCounter:
             tokens += self._encode(text) if is_short else len(text) // 4
         return tokens
 
-    def message(self, message: Message, /) -> int:
+    def message(self, message: MessageLike, /) -> int:
         """Return the raw tokens of a message's content; nothing is added for its frame."""
         return self._sum(parts.content_parts(field(message, "content")))
 
@@ -162,7 +162,7 @@ class TokenCounter:
 
     def total(
         self,
-        messages: Iterable[Message],
+        messages: Iterable[MessageLike],
         *,
         system: object = None,
         tools: Iterable[object] | None = None,
@@ -172,7 +172,7 @@ class TokenCounter:
 
     async def count(
         self,
-        messages: Iterable[Message],
+        messages: Iterable[MessageLike],
         *,
         system: object = None,
         tools: Iterable[object] | None = None,
@@ -183,7 +183,7 @@ class TokenCounter:
         total = partial(self.total, messages, system=system, tools=tools)
         return await self._run([*messages, system, *tools], total)
 
-    async def counts(self, messages: Iterable[Message]) -> list[int]:
+    async def counts(self, messages: Iterable[MessageLike]) -> list[int]:
         """Return the raw tokens of each message, counting large contents in a worker thread."""
         messages = list(messages)
         return await self._run(messages, lambda: [self.message(message) for message in messages])
@@ -235,7 +235,7 @@ class TokenCounter:
     # Internals ------------------------------------------------------------------------------------
 
     def _parts(
-        self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
+        self, messages: Iterable[MessageLike], system: object, tools: Iterable[object] | None
     ) -> Iterator[Part]:
         """Yield all texts of a request, and the tokens of its images and documents."""
         for message in messages:
@@ -299,7 +299,7 @@ def _default_counter() -> TokenCounter:
 
 
 def count_tokens(
-    messages: Iterable[Message],
+    messages: Iterable[MessageLike],
     system: object = None,
     tools: Iterable[object] | None = None,
     *,

@@ -25,6 +25,7 @@ from places import PACKAGE, ROOT
 from sdks import knows_middleware
 
 from ctxpipe.conversation import open_calls
+from ctxpipe.messages import vocabulary
 from ctxpipe.session import parameters
 
 # A name that only an import error binds; a class of a framework that is not installed here; types
@@ -92,7 +93,7 @@ needs_today = pytest.mark.skipif(
 
 # The SDK writes some of its types under a name that only its module has.
 NAMES = vars(anthropic) | vars(anthropic.types) | vars(anthropic.types.beta) | vars(typing)
-NAMES |= vars(anthropic._types) | vars(anthropic_beta_param) | vars(open_calls)
+NAMES |= vars(anthropic._types) | vars(anthropic_beta_param) | vars(open_calls) | vars(vocabulary)
 
 
 @needs_today

@@ -48,6 +48,7 @@ from ctxpipe.functions import (
     offload_tool_results,
     should_compact,
     smart_truncate,
+    truncate_conversation,
 )
 from ctxpipe.messages import (
     Message,
@@ -312,6 +313,28 @@ async def call_the_functions(history: list[Message], storage: LocalStorage) -> l
         return repair(shortened.messages)
     _head, rest = split_system(shortened.messages)
     return list(rest)
+
+
+async def send_plain_dicts(pipeline: ContextPipeline, client: anthropic.AsyncAnthropic) -> None:
+    """A history whose type a type checker infers from its first lines."""
+    history = [{"role": "user", "content": "hi"}]
+    result = await pipeline.run(history, session_id="s")
+    await pipeline.plan(history, session_id="s")
+    pipeline.observe({"input_tokens": 1}, history, session_id="s")
+
+    session = pipeline.session("s")
+    session.append({"role": "user", "content": "hi"}, *history)
+    await session.run(history)
+    await session.compact(history)
+    await session.recover("prompt is too long", history, result)
+    await session.create(client, messages=history, model=MODEL, max_tokens=100)
+    ctxpipe.sync.Session(pipeline, "t").run(history)
+
+    shorter: list[Message] = truncate_conversation(history, 0.5)
+    shorter = (await smart_truncate(history)).messages
+    shorter = (await compact_messages(history)).messages
+    shorter = (await offload_tool_results(history, output_dir="results")).messages
+    print(count_tokens(history), check(history), pending_calls(history), len(shorter))
 
 
 async def test_with_a_server(pipeline: ContextPipeline):
