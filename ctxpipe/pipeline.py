@@ -269,7 +269,7 @@ class ContextPipeline:
     ) -> Session:
         """Return the session *session_id*, which keeps the context of a conversation between turns.
 
-        Sessions of the same id share one conversation, as long as it is among the *max_sessions*
+        Sessions of the same id share one conversation while it is among the *max_sessions*
         used last. See `Session`.
 
         With *journal* the history and the session's memory survive the process. Entries contain the

@@ -1,6 +1,6 @@
 """Stages run in order over a turn, guarded, timed and reported.
 
-Whatever is remembered decides nothing.
+The memory of earlier turns never changes a result.
 """
 
 from __future__ import annotations
@@ -510,7 +510,7 @@ async def test_each_stage_writes_one_line_to_the_log(caplog):
         ("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING", "DEBUG")
     ]
     assert caplog.records[1].message.startswith("propose [s] changed: from message 2 on; ")
-    assert caplog.records[-1].exc_info is not None  # the traceback, for whoever asks for it
+    assert caplog.records[-1].exc_info is not None  # the traceback, on level DEBUG
 
 
 @given(histories(2), st.data())
@@ -937,7 +937,7 @@ async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(tmp_path, monk
     assert known == [0]
 
 
-# Whatever comes -----------------------------------------------------------------------------------
+# Any history --------------------------------------------------------------------------------------
 
 
 def offloading(root: str, **options: Any) -> ContextPipeline:
@@ -992,7 +992,7 @@ def pointers_in(messages: Sequence[Message]) -> list[str]:
 
 
 def file_text(root: str, where: str) -> str:
-    """What lies where a placeholder points to: an absolute path, or one below the root."""
+    """Return the file to which a placeholder points, by an absolute path or one below *root*."""
     return Path(root, where).read_bytes().decode()
 
 
@@ -1065,7 +1065,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
             start, end = end, min(len(history), end + data.draw(st.integers(1, 6)))
             before = {result.place: result.content for result in tool_results(context)}
             context = (await pipeline.run([*context, *history[start:end]], session_id="s")).messages
-            # What points to a file goes on doing so in the same words.
+            # A placeholder for a file keeps its words.
             for result in tool_results(context):
                 was = before.get(result.place)
                 assert result.content == was or not pointers_in(
@@ -1151,7 +1151,7 @@ async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_pa
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]+", name) for name in names)
 
 
-# Orders that are hardly meant ---------------------------------------------------------------------
+# Unusual orders of stages -------------------------------------------------------------------------
 
 STORE = MemoryStorage()
 

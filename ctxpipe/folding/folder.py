@@ -45,7 +45,7 @@ _DEFINITION_BYTES = 250
 class Folder:
     """Fold files for the stages.
 
-    Each distinct text is parsed once per process, whatever the settings. A worker process parses,
+    Each distinct text is parsed once per process, for all settings. A worker process parses,
     never the event loop, because a few kilobytes of hostile text can occupy a parser for minutes.
     A file on which the parser fails or takes too long is not folded. If no process can be started,
     no file is. Both are logged as warnings.

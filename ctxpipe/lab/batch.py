@@ -144,7 +144,7 @@ def replay_files(
     A file that cannot be replayed has an error in its result and does not stop the others.
     *executor* comes from `workers` or `cluster`; the makers must then be picklable, as `Policy` is.
     Without it all files are replayed in this process. *reporter* makes each file's report for the
-    page. *progress* is called with each result as soon as it is available, in any order.
+    page. *progress* is called with each result when it is available, in any order.
     """
     # The largest files start first, so that no worker starts a long one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)

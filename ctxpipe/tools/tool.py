@@ -22,7 +22,7 @@ ToolAnswer: TypeAlias = str | list[JsonDict]
 
 
 class ToolInputError(CtxpipeError, ValueError):
-    """An invalid argument in a tool call. The text tells the model what to pass instead."""
+    """Error for an invalid argument of a tool call; the model reads its text."""
 
 
 @dataclass(frozen=True, slots=True)

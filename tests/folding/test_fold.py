@@ -40,7 +40,7 @@ def names(path: str, text: str) -> list[str]:
 
 
 def outline(path: str, text: str) -> str:
-    """One line per definition, with its line and type."""
+    """Return a line of text for each definition, with its line number and type."""
     return format_sections(merge_functions(definitions(path, text) or (), merge=False))
 
 

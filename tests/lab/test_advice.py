@@ -1,4 +1,4 @@
-"""What a comparison of policies comes to, in words."""
+"""The sentences and the advice about a comparison of policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bills in a recorded conversation tell."""
+"""The cache report and the calibration of a recorded conversation."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_file_without_cache_usage_is_reported(usage: dict[str, Any]):
         report(recorded([dict(usage), dict(usage)]))
 
 
-# Beside a replay ----------------------------------------------------------------------------------
+# Comparison with a replay -------------------------------------------------------------------------
 
 
 def talk(*usages: dict[str, object] | None) -> Transcript:

@@ -1,4 +1,4 @@
-"""Files and folders that stand for recordings."""
+"""Files and folders as arguments of the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fills a context, of one conversation and of several."""
+"""The contents of the context of one conversation, and of several."""
 
 from __future__ import annotations
 

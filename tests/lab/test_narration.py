@@ -1,4 +1,4 @@
-"""What replays come to: turns, actions, what became of blocks, and who causes the cost."""
+"""The report of replays: turns, actions, the places of blocks, and the cost by tool."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def replayed_through(makers: dict[str, PipelineMaker]) -> Report:
 
 @pytest.fixture(scope="module")
 def replayed() -> Report:
-    """A replay through a pipeline that offloads, beside none, and one that does the same."""
+    """The report of replays with offloading, without stages, and again without stages."""
     return anyio.run(replayed_through, {"none": without, "other": without, "mine": with_offload})
 
 
@@ -132,7 +132,7 @@ def offload(turn: int) -> Action:
 
 
 def long_report(turns: int = 500) -> Report:
-    """As many turns as the page must bear, each with an action on a long text."""
+    """Return the largest report that the page must support; each turn has a long text."""
     blocks = [
         BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16)
     ]
@@ -150,7 +150,7 @@ def written(report: Report) -> str:
 
 
 def data_of(written: str) -> dict[str, Any]:
-    """What the page's script reads."""
+    """Return the data that the script of the page reads."""
     [found] = re.findall(r'id="report">(.*?)</script>', written, re.DOTALL)
     return dict(json.loads(found))
 
@@ -172,7 +172,7 @@ def test_no_text_of_a_transcript_becomes_markup():
     made = page([report, report], figures_of(report), HOSTILE)
 
     assert "<img src=x" not in made
-    assert made.count("</script>") == 2  # data, our own
+    assert made.count("</script>") == 2  # that of the data, and that of the page
 
 
 def test_the_advised_policy_is_shown_first_next_to_the_baseline():
@@ -217,9 +217,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     service = Service(driver)
     with Chrome(options=options, service=service) as chrome:
         yield chrome
-    vars(service)["process"] = (
-        None  # older versions would stop it again, over a socket that nobody closes
-    )
+    vars(service)["process"] = None  # older versions would stop it again and leave a socket open
 
 
 Show = Callable[..., Chrome]
@@ -247,7 +245,7 @@ def drawn(chrome: Chrome) -> str | None:
 
 
 def logged(chrome: Chrome, kind: str) -> list[dict[str, str]]:
-    """What was logged since this was last asked."""
+    """Return the log entries since the last call."""
     return list(chrome.get_log(kind))  # type: ignore[no-untyped-call]
 
 

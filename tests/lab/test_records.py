@@ -1,4 +1,4 @@
-"""What stands between the lines of a file and the messages of a transcript."""
+"""Records: the step between the lines of a file and the messages of a transcript."""
 
 from __future__ import annotations
 

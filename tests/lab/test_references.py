@@ -1,4 +1,4 @@
-"""What a reply uses of the conversation before it, and where that stands."""
+"""The atoms that a reply uses of earlier messages, and the places where they are available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the bytes of a file to its JSON values, and what is said where that fails."""
+"""Reading the bytes of a file as JSON values, and the errors if that fails."""
 
 from __future__ import annotations
 

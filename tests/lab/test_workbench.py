@@ -1,4 +1,4 @@
-"""What stands in for the agent's disk in a replay."""
+"""The workbench, which replaces the agent's disk and clock in a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What observers of a conversation are called with, and that the walk does without them."""
+"""The calls that observers of a conversation get; a turn needs no observer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Watched:
     observers = (f"{__name__}:Recorder",)
 
     async def __call__(self, turn: Turn):
-        """Leave the turn as it is."""
+        """Do not change the turn."""
 
 
 async def test_an_observer_that_a_stage_names_gets_each_request():

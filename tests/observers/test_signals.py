@@ -1,4 +1,4 @@
-"""What shows that an agent misses its collapsed steps: counted, and said once."""
+"""Signals that an agent misses its collapsed steps are counted and reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the cache and written to it, beside a second model that shares no code."""
+"""Reads and writes of the cache, compared with a second model that shares no code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache diagnostics on recorded conversations with injected faults, beside what was really billed.
+"""Cache diagnostics on recorded conversations with injected faults, compared with their usage.
 
 All of them by `benchmarks/bench_cache_doctor.py`.
 """

@@ -71,7 +71,7 @@ class Talk:
         }
 
     async def turn(self, *content: Any, **changes: Any):
-        """One more question and its answer; the request changes for good."""
+        """Send a further message and append the reply; *changes* of the request stay."""
         self.request |= changes
         self.history.append(user(*content))
         self.clock.seconds += 5
@@ -360,7 +360,7 @@ async def test_a_message_edited_in_place_is_found_when_the_usage_shows_it():
     assert "message 0 " in talking.session.diagnostics.cache_misses[0].detail
 
 
-# How it is told -----------------------------------------------------------------------------------
+# Reports ------------------------------------------------------------------------------------------
 
 
 async def test_each_cause_is_reported_once_with_its_price(caplog):
@@ -412,7 +412,7 @@ async def test_a_usage_without_cache_tokens_gives_no_misses():
 
 
 async def run_and_send(talk: Talk, session: Session, system: str):
-    """What a loop does that sends by itself, and marks the end of each prompt."""
+    """Run a turn and send it like an agent that marks the end of each prompt itself."""
     context = await session.run(talk.history, system=system, tools=TOOLS)
     messages: list[Any] = copy.deepcopy(context.messages)
     messages[-1]["content"] = [{**text(messages[-1]["content"]), "cache_control": MARK}]

@@ -1,7 +1,4 @@
-"""What bills and the server's summaries make of a session's estimate.
-
-A bill may be an impossible one; no compaction comes too early.
-"""
+"""The estimate of a session after usages, also impossible ones, and summaries by the server."""
 
 from __future__ import annotations
 

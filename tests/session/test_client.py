@@ -1,7 +1,4 @@
-"""The session's client, lent to a summarizer that has none of its own.
-
-And the one warning where there is no model.
-"""
+"""Summaries with the client of a session, and the warning if there is no model to write them."""
 
 from __future__ import annotations
 

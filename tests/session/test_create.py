@@ -528,7 +528,7 @@ LOOKALIKES = [
         "input length and `max_tokens` exceed context limit: 900 + 199500 > 200000",
     ),
 ]
-TOO_FEW = [  # tokens, to be what was sent: an error quotes what somebody has written
+TOO_FEW = [  # fewer tokens than were sent: the error quotes a text that has such a number
     Failure(
         400,
         "invalid_request_error",

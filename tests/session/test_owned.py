@@ -51,7 +51,7 @@ def sent(server: MessagesServer) -> list[list[Any]]:
 
 
 def plain(history: list[Message]) -> list[Any]:
-    """What a history says, as JSON, its bare texts as blocks."""
+    """Return a history as JSON, with plain texts as blocks."""
     told = [{**message, "content": _blocks(message)} for message in history]
     written = json.dumps(told, default=lambda block: block.model_dump())
     return list(json.loads(written, object_hook=_without_none))
@@ -549,7 +549,7 @@ async def test_an_adapter_sends_a_request_with_open_calls_unchanged_and_warns_on
 async def test_a_request_that_waited_for_a_cancelled_one_never_ends_with_a_reply(
     how: Literal["task", "scope"], streams: bool, tmp_path
 ):
-    """What both have appended before is answered by the first; the second has nothing to ask."""
+    """The first request answers the messages of both, so the second has nothing to send."""
 
     async def ask(session: Session, client: anthropic.AsyncAnthropic):
         if not streams:
@@ -594,7 +594,7 @@ async def test_a_prefilled_answer_is_sent_even_after_waiting():
         first = asyncio.create_task(session.create(client, **ASKED))
         await asyncio.sleep(0)
         session.append(user("second"), assistant("So:"))
-        with suppress(anthropic.BadRequestError):  # the newest models take no begun answer
+        with suppress(anthropic.BadRequestError):  # the newest models refuse a prefilled answer
             await session.create(client, **ASKED)
         await first
 

@@ -62,22 +62,23 @@ def said(content: Sequence[Any]) -> Message:
 
 
 def agreement(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """How many leading messages say the same."""
+    """Return the number of leading messages with the same content."""
     same = [says_the_same(*pair) for pair in zip(one, other, strict=False)]
     return [*same, False].index(False)
 
 
 class Seen:
-    """What was sent of each result, by its id and what it says: its text, or a placeholder."""
+    """The forms in which each result was sent, its text or a placeholder, by its id and text."""
 
     def __init__(self) -> None:
         self.shown: dict[tuple[str, str], set[str]] = {}
         self.histories: list[list[Message]] = []
 
     def check(self, history: list[Message], context: list[Message]):
-        """What has left and is where no history was before has its placeholder again.
+        """Check that a result that left a context has a placeholder in later histories.
 
-        Before that, all is as it was sent once, or has just left.
+        Messages that an earlier history shares must be sent as they were sent before, or have just
+        left.
         """
         start = max((agreement(old, history) for old in self.histories), default=0)
         self.histories.append(list(history))

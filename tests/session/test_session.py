@@ -137,12 +137,12 @@ async def test_a_session_gives_the_same_contexts_as_a_caller_who_continues_with_
     bills = [data.draw(st.none() | st.integers(100, 3000)) for _ in ends]
 
     def turns() -> Iterator[tuple[list[Message], int, dict[str, int] | None]]:
-        """What is new, up to where it goes, and the bill behind it."""
+        """Yield the new messages, the length of the history, and the usage of each turn."""
         for start, end, bill in zip([0, *ends], ends, bills, strict=False):
             yield history[start:end], end, {"input_tokens": bill} if bill else None
 
     with tempfile.TemporaryDirectory() as folder:
-        # one for all: its path stands in the context
+        # the same for all, because its path is in the context
         root, sent, adopted = (Path(folder, "root"), list[list[str]](), list[list[str]]())
         asked = [Seldom(), Seldom(), Seldom()]
         tight = Budget(window=1200, trigger=466)
@@ -302,7 +302,7 @@ async def test_the_turn_after_one_cancelled_while_writing_the_journal_reports_it
 async def test_thinking_after_an_unreported_change_counts_as_stale(
     tmp_path,
 ):
-    """Whoever was cancelled may have asked the model with the history as it was."""
+    """A caller whose turn was cancelled may have sent the history unchanged."""
     history, options = loop(30), list[object]()
     for at in range(1, 40, 1 if NIGHTLY else 3):
         session = compacting(tmp_path, Summaries()).session(
@@ -339,7 +339,7 @@ async def test_the_turn_after_one_with_a_failed_stage_does_its_work(tmp_path):
 
 
 async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
-    """What the context of *result* counts to, without any memory."""
+    """Return the tokens of the context of *result*, counted without any memory."""
     turn = Turn(result.messages, budget=pipeline.budget)
     return await turn.tokens()
 
@@ -367,7 +367,7 @@ async def test_sessions_of_one_pipeline_do_not_affect_each_other(
 def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_itself(
     tmp_path,
 ):
-    """With a quarter of its results in files: what the context holds of its own is counted."""
+    """A quarter of the results is in files; only the session's own messages are counted."""
     many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(5)]
     # With a counter of its own: the one that all share may forget its older half just now.
     pipeline = ContextPipeline(small(tmp_path).stages, counter=TokenCounter())
@@ -396,9 +396,9 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_itself(
 def test_the_memory_of_each_turn_is_small_even_if_the_context_is_rewritten_often(
     tmp_path,
 ):
-    """The history is the caller's.
+    """The history belongs to the caller and is not counted.
 
-    Beside it stand the context, and for each message the way back to it.
+    The session stores the context, and the place in the history of each of its messages.
     """
     history = loop(300)
     session, held = small(tmp_path, Summaries(), counter=TokenCounter()).session("s"), list[int]()
@@ -494,10 +494,7 @@ async def test_a_compaction_withdrawn_after_the_history_was_shortened_is_reporte
 async def test_a_caller_who_continues_with_a_shortened_context_is_recognized(
     tmp_path,
 ):
-    """What the session knows of its beginning stands.
-
-    The way back, and thinking that has lost its bond.
-    """
+    """The records about the common beginning stay: places in the history, and stale thinking."""
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([BatchOffload(storage)]).session("s", journal=storage)
     history = conversation(user("go"), *(step(f"t{n}", think="hm", result=LONG) for n in range(6)))
@@ -661,7 +658,7 @@ async def rewritten_from(session: Session, history: list[Message]) -> int | None
     return (await session.run(history)).first_changed_index
 
 
-# Compacting by hand -------------------------------------------------------------------------------
+# Compaction on request ----------------------------------------------------------------------------
 
 
 async def test_compact_summarizes_even_below_the_budget(tmp_path):

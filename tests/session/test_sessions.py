@@ -103,7 +103,7 @@ async def fill(sessions: Sessions, *names: str):
 
 
 async def until_written(sessions: Sessions):
-    """What is being written in the background has been, or has failed."""
+    """Wait until the writes in the background have ended or failed."""
     for held in list(sessions._pool._needed.values()):
         if held._flushing is not None:
             await asyncio.wait([held._flushing])
@@ -352,7 +352,7 @@ def test_the_steps_to_find_a_session_do_not_depend_on_those_above_the_limit():
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions *work* calls, in Python and C."""
+    """Return the number of calls of functions, in Python and C, that *work* makes."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object):

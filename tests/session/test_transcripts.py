@@ -1,6 +1,6 @@
-"""Recorded conversations of real agents, by two callers.
+"""Recorded conversations of real agents, sent by two kinds of callers.
 
-One keeps the whole history, one adopts the context.
+One keeps the complete history, the other continues with the context.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS_A_TURN = 100.0
 
 @dataclass
 class Life:
-    """One life of a conversation in *root*, with a clock and a summarizer of its own."""
+    """A conversation with its storage in *root*, and its own clock and summarizer."""
 
     root: Path
     budget: Budget
@@ -107,7 +107,7 @@ class Bytes:
 
 
 def first_change(result: Result) -> int | None:
-    """From where on the reports of a turn say that the context has changed."""
+    """Return the index from which the reports of a turn say that the context has changed."""
     places = [
         report.first_changed_index for report in result.reports if report.outcome is Outcome.CHANGED
     ]
@@ -115,7 +115,7 @@ def first_change(result: Result) -> int | None:
 
 
 async def small_budget(history: list[Message]) -> Budget:
-    """So small that summaries are needed again and again, even though long results are in files."""
+    """Return a budget so small that several summaries are needed, even with results in files."""
     long = {
         result.place: "" for result in tool_results(history) if len(str(result.content)) >= 1000
     }
@@ -130,7 +130,7 @@ async def test_callers_with_the_history_or_the_context_send_the_same_bytes_until
 ):
     history, told = recorded(file), Bytes()
     budget = await small_budget(history)
-    root = tmp_path / "root"  # the same for both: its path stands in the context
+    root = tmp_path / "root"  # the same for both, because its path is in the context
     sent: list[list[str]] = []
 
     keeping = Life(root, budget)
@@ -170,9 +170,9 @@ async def test_callers_with_the_history_or_the_context_send_the_same_bytes_until
 
 
 async def as_another_process_sends(life: Life, history: list[Message]) -> list[str] | None:
-    """What a process sends that finds the journal of *life*.
+    """Return the messages that another process sends with the journal of *life*.
 
-    None when it has tried what was given up there.
+    Returns None if it tries something that was given up in *life*.
     """
     another, kept = Life(life.root, life.budget, life.seconds), life.root.with_name("kept")
     life.root.mkdir(exist_ok=True)

@@ -146,7 +146,7 @@ def test_twenty_summaries_of_summaries_do_not_grow():
         )
 
     assert len(text.split()) <= 1200
-    assert "Fix the login bug." in text  # the first request always stands
+    assert "Fix the login bug." in text  # the first request always stays
     assert "Request 19." in text
     assert "make target-19" in text
 

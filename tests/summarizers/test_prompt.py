@@ -1,4 +1,4 @@
-"""The request for a summary: what it asks, and how the history stands in it as data."""
+"""The prompt for a summary: its instructions, and the history in it as data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PICTURE = {
 
 
 async def prompt_for(history: list[Message], **settings: Any) -> str:
-    """What a model is asked about *history*."""
+    """Return the prompt for a summary of *history*."""
     asked: list[Any] = []
 
     async def ask(prompt: str, model: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a summarizer is."""
+"""The protocol of summarizers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Time:
 
 @dataclass
 class Scripted:
-    """A summarizer that answers, or raises, what it was told, the last thing for ever."""
+    """A summarizer that returns or raises the values of a script, and then repeats the last."""
 
     script: list[object]
     seen: list[list[Message]] = field(default_factory=list)

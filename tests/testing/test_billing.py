@@ -1,7 +1,4 @@
-"""What the scripted API bills.
-
-ctxpipe's own counter times a factor, and a prompt cache that matches prefixes.
-"""
+"""The usage of the scripted API: counted tokens times a factor, and a simulated prompt cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chat completions refuse, one rule at a time."""
+"""The rules of chat completions, one at a time."""
 
 from __future__ import annotations
 

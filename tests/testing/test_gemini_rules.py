@@ -1,4 +1,4 @@
-"""What Gemini refuses, one rule at a time."""
+"""The rules of Gemini, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the responses API refuses, one rule at a time."""
+"""The rules of the responses API, one at a time."""
 
 from __future__ import annotations
 

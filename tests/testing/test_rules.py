@@ -1,6 +1,6 @@
 """Every rule of the Messages API.
 
-One broken request is refused with the API's words, its sound twin is answered.
+A request that breaks it is refused in the API's words, and a valid one like it is answered.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ async def test_a_stream_adds_up_to_the_plain_answer():
 
 
 def told(message: Message) -> dict[str, Any]:
-    """What the message says, without what differs between requests and what only the SDK adds."""
+    """Return *message* without fields that differ between requests or come from the SDK."""
     body = message.to_dict()
     blocks = [
         {k: v for k, v in block.items() if k not in {"id", "parsed_output"}}
@@ -442,11 +442,10 @@ async def test_a_hanging_reply_ends_with_the_clients_timeout(reply: Hang):
 
 
 async def first_request(server: MessagesServer):
-    """Wait for a request; the server tells nobody when there is one.
+    """Wait for a request by polling, because the server does not report one.
 
-    Whoever cancels earlier asks nothing, and anyio leaves a connection open that is cancelled while
-    it is made (before
-    4.16).
+    A client that is cancelled earlier has not sent one, and anyio before 4.16 leaves a connection
+    open that is cancelled while it is established.
     """
     while not server.calls:  # noqa: ASYNC110
         await anyio.sleep(0.01)
@@ -501,7 +500,7 @@ async def hundreds_of_connections() -> None:
 
     async def meet(body: RequestBody) -> str:
         waiting.append(body)
-        if len(waiting) == MANY:  # nobody is answered before all are there
+        if len(waiting) == MANY:  # no client gets a reply before all have sent
             all_there.set()
         await all_there.wait()
         return f"you said {body['messages'][0]['content']}"
@@ -514,9 +513,9 @@ async def hundreds_of_connections() -> None:
 
 
 async def ask_by_hand(url: str, text: str) -> str:
-    """One request on a connection of its own.
+    """Send a request on a new connection, without the SDK.
 
-    The SDK's pool looks at all of its connections for each new one.
+    The SDK's pool checks all of its connections for each new one, which is slow for hundreds.
     """
     address = httpx2.URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)

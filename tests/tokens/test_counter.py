@@ -1,8 +1,4 @@
-"""One counter for everything.
-
-It is exact, never raises on text, encodes each distinct text once, off the loop when there is much
-of it.
-"""
+"""The token counter: exact, without errors, and with each distinct text encoded only once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A conversation's running totals, whatever its caller does to the list.
-
-And what the API's bill says about them.
-"""
+"""Running totals of a conversation after any change of its list, and their calibration."""
 
 from __future__ import annotations
 
@@ -360,10 +357,7 @@ async def test_the_factor_never_falls_below_one():
 
 
 async def test_the_factor_never_exceeds_the_highest_that_was_measured():
-    """A large system prompt that the counter was not told of stays what it is.
-
-    It does not grow with the text.
-    """
+    """A large system prompt that was not counted is a fixed part, which does not grow."""
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100)]
 
     ledger.observe(usage(20_000), history)
@@ -580,12 +574,12 @@ FAILED_BLOCK = {"type": "compaction", "content": None}
 
 
 def summaries(message: Message) -> list[int]:
-    """Where the server's summaries are in *message*."""
+    """Return the places of the server's summaries in *message*."""
     return [place for place, block in enumerate(message["content"]) if block == SUMMARY_BLOCK]
 
 
 def counted(messages: list[Message]) -> list[int]:
-    """The sums by definition: what stands before the last summary counts nothing."""
+    """Return the sums by definition: messages before the last summary have no tokens."""
     counter, last = (
         TokenCounter(len),
         max((i for i, m in enumerate(messages) if summaries(m)), default=-1),

@@ -1,4 +1,4 @@
-"""What of a message is counted, and what images, documents and unknown blocks cost."""
+"""The counted parts of a message, and the tokens of images, documents and unknown blocks."""
 
 from __future__ import annotations
 
@@ -378,7 +378,9 @@ def test_the_work_on_a_pdf_of_streams_grows_with_its_size_up_to_a_limit(
 
 def test_a_stream_inside_the_data_of_another_is_ignored():
     inner = object_stream(tree(7), *[PAGE] * 7)
-    outer = zlib.compress(b"11 0 " + tree(2) + PAGE * 2 + inner, 0)  # stored, hence to be seen
+    outer = zlib.compress(
+        b"11 0 " + tree(2) + PAGE * 2 + inner, 0
+    )  # stored without compression, so it can be seen
     pdf = b"%PDF-1.7\n<</Type/ObjStm>>stream\n" + outer + b"\nendstream\n"
 
     assert inner in pdf

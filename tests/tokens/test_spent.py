@@ -1,4 +1,4 @@
-"""What the tokens of a context are spent on."""
+"""The pieces of a context and their tokens."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ LONG = "a line of output\n" * 200
 
 
 def compacting(folder: Path, *, window: int = 20_000, focuses: list[str] | None = None) -> Session:
-    """A session whose summaries are "in short", and what its summarizer was told."""
+    """Return a session whose summaries are "in short"; *focuses* gets their focus."""
     told = [] if focuses is None else focuses
 
     async def write(prompt: str) -> str:
