@@ -101,7 +101,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@settings(max_examples=max(60, settings().max_examples))
+@settings(max_examples=200)
 @given(data=st.data())
 def test_unknown_items_and_parts_stay_word_for_word_in_their_order(
     form: Form, data, tmp_path_factory
