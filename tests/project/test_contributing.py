@@ -87,4 +87,4 @@ except TranscriptError as error: print(error)
 """
     told = new_python(script, copy, "\n".join(map(json.dumps, lines)))
 
-    assert told == "protocol 1 60.0 / talk.jsonl, line 2: nobody is called 'nobody'"
+    assert told == "protocol 1 60.0 / talk.jsonl, line 2: unknown speaker 'nobody'"
