@@ -387,19 +387,20 @@ def _is_short(text: str) -> bool:
 
 
 def identifiers(
-    messages: Sequence[Message], redact: Callable[[str], str] = str, *, known: Iterable[str] = ()
+    messages: Sequence[Message], redact: Callable[[str], str] = str, *, earlier: Iterable[str] = ()
 ) -> list[str]:
     """Return ids, hashes and ticket numbers that the assistant used again, the latest use last.
 
     An identifier counts from the assistant's second use on, or from its first use if another
-    message or *known* has it. *redact* is applied to each text before it is searched.
+    message has it or it is one of the *earlier* ones. *redact* is applied to each text before it is
+    searched.
     """
     # Only names that the assistant says can count, so the other messages are searched for these.
     names_by_message = [_identifiers_said(message, redact) for message in messages]
     unseen: set[str] = set()
     for names in names_by_message:
         unseen |= names
-    unseen.difference_update(known)
+    unseen.difference_update(earlier)
     used_again: dict[str, None] = {}
     for message, names in zip(messages, names_by_message, strict=True):
         if unseen and message["role"] != "assistant":

@@ -85,12 +85,14 @@ from .paths import is_windows_path, split_path
 # Parts --------------------------------------------------------------------------------------------
 
 
-def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
-    """Return *head*, the summary pair, and each *restored* file with its acknowledgement."""
+def assemble(
+    head: Sequence[Message], summary: str, restored_files: Sequence[Message]
+) -> list[Message]:
+    """Return *head*, the summary pair, and each restored file with its acknowledgement."""
     if not summary:
         logger.warning("an empty summary replaces a history")
     files: list[Message] = []
-    for file in restored:
+    for file in restored_files:
         files += [file, _assistant(FILE_ACKNOWLEDGED)]
     return [*head, _user(SUMMARY + summary), _assistant(ACKNOWLEDGED), *files]
 
@@ -187,16 +189,16 @@ class Source:
 
 def after_summary(
     messages: Sequence[Message],
-    archived: Sequence[Message],
+    archived_messages: Sequence[Message],
     as_stored: Callable[[Message], Message],
 ) -> list[Message]:
     """Return the messages that came after the compaction that *messages* begin with.
 
-    *archived* are the messages that this compaction archived. *as_stored* returns a message as it
+    *archived_messages* are those that this compaction archived. *as_stored* returns a message as it
     is in an archive, redacted. Everything that the compaction put into the context is left out: the
     summary, files, and archived messages that it carried over.
     """
-    archived_digests = {digest(message) for message in archived}
+    archived_digests = {digest(message) for message in archived_messages}
     archived_block_digests: set[bytes] = set()
     index = leading_count(messages)
     for message in messages[index:]:
@@ -205,13 +207,15 @@ def after_summary(
             if any(texts(message)):
                 break
             if not archived_block_digests:
-                for old_message in archived:
+                for old_message in archived_messages:
                     archived_block_digests.update(_block_digests(old_message))
             if not archived_block_digests.issuperset(_block_digests(as_stored(message))):
                 break
         index += 1
     later_messages = list(messages[index:])
-    pending_words = [own_words(message) for message in archived[open_tail(archived) :]]
+    pending_words = [
+        own_words(message) for message in archived_messages[open_tail(archived_messages) :]
+    ]
     pending = "\n\n".join(words for words in pending_words if words)
     if pending and later_messages and is_cut(own_words(as_stored(later_messages[0])), pending):
         del later_messages[0]
@@ -238,8 +242,8 @@ def gather_facts(source: Source) -> ConversationFacts:
         put_last(paths, visible_path, is_written or earlier.paths.get(visible_path, False))
     command_lines = dict(earlier.commands)
     for command, has_failed in commands(messages):
-        put_last(command_lines, _command_line(redact(command)), has_failed)
-    new_identifiers = dict.fromkeys(identifiers(messages, redact, known=earlier.identifiers))
+        put_last(command_lines, _shorten_command(redact(command)), has_failed)
+    new_identifiers = dict.fromkeys(identifiers(messages, redact, earlier=earlier.identifiers))
     old_identifiers = [name for name in earlier.identifiers if name not in new_identifiers]
     words = source.words_in(messages)
     return ConversationFacts(
@@ -276,7 +280,7 @@ _MAX_LINE_READ = 10_000  # characters; enough even of a command of megabytes
 _MAX_LINE = 200
 
 
-def _command_line(command: str) -> str:
+def _shorten_command(command: str) -> str:
     """Return *command* on one line, its end cut off if it is long."""
     line = one_line(command[:_MAX_LINE_READ])
     if len(line) <= _MAX_LINE and len(command) <= _MAX_LINE_READ:
@@ -479,17 +483,17 @@ class Replacement:
         self,
         block: str,
         files: Sequence[Message] = (),
-        folded: Sequence[str] = (),
-        carried: Sequence[Candidate] | None = None,
+        folded_texts: Sequence[str] = (),
+        carried_pieces: Sequence[Candidate] | None = None,
     ) -> list[Message]:
-        """Return the context with the evidence *block*, restored *files* and *carried* pieces.
+        """Return the context with the evidence *block*, restored *files* and *carried_pieces*.
 
-        The *folded* files follow the summary in the same message. If *carried* is None, all
+        The *folded_texts* follow the summary in the same message. If *carried_pieces* is None, all
         candidates are carried. Unknown blocks that began the request come before the summary.
         """
-        text = self.summary + block + "".join(f"\n\n{text}" for text in folded)
+        text = self.summary + block + "".join(f"\n\n{text}" for text in folded_texts)
         summary, *others = assemble([], text, files)
-        parts = _Parts.of(self._all if carried is None else carried)
+        parts = _Parts.of(self._all if carried_pieces is None else carried_pieces)
         if parts.leading:
             content = [*parts.leading, {"type": "text", "text": summary["content"]}]
             summary = with_content(summary, content)
@@ -498,8 +502,8 @@ class Replacement:
 
     @property
     def _all(self) -> Sequence[Candidate]:
-        unlimited = select(self.candidates, [0] * len(self.candidates), 0)
-        return unlimited.chosen
+        selection = select(self.candidates, [0] * len(self.candidates), 0)
+        return selection.chosen
 
     @property
     def systems(self) -> list[Message]:
@@ -526,13 +530,13 @@ class _Parts:
     closing: list[Message]
 
     @classmethod
-    def of(cls, carried: Sequence[Candidate]) -> _Parts:
-        """Sort the *carried* pieces, which are in the order of the history, by their places."""
+    def of(cls, pieces: Sequence[Candidate]) -> _Parts:
+        """Sort the carried *pieces*, which are in the order of the history, by their places."""
         leading: list[Block] = []
         systems: list[Message] = []
         early: list[Candidate] = []
         requests: list[Candidate] = []
-        for candidate in carried:
+        for candidate in pieces:
             match candidate.kind:
                 case CarryKind.LEADING:
                     leading += blocks(candidate.messages[0])

@@ -63,16 +63,16 @@ def middle(
     sums: Sequence[int],
     start: Fraction | float = MIDDLE_START,
     end: Fraction | float = MIDDLE_END,
-    protected: int = 0,
+    protected_count: int = 0,
 ) -> range:
     """Return the indices of the middle: the messages between *start* and *end* of the tokens.
 
     ``sums[n]`` are the tokens of the first n messages; those of the head do not count. The first
-    request, the last turn and the first *protected* messages are never in the middle.
+    request, the last turn and the first *protected_count* messages are never in the middle.
     """
     head = head_length(messages)
     by_tokens = middle_range(sums[head:], start, end)
-    first = max(by_tokens.start + head, first_request(messages) + 1, protected)
+    first = max(by_tokens.start + head, first_request(messages) + 1, protected_count)
     stop = min(by_tokens.stop + head, last_turn(messages))
     return range(first, stop) if first < stop else range(0)
 

@@ -792,7 +792,7 @@ def test_folded_files_follow_the_evidence():
     text = said(
         replacement.messages(
             f"\n\n<evidence>\nx{EVIDENCE_END}",
-            folded=["<system-reminder>\n## File\n</system-reminder>"],
+            folded_texts=["<system-reminder>\n## File\n</system-reminder>"],
         )
     )[0]
 
