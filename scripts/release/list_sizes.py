@@ -62,7 +62,8 @@ def print_table(packages: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     """Run the command."""
     if len(sys.argv) > 1:
-        print_table(installed_packages(sys.argv[1]))
+        # The interpreter is run in another folder, so that it does not import from this one.
+        print_table(installed_packages(str(Path(sys.argv[1]).absolute())))
         return
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=False, symlinks=True)
