@@ -29,13 +29,13 @@ from .settings import NUMBER, excerpt
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Cleaned,
-    Limits,
+    CleanupLimits,
     OwnFile,
     choose_files,
     delete_files,
     drop_empty_folders,
     find_files,
-    is_owned,
+    has_marks,
     session_files,
 )
 from .storage.generations import ids_below
@@ -143,7 +143,7 @@ def clean(
     """
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
-    limits = Limits(max_bytes, max_age, records)
+    limits = CleanupLimits(max_bytes, max_age, records)
     has_limit = max_mb is not None or max_days is not None
     is_whole = session is not None or prefix is not None
     if is_whole and (has_limit or records):
@@ -156,7 +156,7 @@ def clean(
     if not root.is_dir():
         raise SettingsError(f"{root} is no folder")
     folder = StorageRoot(os.path.abspath(root))
-    if os.listdir(folder.path) and not is_owned(folder):
+    if os.listdir(folder.path) and not has_marks(folder):
         raise SettingsError(
             f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted"
         )
@@ -181,6 +181,7 @@ def clean(
         _ask_to_delete(root, f"{len(files):,} files ({size:,} bytes)")
     result = delete()
     drop_empty_folders(folder, time.time() - STALE_SECONDS)
+    folder.sweep_tombstones()
     print_line(f"files deleted: {len(result.files):,}, bytes freed: {result.bytes:,}")
     for path in result.left:
         print_line(f"not deleted: {path if path.isprintable() else ascii(path)}")
@@ -188,7 +189,7 @@ def clean(
         raise CtxpipeError(f"not deleted: {count_phrase(len(result.left), 'item')}")
 
 
-def _delete_files(folder: StorageRoot, files: Sequence[OwnFile], limits: Limits) -> Cleaned:
+def _delete_files(folder: StorageRoot, files: Sequence[OwnFile], limits: CleanupLimits) -> Cleaned:
     """Delete *files*, and the notes that are older than the *limits* allow."""
     result = delete_files(folder, files)
     if limits.max_age is not None:

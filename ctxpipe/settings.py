@@ -37,7 +37,6 @@ __all__ = [
     "STORE_SECONDS",
     "SUMMARY_MAX_WORDS",
     "SUMMARY_MODEL",
-    "TOMBSTONE_DAYS",
     "Setting",
     "optional_setting",
     "setting",
@@ -322,7 +321,6 @@ COMPACT_OUTPUT_DIR = Setting("COMPACT_OUTPUT_DIR", ".compact")
 EXAMPLE_MODEL = "claude-opus-5"
 """Model in error texts, help and tests: a current one with a listed price."""
 SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
-TOMBSTONE_DAYS = Setting("TOMBSTONE_DAYS", 90)
 STORE_SECONDS = Setting("STORE_SECONDS", Decimal(2))
 """Seconds that a turn waits for all its stores together while no data arrive."""
 SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)

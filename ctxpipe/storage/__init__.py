@@ -1,4 +1,4 @@
-"""Where text goes when it leaves the context."""
+"""Storages for texts that leave the context, for archives, and for journals of sessions."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ __all__ = [
     "is_secret",
 ]
 
-# A storage is imported when it is first asked for: a hook that writes one file needs one of them.
+# A storage is imported at its first use: a hook that writes one file needs only one of them.
 _NAMES = {
     ".files": "FileReader FileText LocalFiles",
     ".generations": "Generation delete_sessions",

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then linked."""
+"""Atomic creation of files: each is written under a temporary name and then linked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .folders import FAULTS, file_info, ignore_unsupported, open_file, regular_f
 
 TEMPORARY = ".ctxpipe-tmp-"
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"\d+-\d+-[0-9a-f]+")
-STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no writer any more
+STALE_SECONDS = 3600.0  # age at which a temporary file or an empty folder has no writer
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NUMBERS = count()
@@ -21,20 +21,21 @@ _BUFFERED = 1 << 16  # bytes
 
 
 def temporary_name() -> str:
-    """A name that nobody else uses, of what another name is given to once it is whole."""
+    """Return a new name for an incomplete file; no other process uses the same name."""
     return f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether *name* is the name of a temporary file."""
+    """Return True if *name* is the name of a temporary file."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 @contextmanager
-def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
-    """The name of a new hidden file with *chunks* in it; afterwards that name is removed.
+def temporary_file(folder: int, chunks: Iterable[bytes], *, fsync: bool) -> Iterator[str]:
+    """Write *chunks* to a new hidden file, yield its name, and remove that name afterwards.
 
-    The file, and then the *folder* in which it has got its own name, are *synced* if wanted.
+    The caller links or renames the file in the block. With *fsync* the file is synced to disk
+    before the block, and the *folder* after it.
     """
     name = temporary_name()
     file = os.open(name, _CREATE, 0o600, dir_fd=folder)
@@ -44,28 +45,28 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
                 os.fchmod(file, 0o600)
             with open(file, "wb", _BUFFERED, closefd=False) as stream:
                 stream.writelines(chunks)
-            if synced:
+            if fsync:
                 sync(file)
         finally:
             os.close(file)
         yield name
-        if synced:
+        if fsync:
             sync(folder)
     finally:
         discard(folder, name)
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write *data* to an open *file*: one call of the system may write a part only."""
+    """Write all of *data* to an open *file*; one system call may write only a part."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def claim(folder: int, temporary: str, name: str) -> bool:
-    """Give the temporary file the *name* too; False when that name is in use."""
+    """Give the temporary file the *name* too; return False if that name is in use."""
     try:
-        # Unlike a rename, a link never replaces what another process has put there meanwhile.
+        # Unlike a rename, a link never replaces a file that another process has created meanwhile.
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
         return False
@@ -77,7 +78,7 @@ def claim(folder: int, temporary: str, name: str) -> bool:
 
 
 def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
-    """The same with an empty file that reserves the name; a kill in that moment leaves it."""
+    """Like `claim`, with an empty file that reserves the name; a kill may leave that file."""
     try:
         os.close(open_file(name, _CREATE, folder=folder))
     except OSError:
@@ -93,12 +94,12 @@ def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
 
 
 def replace_by_copy(folder: int, name: str, file: int) -> None:
-    """Put a copy of the open *file* in place of the file *name*, which is that file.
+    """Replace the file *name*, which is the open *file*, by a copy of itself.
 
-    Its other names, such as that in a snapshot by hard links, keep what they have. Whoever writes
-    to *file* must be kept out by a lock.
+    Other hard links to the file, such as those of a snapshot, keep the original. The caller holds a
+    lock that prevents other processes from writing to *file*.
     """
-    with temporary_file(folder, _pieces_of(file), synced=True) as temporary:
+    with temporary_file(folder, _pieces_of(file), fsync=True) as temporary:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
@@ -110,47 +111,50 @@ def _pieces_of(file: int) -> Iterator[bytes]:
 
 
 def discard(folder: int, name: str) -> None:
-    """Remove the file *name*, unless it is gone."""
+    """Remove the file *name* if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
 
 def sweep(folder: int, before: float) -> None:
-    """Remove temporary files last written *before* that time: a killed process left them."""
+    """Remove temporary files last written *before* that time, left by killed processes."""
     for name, info in regular_files(folder, is_temporary):
         if info.st_mtime < before:
             discard(folder, name)
 
 
 def sync(descriptor: int) -> None:
-    """Wait until the file or folder is on the disk, where the file system can do that."""
+    """Wait until the file or folder is on the disk, if the file system supports it."""
     with ignore_unsupported():
         os.fsync(descriptor)
 
 
 def read_bytes(folder: int, name: str, limit: int = 64_000_000) -> bytes | None:
-    """At most *limit* bytes of the regular file *name*; None when there is nothing of that name."""
+    """Return at most *limit* bytes of the regular file *name*; None if it does not exist."""
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
-        # Not the limit itself: `read` allocates as much as it is asked for.
+        # `read(limit)` would allocate *limit* bytes, however small the file is.
         return stream.read(min(limit, os.fstat(file).st_size))
 
 
-def holds(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:
-    """Whether the regular file *name* holds *chunks* and no more; None where there is none."""
+def has_content(folder: int, name: str, chunks: Iterable[bytes]) -> bool | None:
+    """Return True if the content of the regular file *name* is *chunks*, None if it is missing."""
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:
         return None
     with open(file, "rb") as stream:
-        return all(stream.read(len(chunk)) == chunk for chunk in chunks) and not stream.read(1)
+        for chunk in chunks:
+            if stream.read(len(chunk)) != chunk:
+                return False
+        return stream.read(1) == b""
 
 
 def exists(folder: int, name: str) -> bool:
-    """Whether anything in *folder* has that name."""
+    """Return True if *folder* has a file, folder or link called *name*."""
     with suppress(FileNotFoundError):
         file_info(folder, name)
         return True

@@ -1,4 +1,4 @@
-"""What may be deleted: files that ctxpipe wrote into folders that it made, and nothing else."""
+"""Selection and deletion of files: only files that ctxpipe wrote into folders that it created."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .folders import file_info, ignore_absent, regular_files, translate_errors
 from .ownership import INDEX, JOURNAL, NOTES, SESSION_MARK, Mark, StorageRoot
 
 LIVE_SECONDS = 3600.0
-"""A session whose journal was written less than this ago is in use, whatever the age asked for."""
+"""A session whose journal is younger than this is in use, also with a smaller *max_age*."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a clean-up removed: absolute paths, and their size in bytes.
+    """Files that a clean-up has removed: their absolute paths, and their size in bytes.
 
-    *left* are the paths of what is still in the folder of a session that was deleted: files that
-    ctxpipe has not written.
+    *left* has the paths that remain in the folder of a deleted session: files that ctxpipe has not
+    written.
     """
 
     files: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """A file below a root that ctxpipe wrote. *written* is in nanoseconds since 1970."""
+    """File below a root that ctxpipe wrote. *written* is in nanoseconds since 1970."""
 
     folder: str
     name: str
@@ -45,34 +45,34 @@ class OwnFile:
     size: int
     written: int
     journal_time: float | None = None
-    """When the session was used last, in seconds since 1970; None for one without a journal."""
+    """Time of the session's last use, in seconds since 1970; None for one without a journal."""
 
     def age(self, now: float) -> float:
-        """Seconds since it was written."""
+        """Return the seconds since the file was written."""
         return now - self.written / 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a clean-up keeps. *kept* are names of files that stay whatever their age."""
+class CleanupLimits:
+    """Limits of a clean-up. Files called like one of *protected_names* are never deleted."""
 
     max_bytes: float | None = None
     max_age: float | None = None
     records: bool = False
-    kept: Collection[str] = ()
+    protected_names: Collection[str] = ()
 
-    def keeps(self, file: OwnFile, now: float) -> bool:
-        """Whether *file* stays, however much there is."""
-        if file.name in self.kept or (file.kind == "record" and not self.records):
+    def protects(self, file: OwnFile, now: float) -> bool:
+        """Return True if *file* is not deleted, however large the storage is."""
+        if file.name in self.protected_names or (file.kind == "record" and not self.records):
             return True
-        # A journal, wherever it is, shows that the conversation may go on.
+        # A session with a journal, in any storage, may be continued.
         if file.journal_time is None or self.max_age is None:
             return file.journal_time is not None
         return now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
 
 
 def files_named_in(messages: Iterable[Message]) -> set[str]:
-    """The names of the files that placeholders and notes in *messages* lead to."""
+    """Return the names of the files that placeholders and notes in *messages* refer to."""
     names: set[str] = set()
     for message in messages:
         for text in strings(message):
@@ -84,18 +84,18 @@ def files_named_in(messages: Iterable[Message]) -> set[str]:
 # Finding ------------------------------------------------------------------------------------------
 
 
-def is_owned(root: StorageRoot) -> bool:
-    """Whether the root, or a session folder in it, carries a mark."""
+def has_marks(root: StorageRoot) -> bool:
+    """Return True if the root, or a session folder in it, has a mark."""
     return any(True for _ in _folders_with_mark(root))
 
 
 def find_files(root: StorageRoot) -> list[OwnFile]:
-    """The files of ctxpipe below the root, in folders that are marked."""
+    """Return the files of ctxpipe in the marked folders below the root."""
     return [file for folder in _folders_with_mark(root) for file in _own_files(*folder)]
 
 
 def _folders_with_mark(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
-    """Each folder with a mark, open: its descriptor, name and mark."""
+    """Yield descriptor, name and mark of each folder with a mark."""
     for folder in ("", *root.session_folders()):
         try:
             with root.folder(folder) as descriptor:
@@ -103,17 +103,19 @@ def _folders_with_mark(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
                 if mark is not None:
                     yield descriptor, folder, mark
         except StorageError as error:
-            # One that is gone, or belongs to another user: nothing in it is ours.
+            # It was removed, or belongs to another user and has no files of this process.
             if error.errno not in (errno.ENOENT, errno.EACCES):
                 raise
 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     files = dict(regular_files(descriptor))
-    uses = [files[JOURNAL].st_mtime] if folder and JOURNAL in files else []
+    use_times: list[float] = []
+    if folder and JOURNAL in files:
+        use_times.append(files[JOURNAL].st_mtime)
     if mark.has_journal and SESSION_MARK in files:
-        uses.append(files[SESSION_MARK].st_mtime)
-    journal_time = max(uses, default=None)
+        use_times.append(files[SESSION_MARK].st_mtime)
+    journal_time = max(use_times, default=None)
     for name, info in files.items():
         if name in mark.files or is_temporary(name):
             times = (info.st_mtime_ns, journal_time)
@@ -121,7 +123,7 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
 
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:
-    """What a file of that name is, when ctxpipe has written it."""
+    """Return the kind of a file of ctxpipe that is called *name*."""
     if is_temporary(name):
         return "temporary"
     if name.endswith(".md"):
@@ -132,26 +134,26 @@ def file_kind(name: str) -> Literal["text", "record", "temporary"]:
 # Choosing -----------------------------------------------------------------------------------------
 
 
-def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[OwnFile]:
-    """The *files* to delete, oldest first, until the rest meets the *limits*."""
-    ordered = sorted(files, key=lambda file: file.written)
-    remaining_bytes = sum(file.size for file in ordered)
-    chosen: list[OwnFile] = []
-    for file in ordered:
+def choose_files(files: Iterable[OwnFile], limits: CleanupLimits, now: float) -> list[OwnFile]:
+    """Return the *files* to delete, oldest first, until the rest meets the *limits*."""
+    oldest_first = sorted(files, key=lambda file: file.written)
+    remaining_bytes = sum(file.size for file in oldest_first)
+    old_files: list[OwnFile] = []
+    for file in oldest_first:
         if _is_deletable(file, limits, now, remaining_bytes):
             remaining_bytes -= file.size
-            chosen.append(file)
-    return chosen
+            old_files.append(file)
+    return old_files
 
 
-def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: int) -> bool:
+def _is_deletable(file: OwnFile, limits: CleanupLimits, now: float, remaining_bytes: int) -> bool:
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
     if file.name == INDEX:
-        return True  # it may quote what goes; the next question builds it anew
-    if file.name == NOTES:  # its time is that of the newest note
+        return True  # it may quote deleted texts; the next search builds it again
+    if file.name == NOTES:  # written when the newest note was added
         return limits.max_age is not None and file.age(now) > limits.max_age
-    if limits.keeps(file, now):
+    if limits.protects(file, now):
         return False
     if limits.max_bytes is not None and remaining_bytes > limits.max_bytes:
         return True
@@ -162,7 +164,7 @@ def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: in
 
 
 def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
-    """Delete *files*, except those that were written again meanwhile. Raises StorageError."""
+    """Delete *files*, except those that have changed meanwhile. Raises StorageError."""
     paths: list[str] = []
     size = 0
     for file in files:
@@ -187,18 +189,17 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
     """Remove the session folders of ctxpipe that have been empty since *before*."""
-    # Somebody may be about to write into a newer one.
+    # Another process may be about to write into a newer folder.
     for folder in root.session_folders():
         with suppress(OSError), root.folder(folder) as descriptor:
             if os.fstat(descriptor).st_mtime < before:
                 root.drop(folder)
-    root.sweep_tombstones()  # by which remainders of deletions are recognized
 
 
 def session_files(root: StorageRoot, folder: str) -> list[OwnFile]:
-    """All that ctxpipe has written into the session's *folder*; nothing when there is none.
+    """Return the files of ctxpipe in the session's *folder*; none if it does not exist.
 
-    Raises StorageError for a folder that ctxpipe has not made.
+    Raises StorageError for a folder that ctxpipe has not created.
     """
     with ignore_absent(), root.folder(folder) as descriptor:
         mark = root.read_mark(folder, descriptor)
@@ -216,9 +217,10 @@ def delete_session(root: StorageRoot, folder: str) -> Cleaned:
 
     Raises StorageError.
     """
-    session_files(root, folder)  # raises for a folder that is not ours
+    session_files(root, folder)  # raises for a folder without a mark
     with ignore_absent(), root.deletion(folder) as descriptor:
-        cleaned = delete_files(root, session_files(root, folder))
-        left = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
-        return replace(cleaned, left=tuple(root.path_of(folder, name) for name in left))
+        result = delete_files(root, session_files(root, folder))
+        remaining_names = sorted(set(os.listdir(descriptor)) - {SESSION_MARK})
+        paths = tuple(root.path_of(folder, name) for name in remaining_names)
+        return replace(result, left=paths)
     return Cleaned()

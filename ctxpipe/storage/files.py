@@ -1,4 +1,4 @@
-"""Files of the user's project, read for the model: plain text files below one folder."""
+"""Text files of the user's project below one folder, which are read for the model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import StorageError
 from ..settings import FUNCTION, PATH
-from .folders import PinnedFolder, check_platform, enter_folder, open_file
+from .folders import PinnedFolder, check_platform, open_file, open_folder
 from .waiting import run_in_thread
 
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """The text of a file, and its *real* path, which is the same for two spellings of one file.
+    """Text of a file, and its *real* path, which is the same for two spellings of one file.
 
-    *is_view* says that it is what a result has shown, so that nothing can be hidden in it.
+    With *is_view* the text is what a tool result has shown, so nothing in it is hidden.
     """
 
     real: str
@@ -32,25 +32,26 @@ class FileReader(Protocol):
     """Reads files of the user's project for the model."""
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
-        """The current text of the file that the conversation calls *path*.
+        """Return the current text of the file that the conversation calls *path*.
 
-        Raises StorageError, in words that may be shown, for whatever should not or cannot be read:
-        also for a file of more than *max_bytes*, of which no more than that is kept in memory. No
-        path makes it hang.
+        Raises StorageError, with a message that may be shown, for a file that must not or cannot be
+        read, and for one of more than *max_bytes*. No more than that is read into memory, and no
+        path makes the call hang.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The text files below *root* (default: the current folder), and nothing outside it.
+    """Text files below *root* (default: the current folder), and no others.
 
-    A path is absolute, or relative to the root. Its real path, links resolved, must be in the root;
-    from there each component is opened without following links, so that nothing can be swapped in
-    between; the root itself is pinned when it is first used, and refused when another folder is in
-    its place. Folders, pipes, devices, sockets, binary files and files that are not UTF-8 are
-    refused. *deny* refuses further paths: give `is_secret`. Raises SettingsError for an empty root,
-    and on Windows.
+    A path is absolute, or relative to the root. Its real path without links must be below the root.
+    Each component of the real path is then opened without following links, so that no link can be
+    inserted meanwhile. The root must stay the same folder after its first use. Folders, pipes,
+    devices, sockets, binary files and files that are not UTF-8 are refused. *deny* is a function
+    that returns True for further paths to refuse, such as `is_secret`.
+
+    Raises SettingsError for an empty root, and on Windows.
     """
 
     root: str | os.PathLike[str] = "."
@@ -61,15 +62,15 @@ class LocalFiles:
         PATH.check("root of a LocalFiles", self.root)
         FUNCTION.optional.check("deny", self.deny)
         check_platform("LocalFiles")
-        # Absolute from the start: a later chdir must not move it.
+        # Absolute, so that a later chdir does not change it.
         path = os.path.abspath(self.root)
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folder", PinnedFolder(path))
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
-        """The text of the file at *path*, of at most *max_bytes*.
+        """Return the text of the file at *path*, which has at most *max_bytes*.
 
-        Raises StorageError for whatever is refused.
+        Raises StorageError for a file that is refused or cannot be read.
         """
         return await run_in_thread(self._read, path, max_bytes)
 
@@ -77,7 +78,7 @@ class LocalFiles:
         try:
             real = self._real_path(path)
             with open(self._open(real), "rb") as file:
-                # One byte more shows that it is too long, whatever size it says that it has.
+                # One more byte shows that the file is too long, also if its reported size is wrong.
                 content = file.read(max_bytes + 1)
             return FileText(real, _decode(content, max_bytes))
         except (OSError, ValueError) as error:
@@ -90,11 +91,12 @@ class LocalFiles:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:
             raise PermissionError(errno.EACCES, f"it is outside {self.root}")
-        names = (name_below(self.root, path), name_below(root, real))
-        if self.deny is not None and any(map(self.deny, names)):
-            raise PermissionError(
-                errno.EACCES, "it is on the list of files that are not to be shown"
-            )
+        if self.deny is not None:
+            for name in (name_below(self.root, path), name_below(root, real)):
+                if self.deny(name):
+                    raise PermissionError(
+                        errno.EACCES, "it is on the list of files that are not to be shown"
+                    )
         return real
 
     def _open(self, real: str) -> int:
@@ -103,7 +105,7 @@ class LocalFiles:
         folder = self._folder.open()
         try:
             for part in folders:
-                inner, _ = enter_folder(part, folder)
+                inner, _ = open_folder(part, folder)
                 os.close(folder)
                 folder = inner
             return open_file(name, os.O_RDONLY, folder=folder)
@@ -112,10 +114,10 @@ class LocalFiles:
 
 
 def name_below(root: str | os.PathLike[str], path: str) -> str:
-    """The name of *path* relative to *root*.
+    """Return the name of *path* relative to *root*, in which patterns for names are searched.
 
-    The names of the folders above the root say nothing about the file. Below the root of the disk
-    names stay absolute, such as ``/proc``.
+    The folders above the root do not matter for such patterns. If *root* is the root of the disk,
+    the name stays absolute, such as ``/proc``.
     """
     root = os.path.abspath(root)
     path = os.path.join(root, path)

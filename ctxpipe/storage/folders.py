@@ -1,4 +1,4 @@
-"""Files and folders below a root that stays the same: no link is followed, nothing waits."""
+"""Access to files and folders below a root, without following links and without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import SettingsError, StorageError
 
 try:
     import fcntl
-except ImportError:  # Windows, where a LocalStorage refuses
+except ImportError:  # Windows, where `check_platform` refuses a LocalStorage
     fcntl = None  # type: ignore[assignment]
 
 FAULTS = frozenset(
@@ -31,12 +31,12 @@ FAULTS = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""Real errors. Any other answer to link, chmod or fsync means that this file system has no such
-call: file systems disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, …)."""
+"""Error numbers of real errors. Any other error of link, chmod or fsync means that the file system
+does not support the call; file systems use different numbers (EPERM, ENOTSUP, ENOSYS, …)."""
 
 _RELATIVE_CALLS = {"open", "mkdir", "stat", "link", "rename", "unlink", "rmdir"}
 
-# Windows lacks them; there `check_platform` refuses a storage, but the package can be imported.
+# Windows lacks these flags. The package can be imported there, but has no LocalStorage.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_WAIT
@@ -46,14 +46,14 @@ class RootError(StorageError):
     """The root must not be used: another folder is in its place, or its form is too new."""
 
 
-def check_platform(what: str) -> None:
-    """Raise SettingsError where *what* cannot keep its promises."""
+def check_platform(class_name: str) -> None:
+    """Raise SettingsError if this system lacks calls that *class_name* needs."""
     relative = {call.__name__ for call in os.supports_dir_fd}
     if not (_NO_LINK and relative >= _RELATIVE_CALLS):
         raise SettingsError(
-            f"{what} needs Linux or macOS: this system cannot open files relative to a folder "
-            "without following links. On Windows run under WSL, or give a storage of your own (see "
-            "TextWriter and Archive)"
+            f"{class_name} needs Linux or macOS: this system cannot open files relative to a "
+            "folder without following links. On Windows run under WSL, or give a storage of your "
+            "own (see TextWriter and Archive)"
         )
 
 
@@ -62,9 +62,9 @@ def check_platform(what: str) -> None:
 
 @contextmanager
 def translate_errors(failure: str) -> Iterator[None]:
-    """Turn the operating system's errors into StorageError, once, with the cause.
+    """Raise StorageError for an error of the operating system, with that as its cause.
 
-    *failure* says what cannot be done, such as "cannot read a.md".
+    *failure* is the operation that has failed, such as "cannot read a.md".
     """
     try:
         yield
@@ -76,8 +76,8 @@ def translate_errors(failure: str) -> Iterator[None]:
         raise StorageError(number, f"{failure}: {reason}") from error
 
 
-class ignore_absent(suppress):  # noqa: N801  used as `suppress` is
-    """Ignore that a file or folder is not there."""
+class ignore_absent(suppress):  # noqa: N801  a context manager like `suppress`
+    """Ignore the error that a file or folder does not exist."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return isinstance(error, OSError) and error.errno == errno.ENOENT
@@ -85,7 +85,7 @@ class ignore_absent(suppress):  # noqa: N801  used as `suppress` is
 
 @contextmanager
 def ignore_unsupported() -> Iterator[None]:
-    """Ignore that this file system has no modes, or cannot sync; real errors are raised."""
+    """Ignore that the file system has no modes or cannot sync; raise real errors."""
     try:
         yield
     except OSError as error:
@@ -97,14 +97,13 @@ def ignore_unsupported() -> Iterator[None]:
 
 
 def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
-    """A descriptor of the regular file *name*; opening it never waits.
+    """Open the regular file *name* without waiting; return its descriptor.
 
-    A file that *flags* create is private. In an open *folder* no link is followed; without one
-    *name* is a path that the caller gave. Raises OSError, also for a folder, pipe, device or
-    socket.
+    A file that *flags* create is private. In an open *folder* no link is followed; without *folder*
+    the *name* is a path of the caller. Raises OSError, also for a folder, pipe, device or socket.
     """
     with suppress(FileNotFoundError):
-        # Before it is opened, because opening a device may have effects.
+        # Checked before opening, because opening a device may have effects.
         _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
     flags |= _NO_WAIT
     if folder is not None:
@@ -119,19 +118,19 @@ def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
 
 
 def file_info(folder: int | None, name: str) -> os.stat_result:
-    """What `os.stat` says about *name*, in an open *folder* or a path, or about such a link."""
+    """Return `os.stat` of *name*, in an open *folder* or as a path, without following a link."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
 def has_name(descriptor: int, name: str, *, folder: int | None = None) -> bool:
-    """Whether an open file or folder still has this *name*, in an open *folder* or as a path."""
+    """Return True if an open file still has this *name*, in an open *folder* or as a path."""
     with suppress(FileNotFoundError):
         return os.path.samestat(file_info(folder, name), os.fstat(descriptor))
     return False
 
 
 def is_file(folder: int, name: str) -> bool:
-    """Whether *name* in an open *folder* is a regular file."""
+    """Return True if *name* in an open *folder* is a regular file."""
     with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
         return stat.S_ISREG(file_info(folder, name).st_mode)
     return False
@@ -140,9 +139,14 @@ def is_file(folder: int, name: str) -> bool:
 def regular_files(
     folder: int, is_wanted: Callable[[str], bool] = bool
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """The regular files in an open *folder*, links left out, whose names *is_wanted*."""
-    # Not entry by entry: whoever else lists this descriptor would set it back to the first one.
-    for name in filter(is_wanted, os.listdir(folder)):
+    """Yield name and `os.stat` of the regular files in an open *folder* whose names *is_wanted*.
+
+    Links are left out.
+    """
+    # `os.scandir` would share the position in this descriptor with other threads that list it.
+    for name in os.listdir(folder):
+        if not is_wanted(name):
+            continue
         with suppress(FileNotFoundError):  # removed meanwhile
             info = file_info(folder, name)
             if stat.S_ISREG(info.st_mode):
@@ -158,10 +162,10 @@ def _refuse_special(info: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "it is no regular file")
 
 
-def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
-    """A descriptor of the folder *name* in *parent*, and whether this call has made it.
+def open_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
+    """Return a descriptor of the folder *name* in *parent*, and True if this call has created it.
 
-    A folder that is made is private. Raises OSError, also for a link.
+    A created folder is private. Raises OSError, also for a link.
     """
     is_new = False
     if create:
@@ -173,7 +177,7 @@ def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, 
     except PermissionError:
         if not is_new:
             raise
-        os.chmod(name, 0o700, dir_fd=parent)  # the umask removed the owner's rights, too
+        os.chmod(name, 0o700, dir_fd=parent)  # the umask has removed the owner's rights
         folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
     if is_new:
         with ignore_unsupported():
@@ -182,7 +186,7 @@ def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, 
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock an open file or folder; False when that must wait. Raises OSError."""
+    """Lock an open file or folder; return False if another process has it. Raises OSError."""
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -195,21 +199,21 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
 
 
 class PinnedFolder:
-    """The folder at *path*, which may be a link at first, and which must stay the same folder.
+    """Folder at *path* that must stay the same folder after its first use; *path* may be a link.
 
-    Device and inode are compared each time it is opened: nobody can put a link, or another folder,
-    in its place without being noticed.
+    Device and inode are compared each time the folder is opened, so that a link or another folder
+    in its place is detected.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.real: str = ""  # where the folder was when it was first opened, links resolved
+        self.real: str = ""  # path without links, after the folder was opened first
         self._identity: tuple[int, int] | None = None
 
     def open(self) -> int:
-        """A descriptor of the folder.
+        """Open the folder; return its descriptor.
 
-        Raises FileNotFoundError where there is none, RootError when it is another.
+        Raises FileNotFoundError if it does not exist, RootError if it is another folder.
         """
         folder = os.open(self.path, _FOLDER)
         try:
@@ -220,7 +224,7 @@ class PinnedFolder:
         return folder
 
     def create(self) -> tuple[int, bool]:
-        """A descriptor of the folder, and whether this call has made it."""
+        """Return a descriptor of the folder, and True if this call has created it."""
         try:
             return self.open(), False
         except FileNotFoundError:
@@ -262,13 +266,16 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def _enter_path(path: str) -> tuple[int, bool]:
-    """A descriptor of the folder at *path*, made with those above it, and whether it is new."""
+    """Open the folder at *path*; create it and its parents if they are missing.
+
+    Return its descriptor, and True if this call has created it.
+    """
     above, name = os.path.split(path)
     try:
         parent = os.open(above, _FOLDER)
     except FileNotFoundError:
         parent, _ = _enter_path(above)
     try:
-        return enter_folder(name, parent, create=True)
+        return open_folder(name, parent, create=True)
     finally:
         os.close(parent)

@@ -1,8 +1,9 @@
-"""The generations of a session: what `delete` has ended is never written again.
+"""Generations of a session: after `delete` nothing of the deleted generation is written again.
 
-Each deletion leaves a tombstone with a name of its own: a digest of the session, and no text. Who
-holds a session remembers the tombstone that was there first; a newer one ends what is held.
-The storages ask for the `Generation` that runs, so that a stage need not pass it on.
+Each deletion leaves a tombstone, stored under a digest of the session, with a random token and
+without text. A process that has a session in memory remembers the first tombstone that it has seen
+there; if it finds another one later, the session was deleted meanwhile. The storages read the
+current `Generation` from a context variable, so that stages need not pass it on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from ..errors import SessionDeleted, SettingsError
 from ..placeholders.names import content_hash, session_folder
-from ..settings import TEXT, TOMBSTONE_DAYS
+from ..settings import TEXT
 
 T = TypeVar("T")
 
@@ -24,27 +25,34 @@ GONE = (
     "next begins a new one"
 )
 TOUCH_SECONDS = 900.0
-"""A session that was noted as used is not noted again so soon."""
+"""Shortest interval between two records of the use of one session."""
+DAY_SECONDS = 86_400.0
+TOMBSTONE_DAYS = 90.0
+"""Default age at which clean-ups delete tombstones.
+
+A process that keeps a session in memory longer than this without a turn does not notice that the
+session was deleted."""
 _MOST_REMEMBERED = 10_000
 
 _RUNNING: ContextVar[Generation | None] = ContextVar("ctxpipe_generation", default=None)
 
 
 class Generation:
-    """A session from the moment somebody holds it to its next deletion.
+    """Session in the memory of a process, up to its deletion.
 
-    With *has_journal* what it writes is kept by clean-ups as long as it is used.
+    With *has_journal* clean-ups keep its files as long as it is used.
     """
 
     def __init__(self, session_id: str, *, has_journal: bool = False) -> None:
         self.session_id = session_id
         self.folder: str = session_folder(session_id)
         self.has_journal = has_journal
-        self._seen: dict[int, tuple[object, str]] = {}  # by storage, which is kept alive here
+        # By id of the storage, which the first item keeps alive: the first tombstone.
+        self._first_tombstones: dict[int, tuple[object, str]] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Meanwhile the storages compare their tombstones with those that were seen first."""
+        """Make this the current generation in the block, so that storages check for a deletion."""
         token = _RUNNING.set(self)
         try:
             yield
@@ -52,22 +60,22 @@ class Generation:
             _RUNNING.reset(token)
 
     def first_tombstone(self, storage: object) -> str | None:
-        """The tombstone that was in *storage* at first, "" for none; None before `check`."""
-        _, tombstone = self._seen.get(id(storage), (storage, None))
-        return tombstone
+        """Return the first tombstone in *storage*, "" if there was none; None before `check`."""
+        entry = self._first_tombstones.get(id(storage))
+        return None if entry is None else entry[1]
 
     def check(self, storage: object, tombstone: str) -> None:
-        """Compare the newest *tombstone* in *storage*, "" for none, with the one seen first.
+        """Compare the current *tombstone* in *storage*, "" if there is none, with the first one.
 
-        Raises SessionDeleted for another one. One that is gone was kept long enough.
+        Raises SessionDeleted if it is another one. A tombstone that is missing has expired.
         """
-        _, known = self._seen.setdefault(id(storage), (storage, tombstone))
-        if tombstone not in ("", known):
+        entry = self._first_tombstones.setdefault(id(storage), (storage, tombstone))
+        if tombstone not in ("", entry[1]):
             raise SessionDeleted(GONE)
 
 
 def running_generation(folder: str) -> Generation | None:
-    """The generation that runs here, of the session with that *folder*; None outside of it."""
+    """Return the current generation if it is of the session in *folder*, else None."""
     generation = _RUNNING.get()
     if generation is None or generation.folder != folder:
         return None
@@ -75,22 +83,17 @@ def running_generation(folder: str) -> Generation | None:
 
 
 def tombstone_name(folder: str) -> str:
-    """Where the tombstone of the session with that *folder* is: a digest."""
+    """Return the name of the tombstone of the session in *folder*: a digest."""
     return content_hash(folder, 32)
 
 
 def new_tombstone() -> str:
-    """The name of one deletion."""
+    """Return a random token for one deletion."""
     return secrets.token_hex(8)
 
 
-def tombstone_seconds() -> float:
-    """How long tombstones are kept: no longer may a process hold a session without a turn."""
-    return TOMBSTONE_DAYS() * 86_400.0
-
-
 def remember(values: dict[str, T], name: str, value: T) -> None:
-    """Put *value* last, and drop the first of too many."""
+    """Put *value* at the end of *values*, and drop the oldest values if there are too many."""
     values.pop(name, None)
     values[name] = value
     while len(values) > _MOST_REMEMBERED:
@@ -102,9 +105,9 @@ def remember(values: dict[str, T], name: str, value: T) -> None:
 
 
 def ids_below(prefix: str | None, session_ids: Iterable[str]) -> list[str]:
-    """Those of *session_ids* that are *prefix*, or begin with its components; None gives all.
+    """Return the *session_ids* that equal *prefix* or begin with its components; all for None.
 
-    Raises SettingsError for an empty prefix.
+    The result is sorted. Raises SettingsError for an empty prefix.
     """
     if prefix is None:
         return sorted(session_ids)
@@ -118,16 +121,17 @@ def ids_below(prefix: str | None, session_ids: Iterable[str]) -> list[str]:
 async def delete_sessions(prefix: str, *storages: Any) -> list[str]:
     """Delete the session *prefix* and all below it, in whole components, from *storages*.
 
-    ``cust1`` has ``cust1/a``, and never ``cust10``. Name the journal first, then the storages of
-    the texts; each needs `sessions` and `delete`. The ids of the sessions that are gone.
+    ``cust1`` includes ``cust1/a`` but not ``cust10``. Pass the journal first, then the storages of
+    the texts; each needs the methods `sessions` and `delete`. Return the ids of the deleted
+    sessions.
 
-    Raises SettingsError for an empty prefix, StorageError.
+    Raises SettingsError for an empty prefix, and StorageError.
     """
-    ids_below(prefix, ())
-    found: set[str] = set()
+    ids_below(prefix, ())  # raises for an invalid prefix
+    session_ids: set[str] = set()
     for storage in storages:
-        found.update(await storage.sessions(prefix))
-    for session_id in sorted(found):
+        session_ids.update(await storage.sessions(prefix))
+    for session_id in sorted(session_ids):
         for storage in storages:
             await storage.delete(session_id)
-    return sorted(found)
+    return sorted(session_ids)

@@ -1,4 +1,4 @@
-"""Numbered entries in a file that grows: one line each, appended under a lock."""
+"""Journals in local files: an entry is a line, which is appended under a lock."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ from .waiting import Locked
 _BLOCK = 1 << 20
 
 
-class Position(NamedTuple):
-    """A journal as it was seen last: its file, the bytes of its whole lines, and their number."""
+class FilePosition(NamedTuple):
+    """End of a journal at the last access: its file, the bytes of complete lines, and their number.
+
+    A line that a killed process has cut off does not count.
+    """
 
     inode: int = 0
     size: int = 0
     number: int = 0
 
 
-class Journals:
-    """The journals of the sessions below a root, and where each of them was seen to end.
+class JournalFiles:
+    """Journals of the sessions below a root, and the last known end of each journal.
 
-    Whoever appends holds the journal's lock; readers ignore a torn line.
+    A writer holds the lock of the journal. Readers ignore an incomplete last line.
     """
 
     def __init__(self, root: StorageRoot) -> None:
         self._root = root
-        self._seen: dict[str, Position] = {}
+        self._positions: dict[str, FilePosition] = {}  # by folder
 
-    def append(self, folder: str, number: int, entry: str, *, synced: bool) -> bool:
-        """Write *entry* as number *number* of the journal in *folder*; False when there is one.
+    def append(self, folder: str, number: int, entry: str, *, fsync: bool) -> bool:
+        """Write *entry* as number *number* of the journal in *folder*.
 
-        Raises Locked, and StorageError.
+        Return False if there is an entry with that number. Raises Locked, and StorageError.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
@@ -58,25 +61,27 @@ class Journals:
             translate_errors(f"cannot append to the journal {self._root.path_of(folder, JOURNAL)}"),
             self._lock(folder) as file,
         ):
-            seen = self._last_position(folder)
-            now, _ = _read(file, seen)
-            is_next = now.number == number and (number == 0 or seen.inode in (0, now.inode))
+            last = self._last_position(folder)
+            current, _ = _read(file, last)
+            is_same_file = number == 0 or last.inode in (0, current.inode)
+            is_next = current.number == number and is_same_file
             if is_next:
-                _write(file, now.size, entry, synced=synced)
-                now = Position(now.inode, os.fstat(file).st_size, number + 1)
-        remember(self._seen, folder, now)
+                _write(file, current.size, entry, fsync=fsync)
+                current = FilePosition(current.inode, os.fstat(file).st_size, number + 1)
+        remember(self._positions, folder, current)
         return is_next
 
     def entries(self, folder: str, start: int) -> list[str]:
-        """The entries of the journal in *folder* from *start* on, none where there is no file.
+        """Return the entries of the journal in *folder* from *start* on; none if it is missing.
 
         Raises StorageError, and SessionDeleted.
         """
         self._root.check(folder)
-        seen = self._last_position(folder)
-        if start < seen.number:
-            seen = Position()
-        now, content = Position(), b""
+        last = self._last_position(folder)
+        if start < last.number:
+            last = FilePosition()
+        current = FilePosition()
+        content = b""
         with (
             ignore_absent(),
             translate_errors(f"cannot read the journal {self._root.path_of(folder, JOURNAL)}"),
@@ -84,18 +89,19 @@ class Journals:
         ):
             file = open_file(JOURNAL, os.O_RDONLY, folder=descriptor)
             try:
-                now, content = _read(file, seen)
+                current, content = _read(file, last)
             finally:
                 os.close(file)
-        remember(self._seen, folder, now)
+        remember(self._positions, folder, current)
         lines = content.split(b"\n")[:-1]
-        first = now.number - len(lines)
+        first = current.number - len(lines)
         return [line.decode("utf-8", "replace") for line in lines[max(0, start - first) :]]
 
     def set_aside(self, folder: str) -> str:
-        """Rename the journal in *folder* that was seen, such as to ``journal-set-aside-1.jsonl``.
+        """Rename the journal in *folder* to the next ``journal-set-aside-<n>.jsonl``.
 
-        Return the new name, which is the next free one, or "" where somebody else was faster.
+        Return the new name, or "" if the journal is not the one that was read last, because another
+        process has renamed that one.
         """
         with (
             ignore_absent(),
@@ -112,7 +118,7 @@ class Journals:
         return ""
 
     def ensure_free(self, folder: str) -> None:
-        """Raise Locked when another process has the journal in *folder*; StorageError."""
+        """Raise Locked if another process has the journal in *folder*. Raises StorageError."""
         self._root.ensure_free(folder)
         with (
             ignore_absent(),
@@ -126,15 +132,15 @@ class Journals:
             finally:
                 os.close(file)
 
-    def _last_position(self, folder: str) -> Position:
-        return self._seen.get(folder, Position())
+    def _last_position(self, folder: str) -> FilePosition:
+        return self._positions.get(folder, FilePosition())
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[int]:
-        """The journal in the folder *name*, open and locked, which still has its name.
+        """Open and lock the journal in the folder *name*; yield its descriptor.
 
-        One that has a second name, as in a snapshot by hard links, is replaced by a copy first:
-        what is appended must not go there too.
+        A journal with a second hard link, such as that of a snapshot, is replaced by a copy first,
+        so that the snapshot does not grow.
         """
         with self._root.folder(name, create=True) as folder:
             while True:
@@ -146,18 +152,18 @@ class Journals:
                             yield file
                             return
                         replace_by_copy(folder, JOURNAL, file)
-                        seen = self._last_position(name)
-                        if seen.inode == info.st_ino:
-                            copied = seen._replace(inode=file_info(folder, JOURNAL).st_ino)
-                            remember(self._seen, name, copied)
+                        last = self._last_position(name)
+                        if last.inode == info.st_ino:
+                            copy = last._replace(inode=file_info(folder, JOURNAL).st_ino)
+                            remember(self._positions, name, copy)
                 finally:
                     os.close(file)
 
 
 class SessionLock:
-    """A lock on a session, which ends at the latest with the process that holds it.
+    """Lock on a session, which the operating system releases if the process ends.
 
-    Once it is released it cannot be acquired again, not even by a thread that is still trying.
+    After `release` the object cannot acquire the lock again, also in a thread that still tries to.
     """
 
     NAME = "lease.lock"
@@ -170,9 +176,9 @@ class SessionLock:
         self._guard = threading.Lock()
 
     def acquire(self) -> bool:
-        """Take the lock; False when somebody else has it. Raises StorageError."""
+        """Acquire the lock; return False if another process has it. Raises StorageError."""
         with (
-            suppress(Locked),  # also when the session is being deleted
+            suppress(Locked),  # raised also while the session is being deleted
             translate_errors(f"cannot lock {self._root.path_of(self._folder, self.NAME)}"),
             self._root.folder(self._folder, create=True) as folder,
         ):
@@ -186,7 +192,7 @@ class SessionLock:
         return False
 
     def release(self) -> None:
-        """Release the lock, if it is held."""
+        """Release the lock if it was acquired."""
         with self._guard:
             self._is_released = True
             if self._file is not None:
@@ -195,12 +201,12 @@ class SessionLock:
 
 
 def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) -> int:
-    """The file *name* in an open *folder*, made if there is none, and locked. Raises Locked."""
+    """Open and lock the file *name* in an open *folder*; create it if needed. Raises Locked."""
     if not exists(folder, name):
         root.list_file(folder_name, folder, name)
     file = open_file(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
     try:
-        if os.fstat(file).st_nlink == 1:  # else it may be somebody else's, linked here
+        if os.fstat(file).st_nlink == 1:  # a linked file may belong to another user
             with ignore_unsupported():
                 os.fchmod(file, 0o600)
         if not try_lock(file):
@@ -211,17 +217,17 @@ def _open_locked(root: StorageRoot, folder_name: str, name: str, folder: int) ->
     return file
 
 
-def _write(file: int, size: int, entry: str, *, synced: bool) -> None:
-    """Append *entry* to the journal in *file*, of which the first *size* bytes are whole lines."""
-    os.ftruncate(file, size)  # remove the torn line of a process that was killed
+def _write(file: int, size: int, entry: str, *, fsync: bool) -> None:
+    """Append *entry* to the journal in *file*, whose first *size* bytes are complete lines."""
+    os.ftruncate(file, size)  # remove the incomplete line of a process that was killed
     try:
         last = b""
         for piece in pieces(entry):
             write_all(file, last)
             last = piece.encode()
-        # With the line break in one call: an entry of one piece is there or it is not.
+        # One call writes the last piece and the line break, so a short entry is never incomplete.
         write_all(file, last + b"\n")
-        if synced:
+        if fsync:
             sync(file)
     except BaseException:
         with suppress(OSError):
@@ -229,20 +235,20 @@ def _write(file: int, size: int, entry: str, *, synced: bool) -> None:
         raise
 
 
-def _read(file: int, seen: Position) -> tuple[Position, bytes]:
-    """The position now of the journal in *file*, and the lines after *seen*: all of another file.
+def _read(file: int, last: FilePosition) -> tuple[FilePosition, bytes]:
+    """Return the current end of the journal in *file*, and the complete lines after *last*.
 
-    A torn line does not count.
+    All lines are returned if *last* is a position in another file.
     """
     info = os.fstat(file)
-    if info.st_ino != seen.inode or info.st_size < seen.size:
-        seen = Position(info.st_ino)
-    if info.st_size == seen.size:
-        return seen, b""
-    os.lseek(file, seen.size, os.SEEK_SET)
+    if info.st_ino != last.inode or info.st_size < last.size:
+        last = FilePosition(info.st_ino)
+    if info.st_size == last.size:
+        return last, b""
+    os.lseek(file, last.size, os.SEEK_SET)
     content = bytearray()
     while block := os.read(file, _BLOCK):
         content += block
-    whole = bytes(content[: content.rfind(b"\n") + 1])
-    number = seen.number + whole.count(b"\n")
-    return Position(info.st_ino, seen.size + len(whole), number), whole
+    lines = bytes(content[: content.rfind(b"\n") + 1])
+    number = last.number + lines.count(b"\n")
+    return FilePosition(info.st_ino, last.size + len(lines), number), lines

@@ -33,15 +33,16 @@ from ..settings import (
     FUNCTION,
     NUMBER,
     PATH,
+    POSITIVE,
     SESSION_ID,
     SIZE,
     check_settings,
     one_of,
 )
-from .atomic import STALE_SECONDS, claim, exists, holds, read_bytes, temporary_file
+from .atomic import STALE_SECONDS, claim, exists, has_content, read_bytes, temporary_file
 from .cleanup import (
     Cleaned,
-    Limits,
+    CleanupLimits,
     choose_files,
     delete_files,
     delete_session,
@@ -51,9 +52,9 @@ from .cleanup import (
     find_files,
 )
 from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
-from .generations import TOUCH_SECONDS, ids_below, remember
-from .journals import Journals, SessionLock
-from .notes import LoadedNotes, add_notes, expire_notes, forget_notes, load_notes, owner_of
+from .generations import TOMBSTONE_DAYS, TOUCH_SECONDS, ids_below, remember
+from .journals import JournalFiles, SessionLock
+from .notes import LoadedNotes, add_notes, delete_notes, expire_notes, load_notes, owner_of
 from .ownership import INDEX, StorageRoot
 from .protocol import Page
 from .records import Record, encode_record, encode_text, record_stamp
@@ -65,26 +66,27 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LocalStorage:
-    """Text files below *root*: it writes, reads, keeps records and cleans up.
+    """Texts, records and journals in files below *root*.
 
-    A text is there whole or not at all, with *fsync* also after a power cut. Files are 0600 and
-    folders 0700 whatever the umask, where the file system has modes. No name leads out of the root
-    or through a symbolic link; the root is pinned when it is first used, and refused when another
-    folder is in its place. It may be shared by many sessions and processes. *redact* is applied to
-    every string that goes to disk, before it is encoded; if it raises, the text is not written.
-    Numbers, role, type and ids of a message, and names of files are not redacted.
+    A text is stored completely or not at all, with *fsync* also if the power fails. Files have mode
+    0600 and folders 0700, if the file system has modes. No name leads out of the root or through a
+    symbolic link. The root must stay the same folder after its first use. Several sessions and
+    processes may share it. *redact* is applied to every string before it is encoded and written; if
+    *redact* raises, the text is not written. Numbers, role, type and ids of a message, and names of
+    files are not redacted.
 
-    *on_conflict* says what happens to a text whose key has other bytes already: with "hash" it goes
-    to the key with a hash of its content, with "number" to the key with the next free number, with
-    "overwrite" it replaces them. With "hash" the folders that the storage makes are marked as its
-    own, and only what is in those is ever deleted; the other two leave the folder as the caller
-    gave it. *clock* gives the time of records and clean-ups, in seconds since 1970.
+    *on_conflict* selects what happens if the key of a text has another text already: "hash" adds a
+    hash of the text to the key, "number" the next free number, and "overwrite" replaces the other
+    text. With "hash" the folders that the storage creates are marked, and only files in marked
+    folders are ever deleted. With "number" and "overwrite" no folder is marked. *clock* returns the
+    time for records and clean-ups, in seconds since 1970.
 
-    *reference* is the path that the model sees: "absolute", "relative" (to the current folder),
-    "storage" (to the root), or a template that ends in /{key} or in {path}, from which the file is
-    found again.
+    *reference* selects the path that the model sees: "absolute", "relative" (to the current
+    folder), "storage" (relative to the root), or a template that ends in /{key} or in {path}, from
+    which the file can be found again. A clean-up deletes tombstones of deleted sessions after
+    *tombstone_days*.
 
-    Raises SettingsError for an empty root, another *on_conflict* or *reference*, and on Windows.
+    Raises SettingsError for invalid settings such as an empty root, and on Windows.
     """
 
     root: str | os.PathLike[str]
@@ -93,9 +95,12 @@ class LocalStorage:
     on_conflict: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
+    tombstone_days: float = field(default=TOMBSTONE_DAYS, kw_only=True)
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
-    _journals: Journals = field(init=False, repr=False, compare=False)
-    _touched: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _journals: JournalFiles = field(init=False, repr=False, compare=False)
+    _touch_times: dict[str, float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _locks: dict[str, Availability] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -110,46 +115,47 @@ class LocalStorage:
             redact=FUNCTION.optional,
             on_conflict=one_of("hash", "number", "overwrite"),
             clock=FUNCTION,
+            tombstone_days=POSITIVE,
         )
         check_reference(self.reference)
-        # Absolute from the start: a later chdir must not move the storage.
+        # Absolute, so that a later chdir does not change it.
         path = os.path.abspath(self.root)
-        folders = StorageRoot(path, marked=self.on_conflict == "hash")
+        folders = StorageRoot(path, writes_marks=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
-        object.__setattr__(self, "_journals", Journals(folders))
+        object.__setattr__(self, "_journals", JournalFiles(folders))
 
     # Writing whole texts --------------------------------------------------------------------------
 
     def location(self, key: str, /) -> str:
-        """The absolute path of *key*. Raises StorageError when the key leads out of the root."""
+        """Return the absolute path of *key*. Raises StorageError if it is outside the root."""
         return os.path.join(self.root, *key_parts(key))
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
-        # One thread hop for the whole batch: a hop per file costs more than the file.
+        # One call in a thread for the whole batch: a call for each file costs more than the file.
         folder = key_parts(texts[0][0])[0] if texts else ""
         return await self._folder_lock(folder).call_locked(self.write_blocking, texts)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        """What `write` does, in the calling thread: for a program that has no event loop."""
+        """Do the same as `write` in the calling thread, for a program without an event loop."""
         locations: list[str] = []
-        folders: dict[str, _Folder] = {}  # each folder is opened once per batch
+        folders: dict[str, _OpenFolder] = {}  # each folder is opened once per batch
         with ExitStack() as stack:
             for key, text in texts:
                 *parents, name = key_parts(key)
                 path = "/".join(parents)
                 if path not in folders:
                     folder = self._folders.folder(path, create=True)
-                    folders[path] = _Folder(path, stack.enter_context(folder))
+                    folders[path] = _OpenFolder(path, stack.enter_context(folder))
                 where = os.path.join(self.root, path)
                 with translate_errors(f"cannot write {os.path.join(where, name)}"):
                     name = self._write_one(folders[path], name, text)
                 locations.append(os.path.join(where, name))
         return locations
 
-    def _write_one(self, folder: _Folder, name: str, text: str) -> str:
-        """Write *text* into *folder*; return the name that it got."""
+    def _write_one(self, folder: _OpenFolder, name: str, text: str) -> str:
+        """Write *text* into *folder*; return its name, which may differ from *name*."""
         data = encode_text(text, self.redact)
         if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
@@ -157,29 +163,29 @@ class LocalStorage:
         if self.on_conflict == "number":
             names = chain([name], (with_suffix(name, str(number)) for number in count(1)))
         for candidate in names:
-            if candidate not in folder.reserved and self._place(folder, candidate, data):
+            if candidate not in folder.reserved_names and self._place(folder, candidate, data):
                 break
-        if self.on_conflict == "number":  # a number is one result's own, even for the same bytes
-            folder.reserved.add(candidate)
+        if self.on_conflict == "number":  # two results with the same text get two numbers
+            folder.reserved_names.add(candidate)
         return candidate
 
-    def _place(self, folder: _Folder, name: str, data: Sequence[bytes]) -> bool:
-        """Put *data* under *name*; False when other bytes are there, which must stay."""
+    def _place(self, folder: _OpenFolder, name: str, data: Sequence[bytes]) -> bool:
+        """Write *data* to the file *name*; return False if that has another content."""
         fd = folder.descriptor
-        is_there = holds(fd, name, data)
-        if is_there is not None:
-            return is_there
-        with temporary_file(fd, data, synced=self.fsync) as temporary:
+        is_stored = has_content(fd, name, data)
+        if is_stored is not None:
+            return is_stored
+        with temporary_file(fd, data, fsync=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
-            # Where it cannot be claimed another process was faster.
-            return claim(fd, temporary, name) or bool(holds(fd, name, data))
+            # If the name cannot be claimed, another process was faster.
+            return claim(fd, temporary, name) or bool(has_content(fd, name, data))
 
-    def _overwrite(self, folder: _Folder, name: str, data: Sequence[bytes]) -> str:
+    def _overwrite(self, folder: _OpenFolder, name: str, data: Sequence[bytes]) -> str:
         fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
-            # The disk ignores case: the file is that of another id.
+            # The file system ignores case, and the file is that of another id.
             name = with_suffix(name, content_hash(name))
-        with temporary_file(fd, data, synced=self.fsync) as temporary:
+        with temporary_file(fd, data, fsync=self.fsync) as temporary:
             if not exists(fd, name):
                 self._folders.list_file(folder.name, fd, name)
             os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -188,15 +194,16 @@ class LocalStorage:
     # Reading --------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
+        """Return a page of the text at *location*: *limit* characters from *offset* on.
 
-        The location is a key, or any path that was returned. Raises StorageError when no such text
-        is below the root, SettingsError for a negative number.
+        With *limit* None the page has the rest of the text. The location is a key, or a path that a
+        method of this storage has returned. Raises StorageError if there is no such text below the
+        root, and SettingsError for a negative number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         end = sys.maxsize if limit is None else offset + limit
-        # One hop for the whole file: with a hop for each step it would take five times as long.
+        # One call in a thread for the whole file: a call for each step takes five times as long.
         return await run_in_thread(self._read, location, offset, end)
 
     def _read(self, location: str, offset: int, end: int) -> Page:
@@ -213,10 +220,10 @@ class LocalStorage:
         return Page(text.getvalue(), offset=min(offset, position), total=position)
 
     def key(self, location: str) -> str:
-        """The key that *location* means.
+        """Return the key of the text at *location*.
 
-        It may be a key, an absolute path, or a path relative to the root or the current folder.
-        Raises StorageError when it is outside the root, or nothing is there.
+        The location is a key, an absolute path, or a path relative to the root or the current
+        folder. Raises StorageError if it is outside the root or does not exist.
         """
         first_error: StorageError | None = None
         for key in self._possible_keys(location):
@@ -236,7 +243,7 @@ class LocalStorage:
     def _possible_keys(self, location: str) -> Iterator[str]:
         bases = (self.root, self._folders.real or os.path.realpath(self.root))
         paths = [os.path.relpath(os.path.join(base, location), base) for base in bases]
-        # A path relative to the current folder, or made from a template, ends in the key.
+        # A path relative to the current folder, and a path from a template, end in the key.
         paths.append("/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:]))
         for path in paths:
             with suppress(StorageError):
@@ -265,10 +272,9 @@ class LocalStorage:
             translate_errors(f"cannot save a record below {where}"),
         ):
             names = _record_names(fd, stem, self.clock())
-            chunks = chain.from_iterable(
-                map(encode_text, encode_record(record, self.redact, folder))
-            )
-            with temporary_file(fd, chunks, synced=True) as temporary:
+            texts = encode_record(record, self.redact, folder)
+            chunks = chain.from_iterable(encode_text(text) for text in texts)
+            with temporary_file(fd, chunks, fsync=True) as temporary:
                 for name in names:
                     self._folders.list_file(folder, fd, name)
                     if claim(fd, temporary, name):
@@ -276,7 +282,7 @@ class LocalStorage:
         return os.path.join(where, name)
 
     async def records(self, session_id: str, /) -> list[str]:
-        """The absolute paths of the session's records, oldest first. Raises StorageError."""
+        """Return the absolute paths of the session's records, oldest first. Raises StorageError."""
         return await run_in_thread(self._records, session_folder(session_id))
 
     def _records(self, folder: str) -> list[str]:
@@ -284,7 +290,7 @@ class LocalStorage:
         return [os.path.join(self.root, folder, name) for name in names]
 
     def _names(self, folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
-        """The names of the files that are wanted, oldest first."""
+        """Return the names of the files in *folder* whose names are wanted, oldest first."""
         with ignore_absent(), self._folders.folder(folder) as fd:
             files = regular_files(fd, is_wanted)
             return [name for _, name in sorted((info.st_mtime_ns, name) for name, info in files)]
@@ -293,23 +299,20 @@ class LocalStorage:
     # Search ---------------------------------------------------------------------------------------
 
     async def contents(self, session_id: str, /) -> list[str]:
-        """The names of the session's texts and records. Raises StorageError."""
+        """Return the names of the session's texts and records. Raises StorageError."""
         return await run_in_thread(self._names, session_folder(session_id), _is_content)
 
     async def load_index(self, session_id: str, /) -> bytes:
-        """The index that was saved of the session, b"" where none can be read."""
+        """Return the saved search index of the session, b"" if there is none."""
         return await run_in_thread(self._load_index, session_folder(session_id))
 
     def _load_index(self, folder: str) -> bytes:
         with suppress(OSError), self._folders.folder(folder) as fd:
-            return read_bytes(fd, INDEX, 500_000_000) or b""  # no index is as large
+            return read_bytes(fd, INDEX, 500_000_000) or b""  # bytes; no index is as large
         return b""
 
     async def save_index(self, session_id: str, content: bytes, /) -> None:
-        """Keep the index of the session beside its texts, until they are deleted.
-
-        Raises StorageError.
-        """
+        """Store the search index of the session with its texts. Raises StorageError."""
         folder = session_folder(session_id)
         await self._folder_lock(folder).call_locked(self._save_index, folder, content)
 
@@ -318,12 +321,12 @@ class LocalStorage:
             self._folders.folder(folder, create=True) as fd,
             translate_errors(f"cannot save the index below {os.path.join(self.root, folder)}"),
         ):
-            self._overwrite(_Folder(folder, fd), INDEX, [content])
+            self._overwrite(_OpenFolder(folder, fd), INDEX, [content])
 
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Keep *notes* of the name *session_id*, made by the session *owner_id*.
+        """Store *notes* under the name *session_id*, added by the session *owner_id*.
 
         Raises StorageError.
         """
@@ -332,7 +335,7 @@ class LocalStorage:
         await self._folder_lock(folder).call_locked(add_notes, self._folders, *arguments)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None where *version* is the newest.
+        """Return the notes of the name *session_id*, None if *version* is the newest.
 
         Raises StorageError.
         """
@@ -341,20 +344,20 @@ class LocalStorage:
     # Journals ------------------------------------------------------------------------------------
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number* of the session's journal; False when there is one.
+        """Write *entry* as number *number* of the session's journal.
 
-        Raises StorageError.
+        Return False if there is an entry with that number. Raises StorageError.
         """
         folder = session_folder(session_id)
-        append = partial(self._journals.append, synced=self.fsync)
+        append = partial(self._journals.append, fsync=self.fsync)
         return await self._journal_lock(folder).call_locked(append, folder, number, entry)
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        """The entries of the session's journal from number *start* on. Raises StorageError."""
+        """Return the entries of the session's journal from *start* on. Raises StorageError."""
         return await run_in_thread(self._journals.entries, session_folder(session_id), start)
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Give the session's journal another name, which nothing reads; return that name.
+        """Rename the session's journal, so that it is not read again; return the new name.
 
         Raises StorageError.
         """
@@ -362,7 +365,7 @@ class LocalStorage:
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+        """Lease the session for the block; yield False if it is not free within *seconds*.
 
         Raises StorageError.
         """
@@ -375,23 +378,25 @@ class LocalStorage:
     # Use and clean-up -----------------------------------------------------------------------------
 
     async def touch(self, session_id: str, /) -> None:
-        """Note that the session, which has a journal, is in use; most calls do nothing.
+        """Record that the session, which has a journal, is in use.
+
+        Does nothing if the last record is younger than TOUCH_SECONDS.
 
         Raises StorageError.
         """
         folder = session_folder(session_id)
         now = time.monotonic()
-        if now - self._touched.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
+        if now - self._touch_times.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return
         await run_in_thread(self._folders.touch, folder, session_id)
-        remember(self._touched, folder, now)
+        remember(self._touch_times, folder, now)
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
-        """Raise SessionDeleted when the session that runs here was deleted; or StorageError."""
+        """Raise SessionDeleted if the current session was deleted. Raises StorageError."""
         await run_in_thread(self._folders.check, session_folder(session_id))
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
-        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+        """Return the ids of the stored sessions: with *prefix*, that session and those below it.
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
@@ -407,14 +412,15 @@ class LocalStorage:
     ) -> Cleaned:
         """Delete the oldest texts, until the rest meets the limits.
 
-        Then none is older than *max_age* seconds, and all together have at most *max_bytes*. None
-        switches a limit off. Only files that ctxpipe wrote, in folders with its mark, are deleted.
+        Texts that are older than *max_age* seconds are deleted, and then the oldest ones until all
+        files together have at most *max_bytes*. None disables a limit. Only files that ctxpipe
+        wrote, in folders with its mark, are deleted.
 
-        A session with a journal, wherever that is, stays whole when it was used within *max_age*,
-        or the last hour; without *max_age* every session with a journal does. A file that a
-        placeholder in one of the *live* histories names also stays, but no list of histories
-        protects what only a session remembers: keep a journal. Archives and journals are deleted
-        only with *records*.
+        Not deleted are the files of a session with a journal, in any storage, that was used within
+        *max_age* or within the last hour. Without *max_age* these are all sessions with a journal.
+        Not deleted are also files that a placeholder in one of the *live* histories names. A
+        session may refer to files that no history names: give it a journal to protect these.
+        Archives and journals are deleted only with *records*.
 
         Raises StorageError, and SettingsError for a negative limit.
         """
@@ -422,47 +428,52 @@ class LocalStorage:
         NUMBER.optional.check("max_age", max_age)
         histories = list(live)
         for history in histories:
-            ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        kept = await run_in_thread(files_named_in, chain.from_iterable(histories))
-        limits = Limits(max_bytes, max_age, records, kept)
+            ensure_messages(
+                history, sys.maxsize
+            )  # raises if *live* is one history instead of a list
+        names = await run_in_thread(files_named_in, chain.from_iterable(histories))
+        limits = CleanupLimits(max_bytes, max_age, records, names)
         return await self._folder_lock("").call_locked(self._cleanup, limits)
 
-    def _cleanup(self, limits: Limits) -> Cleaned:
+    def _cleanup(self, limits: CleanupLimits) -> Cleaned:
         now = self.clock()
-        cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
+        files = choose_files(find_files(self._folders), limits, now)
+        result = delete_files(self._folders, files)
         if limits.max_age is not None:
             expire_notes(self._folders, now - limits.max_age)
         drop_empty_folders(self._folders, now - STALE_SECONDS)
-        return cleaned
+        # Last, because remainders of deletions are recognized by their tombstones.
+        self._folders.sweep_tombstones(self.tombstone_days)
+        return result
 
     async def delete(self, session_id: str, /) -> Cleaned:
-        """Delete all that is stored of one session: texts, archives, journal, and its folder.
+        """Delete one session: its texts, archives, journals and folder.
 
-        Whoever still holds it, in any process, drops it. Files in that folder that are not
-        ctxpipe's stay, and are named. Raises StorageError, also for a folder that ctxpipe has not
-        made.
+        Every process that still has the session in memory drops it. Files in the folder that are
+        not ctxpipe's are not deleted; their paths are `Cleaned.left`. Raises StorageError, also for
+        a folder that ctxpipe has not created.
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         lock = self._folder_lock(folder)
-        cleaned = await lock.call_locked(delete_session, self._folders, folder)
+        result = await lock.call_locked(delete_session, self._folders, folder)
         for name in names_of(session_id):
             notes = session_folder(name)
             lock = self._folder_lock(notes)
-            await lock.call_locked(self._forget_notes, notes, owner_of(session_id))
-        return cleaned
+            await lock.call_locked(self._delete_notes, notes, owner_of(session_id))
+        return result
 
-    def _forget_notes(self, folder: str, owner: str) -> None:
-        forget_notes(self._folders, folder, lambda note: note.owner == owner)
+    def _delete_notes(self, folder: str, owner: str) -> None:
+        delete_notes(self._folders, folder, lambda note: note.owner == owner)
 
     # Locks ----------------------------------------------------------------------------------------
 
     def _folder_lock(self, folder: str) -> Availability:
-        """Whether the *folder* of a session is free: a deletion has it for itself."""
+        """Return the lock on the *folder* of a session, which a deletion holds exclusively."""
         return self._lock(f"the folder {folder}", partial(self._folders.ensure_free, folder))
 
     def _journal_lock(self, folder: str) -> Availability:
-        """Whether the journal in *folder* is free: another process may be writing to it."""
+        """Return the lock on the journal in *folder*, which another process may hold."""
         return self._lock(f"the journal in {folder}", partial(self._journals.ensure_free, folder))
 
     def _lock(self, name: str, ensure_free: Callable[[], None]) -> Availability:
@@ -474,27 +485,30 @@ class LocalStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
-    """An open folder below the root; *reserved* are names that this batch must not use again."""
+class _OpenFolder:
+    """Open folder below the root, with the names that the batch must not use again."""
 
     name: str
     descriptor: int
-    reserved: set[str] = field(default_factory=set)
+    reserved_names: set[str] = field(default_factory=set)
 
 
 def _is_record(name: str) -> bool:
-    """Whether a file of this *name* is a record: a long session has thousands that are not."""
+    """Return True if *name* is the name of a record."""
     return not name.startswith(".") and file_kind(name) == "record"
 
 
 def _is_content(name: str) -> bool:
-    """Whether a file of this *name* is a text or a record."""
+    """Return True if *name* is the name of a text or a record."""
     return not name.startswith(".") and name.endswith((".md", ".json"))
 
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
-    """The names that the next record may have, after the highest number in *folder*."""
+    """Yield the names for the next record, with numbers above the highest one in *folder*."""
     pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
-    matches = map(pattern.fullmatch, os.listdir(folder))
-    last = max([int(match[1]) for match in matches if match], default=0)
+    last = 0
+    for name in os.listdir(folder):
+        match = pattern.fullmatch(name)
+        if match:
+            last = max(last, int(match[1]))
     return (f"{stem}-{record_stamp(seconds)}-{number}.json" for number in count(last + 1))

@@ -1,4 +1,4 @@
-"""Texts, records and journals in this process's memory: for tests, and where nothing is kept."""
+"""Texts, records and journals in the memory of this process, for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .generations import (
     running_generation,
     tombstone_name,
 )
-from .notes import LoadedNotes, Note, newest_notes, owner_of
+from .notes import LoadedNotes, StoredNote, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, storable
 from .waiting import acquire_within
@@ -30,11 +30,11 @@ from .waiting import acquire_within
 
 @dataclass(eq=False, repr=False)
 class MemoryStorage:
-    """Texts, records and journals, which end with the process.
+    """Texts, records and journals in memory, which are lost when the process ends.
 
-    It keeps the contract of `LocalStorage`, and its texts have URLs: the model needs
-    `offload_tools` to read them. *redact*, *clock* and *reference* are those of `LocalStorage`,
-    *stored* is what is kept, by key. Not for use by several threads.
+    The methods behave like those of `LocalStorage`. Texts have URLs, so the model needs
+    `offload_tools` to read them. *redact*, *clock* and *reference* are those of `LocalStorage`.
+    *stored* has the texts and records by key. Only one thread may use the object.
 
     Raises SettingsError for invalid settings.
     """
@@ -49,26 +49,26 @@ class MemoryStorage:
     def __post_init__(self) -> None:
         check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)
         self._journals: dict[str, list[str]] = {}
-        self._leased: set[str] = set()
+        self._leases: set[str] = set()
         self._ids: dict[str, str] = {}
         self._tombstones: dict[str, str] = {}
-        self._notes: dict[str, list[Note]] = {}
+        self._notes: dict[str, list[StoredNote]] = {}
 
     # Texts ----------------------------------------------------------------------------------------
 
     def location(self, key: str, /) -> str:
-        """The URL of *key*. Raises StorageError when the key leads out."""
+        """Return the URL of *key*. Raises StorageError if the key leads out of the session."""
         return url_of(key)
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        """Keep each (key, text) and return the URLs, in order. Raises StorageError."""
-        prepared: list[tuple[str, str]] = []
+        """Store each (key, text) and return the URLs, in order. Raises StorageError."""
+        redacted_texts: list[tuple[str, str]] = []
         for key, text in texts:
             parts = key_parts(key)
             self._check(parts[0])
-            prepared.append(("/".join(parts), storable(text, self.redact)))
+            redacted_texts.append(("/".join(parts), storable(text, self.redact)))
         locations: list[str] = []
-        for key, text in prepared:
+        for key, text in redacted_texts:
             for name in candidate_keys(key, text):
                 if self.stored.setdefault(name, text) == text:
                     break
@@ -82,9 +82,9 @@ class MemoryStorage:
         return locations
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """A page of the text at *location*, as `TextReader.read` describes it.
+        """Return a page of the text at *location*, as `TextReader.read` describes it.
 
-        Raises StorageError when there is no such text, SettingsError for a negative number.
+        Raises StorageError if there is no such text, and SettingsError for a negative number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
@@ -96,7 +96,7 @@ class MemoryStorage:
     # Records --------------------------------------------------------------------------------------
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Keep the session's next numbered record; return its URL. Raises StorageError."""
+        """Store the session's next numbered record; return its URL. Raises StorageError."""
         folder = self._enter(session_id)
         text = storable("".join(encode_record(record, self.redact, folder)))
         number = len(self._record_keys(folder)) + 1
@@ -105,24 +105,24 @@ class MemoryStorage:
         return url_of(key)
 
     async def records(self, session_id: str, /) -> list[str]:
-        """The URLs of the session's records, oldest first."""
-        return list(map(url_of, self._record_keys(session_folder(session_id))))
+        """Return the URLs of the session's records, oldest first."""
+        return [url_of(key) for key in self._record_keys(session_folder(session_id))]
 
     def _record_keys(self, folder: str) -> list[str]:
         keys = [key for key in self.stored if key.endswith(".json")]
         return [key for key in keys if key.startswith(f"{folder}/")]
 
     async def contents(self, session_id: str, /) -> list[str]:
-        """The names of the session's texts and records."""
+        """Return the names of the session's texts and records."""
         prefix = f"{session_folder(session_id)}/"
         return [key.removeprefix(prefix) for key in self.stored if key.startswith(prefix)]
 
     # Journals -------------------------------------------------------------------------------------
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number* of the journal; False when there is one, or a gap.
+        """Write *entry* as number *number* of the session's journal.
 
-        Raises StorageError for an entry of several lines.
+        Return False if that is not the next number. Raises StorageError for several lines.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
@@ -133,13 +133,13 @@ class MemoryStorage:
         return True
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        """The entries from number *start* on."""
+        """Return the entries of the session's journal from *start* on."""
         folder = session_folder(session_id)
         self._check(folder)
         return self._journals.get(folder, [])[start:]
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Rename the session's journal, and return the new name; "" where there is none."""
+        """Rename the session's journal; return the new name, "" without a journal."""
         folder = session_folder(session_id)
         if not self._journals.get(folder):
             return ""
@@ -150,12 +150,12 @@ class MemoryStorage:
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*."""
+        """Lease the session for the block; yield False if it is not free within *seconds*."""
         folder = session_folder(session_id)
 
         async def acquire() -> bool:
-            is_free = folder not in self._leased
-            self._leased.add(folder)
+            is_free = folder not in self._leases
+            self._leases.add(folder)
             return is_free
 
         is_acquired = await acquire_within(seconds, acquire)
@@ -163,19 +163,19 @@ class MemoryStorage:
             yield is_acquired
         finally:
             if is_acquired:
-                self._leased.remove(folder)
+                self._leases.remove(folder)
 
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Keep *notes* of the name *session_id*, made by the session *owner_id*."""
+        """Store *notes* under the name *session_id*, added by the session *owner_id*."""
         folder = self._enter(session_id)
         seconds = int(self.clock())
-        new = [Note(note, owner_of(owner_id), seconds) for note in notes]
+        new = [StoredNote(note, owner_of(owner_id), seconds) for note in notes]
         self._notes[folder] = newest_notes([*self._notes.get(folder, ()), *new])
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None where *version* is the newest."""
+        """Return the notes of the name *session_id*, None if *version* is the newest."""
         folder = session_folder(session_id)
         self._check(folder)
         notes = self._notes.get(folder, [])
@@ -185,18 +185,18 @@ class MemoryStorage:
     # Deleting -------------------------------------------------------------------------------------
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
-        """Raise SessionDeleted when the session that runs here was deleted."""
+        """Raise SessionDeleted if the current session was deleted."""
         self._check(session_folder(session_id))
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
-        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+        """Return the ids of the stored sessions: with *prefix*, that session and those below it.
 
         Raises SettingsError for an empty prefix.
         """
         return ids_below(prefix, self._ids.values())
 
     def _enter(self, session_id: str) -> str:
-        """The folder of the session, which is written to. Raises SessionDeleted."""
+        """Record the session's id and return its folder, for a write. Raises SessionDeleted."""
         folder = session_folder(session_id)
         self._check(folder)
         self._ids[folder] = session_id
@@ -208,17 +208,20 @@ class MemoryStorage:
             generation.check(self, self._tombstones.get(tombstone_name(folder), ""))
 
     async def delete(self, session_id: str, /) -> None:
-        """Delete all that is kept of one session: texts, records and journal.
+        """Delete one session: its texts, records, journals and notes.
 
-        Whoever still holds it drops it.
+        Sessions in memory are dropped at their next turn.
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         remember(self._tombstones, tombstone_name(folder), new_tombstone())
-        for name in map(session_folder, names_of(session_id)):
-            notes = self._notes.get(name, [])
-            self._notes[name] = [note for note in notes if note.owner != owner_of(session_id)]
-        kept: dict[str, Any]
-        for kept in (self.stored, self._journals, self._ids, self._notes):
-            for key in [key for key in kept if key.split("/")[0] == folder]:
-                del kept[key]
+        for name in names_of(session_id):
+            notes_folder = session_folder(name)
+            notes = self._notes.get(notes_folder, [])
+            other_notes = [note for note in notes if note.owner != owner_of(session_id)]
+            self._notes[notes_folder] = other_notes
+        values: dict[str, Any]
+        for values in (self.stored, self._journals, self._ids, self._notes):
+            for key in list(values):
+                if key.split("/")[0] == folder:
+                    del values[key]

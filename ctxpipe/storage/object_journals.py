@@ -40,7 +40,7 @@ from ..errors import StorageError
 from ..placeholders.names import content_hash
 from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, check_extra, check_settings
 from .buckets import STORE, Bucket, at_once
-from .generations import TOUCH_SECONDS, remember, tombstone_name, tombstone_seconds
+from .generations import DAY_SECONDS, TOUCH_SECONDS, remember, tombstone_name
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class ObjectJournal(SharedJournal):
                 continue
             if not last.next_number:
                 deleted += await self._end_journal(folder, numbers[-1])
-            elif written <= now - tombstone_seconds():
+            elif written <= now - self.tombstone_days * DAY_SECONDS:
                 await self._bucket.delete([_path(folder, number) for number in numbers])
         return deleted
 

@@ -1,11 +1,11 @@
-"""Texts and records in an object store: S3, GCS, Azure, a folder, or memory, over obstore.
+"""Texts and records in an object store: S3, GCS, Azure, a folder, or memory, with obstore.
 
 ```text
-<session>/texts/<key>            a text, after a line with its SHA-256
-<session>/records/<name>.json    an archive
-<session>/notes/<owner>.<note>    a note of that name, which is all that it says
-<session>/used                   when the session was used last, and what it is called
-=deleted/<digest>                that a session was deleted
+<session>/texts/<key>            text, after a line with its SHA-256
+<session>/records/<name>.json    archive
+<session>/notes/<owner>.<note>   empty object whose name is a note
+<session>/used                   id of the session; written when the session is used
+=deleted/<digest>                tombstone of a deleted session
 ```
 """
 
@@ -15,13 +15,9 @@ import errno
 import hashlib
 import re
 import time
-from collections.abc import (
-    Callable,
-    Iterable,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
@@ -49,15 +45,16 @@ from ..settings import (
 from .buckets import STORE, Bucket, at_once
 from .cleanup import LIVE_SECONDS, Cleaned
 from .generations import (
+    DAY_SECONDS,
+    TOMBSTONE_DAYS,
     TOUCH_SECONDS,
     ids_below,
     new_tombstone,
     remember,
     running_generation,
     tombstone_name,
-    tombstone_seconds,
 )
-from .notes import LoadedNotes, Note, newest_notes, owner_of
+from .notes import LoadedNotes, StoredNote, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
@@ -66,7 +63,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LONG = 100_000  # characters that are encoded in a worker thread
-_PARTS = ("texts", "records", "notes", "used")
+_PARTS = ("texts", "records", "notes")
 _USED = "used"
 _TOMBSTONES = "=deleted"
 
@@ -79,14 +76,14 @@ _RECORD = re.compile(r".*-(\d+)\.json")
 class ObjectStorage:
     """Texts and archives in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
 
-    A text is there whole or not at all, and who was first is decided by conditional creation, which
-    the store must have. A page is cut out of the whole text. Texts have URLs: the model needs
-    `offload_tools` to read them.
+    A text is stored completely or not at all. The store must support conditional creation, so that
+    only one of two writers of a key succeeds. To read a page, the whole text is requested. Texts
+    have URLs, so the model needs `offload_tools` to read them.
 
-    *redact*, *clock* and *reference* are those of `LocalStorage`. At most *connections* requests
-    are made at the same time in an event loop. *timeout* is how many seconds a turn waits for this
-    store, what it tries again itself included, by default STORE_SECONDS. Give the same object to
-    the stages, to a journal as ``texts=``, and to `offload_tools`.
+    *redact*, *clock*, *reference* and *tombstone_days* are those of `LocalStorage`. At most
+    *connections* requests run at the same time in an event loop. *timeout* is the number of seconds
+    that a turn waits for this store, including the store's own retries, by default STORE_SECONDS.
+    Give the same object to the stages, to a journal as ``texts=``, and to `offload_tools`.
 
     Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
     """
@@ -97,6 +94,7 @@ class ObjectStorage:
     connections: int = 16
     timeout: float | None = None
     reference: str = "absolute"
+    tombstone_days: float = field(default=TOMBSTONE_DAYS, kw_only=True)
 
     __repr__ = short_repr
 
@@ -109,6 +107,7 @@ class ObjectStorage:
             clock=FUNCTION,
             connections=COUNT,
             timeout=POSITIVE.optional,
+            tombstone_days=POSITIVE,
         )
         check_reference(self.reference)
         self._bucket = Bucket(
@@ -118,12 +117,12 @@ class ObjectStorage:
             connections=self.connections,
             timeout=self.timeout,
         )
-        self._touched: dict[str, float] = {}
+        self._touch_times: dict[str, float] = {}
 
     # Writing whole texts --------------------------------------------------------------------------
 
     def location(self, key: str, /) -> str:
-        """The URL of *key*. Raises StorageError when the key leads out."""
+        """Return the URL of *key*. Raises StorageError if the key leads out of the session."""
         return url_of(key)
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
@@ -132,31 +131,31 @@ class ObjectStorage:
         for index, (key, _) in enumerate(texts):
             by_key.setdefault("/".join(key_parts(key)), []).append(index)
         locations = [""] * len(texts)
-        made: list[str] = []
+        created_paths: list[str] = []
 
         async def write(key: str) -> None:
-            for index in by_key[key]:  # in order: the first of a batch gets the key
+            for index in by_key[key]:  # in order, so that the first text of a batch gets the key
                 _, text = texts[index]
-                locations[index] = url_of(await self._write(key, text, made))
+                locations[index] = url_of(await self._write(key, text, created_paths))
 
         names = {_split(key)[0] for key in by_key}
         for name in names:
-            with suppress(StorageError):  # the new objects show that the session is in use
+            with suppress(StorageError):  # the new objects are a record of the use too
                 await self._touch(name)
         await at_once(write, by_key)
-        await self._undo_if_deleted(names, made)
+        await self._undo_if_deleted(names, created_paths)
         return locations
 
-    async def _write(self, key: str, text: str, made: list[str]) -> str:
-        """Store *text* under *key* or the next free one; return that.
+    async def _write(self, key: str, text: str, created_paths: list[str]) -> str:
+        """Store *text* under *key* or the next free key; return the key that was used.
 
-        The object is added to those *made*.
+        The path of a new object is added to *created_paths*.
         """
         content = await in_thread_if(len(text) > _LONG, self._encode, text)
         for name in candidate_keys(key, text):
             path = _text_path(name)
             if await self._bucket.create(path, content):
-                made.append(path)
+                created_paths.append(path)
                 break
             if await self._bucket.get(path) == content:
                 break
@@ -169,9 +168,9 @@ class ObjectStorage:
     # Reading --------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """A page of the text at *location*, as `TextReader.read` describes it.
+        """Return a page of the text at *location*, as `TextReader.read` describes it.
 
-        Raises StorageError when there is no such text, and when it was changed; SettingsError for a
+        Raises StorageError if there is no such text or if it was changed, and SettingsError for a
         negative number.
         """
         SIZE.check("offset", offset)
@@ -187,17 +186,17 @@ class ObjectStorage:
         raise StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
-        """Those of *locations* at which there is no text. Raises StorageError."""
-        gone: list[str] = []
+        """Return those of *locations* that have no text. Raises StorageError."""
+        missing_locations: list[str] = []
 
-        async def ask(location: str) -> None:
+        async def check(location: str) -> None:
             for key in possible_keys(location):
                 if await self._bucket.head(_text_path(key)):
                     return
-            gone.append(location)
+            missing_locations.append(location)
 
-        await at_once(ask, locations)
-        return gone
+        await at_once(check, locations)
+        return missing_locations
 
     # Records --------------------------------------------------------------------------------------
 
@@ -205,9 +204,11 @@ class ObjectStorage:
         """Write the session's next numbered record; return its URL. Raises StorageError."""
         folder = session_folder(session_id)
         texts = encode_record(record, self.redact, folder)
-        content = await in_thread(b"".join, chain.from_iterable(map(encode_text, texts)))
+        chunks = chain.from_iterable(encode_text(text) for text in texts)
+        content = await in_thread(b"".join, chunks)
         prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
-        last = max(map(_record_number, await self._record_keys(folder)), default=0)
+        numbers = [_record_number(key) for key in await self._record_keys(folder)]
+        last = max(numbers, default=0)
         for number in count(last + 1):
             key = f"{prefix}-{number}.json"
             path = _record_path(key)
@@ -217,25 +218,25 @@ class ObjectStorage:
         return url_of(key)
 
     async def records(self, session_id: str, /) -> list[str]:
-        """The URLs of the session's records, oldest first. Raises StorageError."""
-        return list(map(url_of, await self._record_keys(session_folder(session_id))))
+        """Return the URLs of the session's records, oldest first. Raises StorageError."""
+        return [url_of(key) for key in await self._record_keys(session_folder(session_id))]
 
     async def _record_keys(self, folder: str) -> list[str]:
-        listed = self._bucket.list(f"{_object_folder(folder)}/records/")
-        keys = [f"{folder}/{item['path'].rpartition('/')[2]}" async for item in listed]
+        objects = self._bucket.list(f"{_object_folder(folder)}/records/")
+        keys = [f"{folder}/{item['path'].rpartition('/')[2]}" async for item in objects]
         return sorted(keys, key=lambda key: (_record_number(key), key))
 
     async def contents(self, session_id: str, /) -> list[str]:
-        """The names of the session's texts and records. Raises StorageError."""
-        listed = self._bucket.list(f"{_object_folder(session_folder(session_id))}/")
-        paths = [item["path"].split("/") async for item in listed]
+        """Return the names of the session's texts and records. Raises StorageError."""
+        objects = self._bucket.list(f"{_object_folder(session_folder(session_id))}/")
+        paths = [item["path"].split("/") async for item in objects]
         names = [parts[-1] for parts in paths if parts[-2] != "notes"]
         return [name for name in names if _NAME.fullmatch(name) and name != _USED]
 
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Keep *notes* of the name *session_id*, made by the session *owner_id*.
+        """Store *notes* under the name *session_id*, added by the session *owner_id*.
 
         Each is an empty object, whose name is the note. Raises StorageError.
         """
@@ -252,42 +253,41 @@ class ObjectStorage:
         await self._undo_if_deleted([folder], paths)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None where *version* is the newest.
+        """Return the notes of the name *session_id*, None if *version* is the newest.
 
-        Those that are too many are deleted. Raises StorageError.
+        Notes above the limit of `MAX_NOTES` are deleted. Raises StorageError.
         """
         folder = session_folder(session_id)
         await self._check(folder)
         notes = await self._list_notes(folder)
-        retained = newest_notes(notes)
-        lines = [note.text for note in retained]
+        lines = [note.text for note in newest_notes(notes)]
         texts = set(lines)
         surplus = [note for note in notes if note.text not in texts]
         await self._bucket.delete([_note_path(folder, each.owner, each.text) for each in surplus])
         newest = content_hash("\n".join(lines), 32) if lines else ""
         return None if newest == version else (newest, lines)
 
-    async def _list_notes(self, folder: str, owner: str = "") -> list[Note]:
-        """Return the notes in *folder*, those of *owner* only if it is given, oldest first."""
+    async def _list_notes(self, folder: str, owner: str = "") -> list[StoredNote]:
+        """Return the notes in *folder*, oldest first; with *owner* only the notes of that one."""
         prefix = f"{_object_folder(folder)}/notes/"
-        listed: list[tuple[float, Note]] = []
+        dated_notes: list[tuple[float, StoredNote]] = []
         async for item in self._bucket.list(prefix):
             note_owner, _, text = item["path"].removeprefix(prefix).partition(".")
             seconds = item["last_modified"].timestamp()
             if owner in ("", note_owner):
-                listed.append((seconds, Note(text, note_owner, int(seconds))))
-        return [note for _, note in sorted(listed)]
+                dated_notes.append((seconds, StoredNote(text, note_owner, int(seconds))))
+        return [note for _, note in sorted(dated_notes)]
 
     # Retention ------------------------------------------------------------------------------------
 
     async def touch(self, session_id: str, /) -> None:
-        """Note that the session is in use; most calls do nothing. Raises StorageError."""
+        """Record that the session is in use, at most once in TOUCH_SECONDS. Raises StorageError."""
         await self._touch(session_folder(session_id), session_id)
 
     async def _touch(self, name: str, session_id: str = "") -> None:
         folder = _object_folder(name)
         now = time.monotonic()
-        if now - self._touched.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
+        if now - self._touch_times.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
             return
         await self._check(name)
         generation = running_generation(name)
@@ -296,24 +296,26 @@ class ObjectStorage:
         path = f"{folder}/{_USED}"
         content = session_id.encode("utf-8", "surrogatepass") or await self._bucket.get(path) or b""
         await self._bucket.put(path, content)
-        remember(self._touched, folder, now)
+        remember(self._touch_times, folder, now)
 
     async def delete(self, session_id: str, /) -> Cleaned:
-        """Delete all that is stored of one session: texts and archives.
+        """Delete one session: its texts, archives and notes.
 
-        Whoever still holds it, in any process, drops it. Raises StorageError.
+        Every process that still has the session in memory drops it. Raises StorageError.
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
         await self._bucket.put(_tombstone_path(folder), new_tombstone().encode())
         owner = owner_of(session_id)
-        for name in map(session_folder, names_of(session_id)):
-            notes = await self._list_notes(name, owner)
-            await self._bucket.delete([_note_path(name, owner, note.text) for note in notes])
+        for name in names_of(session_id):
+            notes_folder = session_folder(name)
+            notes = await self._list_notes(notes_folder, owner)
+            paths = [_note_path(notes_folder, owner, note.text) for note in notes]
+            await self._bucket.delete(paths)
         return await self._delete(_object_folder(folder))
 
     async def ensure_not_deleted(self, session_id: str, /) -> None:
-        """Raise SessionDeleted when the session that runs here was deleted; or StorageError."""
+        """Raise SessionDeleted if the current session was deleted. Raises StorageError."""
         await self._check(session_folder(session_id))
 
     async def _check(self, name: str) -> None:
@@ -323,10 +325,10 @@ class ObjectStorage:
             generation.check(self, content.decode())
 
     async def _undo_if_deleted(self, names: Iterable[str], paths: Sequence[str]) -> None:
-        """If the session was deleted meanwhile, delete the objects at *paths*, which were made.
+        """Delete the new objects at *paths* if the session was deleted meanwhile.
 
-        There is no lock: a deletion that has not seen them has left its tombstone before. Raises
-        SessionDeleted then.
+        There is no lock. A deletion that did not find these objects has written its tombstone
+        before they were created, so this method finds the tombstone. Raises SessionDeleted then.
         """
         try:
             for name in names:
@@ -336,80 +338,89 @@ class ObjectStorage:
             raise
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
-        """The ids of the sessions that something is kept of: with *prefix*, it and those below it.
+        """Return the ids of the stored sessions: with *prefix*, that session and those below it.
 
         All objects are listed. Raises StorageError, and SettingsError for an empty prefix.
         """
-        found = ids_below(prefix, ())
-        folders = {_owner(item["path"]) async for item in self._bucket.list(None)}
+        session_ids = ids_below(prefix, ())  # raises for an invalid prefix
+        folders: set[str] = set()
+        async for item in self._bucket.list(None):
+            folder = _session_prefix(item["path"])
+            if folder is not None:
+                folders.add(folder)
 
         async def read(folder: str) -> None:
             content = await self._bucket.get(f"{folder}/{_USED}")
             if content:
-                found.append(content.decode("utf-8", "surrogatepass"))
+                session_ids.append(content.decode("utf-8", "surrogatepass"))
             elif session_folder(folder) == folder:  # a plain name is its own folder
-                found.append(folder)
+                session_ids.append(folder)
 
-        await at_once(read, filter(None, folders))
-        return ids_below(prefix, found)
+        await at_once(read, folders)
+        return ids_below(prefix, session_ids)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:
-        """Delete the sessions that nobody has used for *max_age* seconds, and at least an hour.
+        """Delete the sessions that were not used for *max_age* seconds, at least for an hour.
 
-        A session is used when it runs with a journal that names this storage as ``texts=``, and
-        when something of it is written. All sessions are listed. Raises StorageError, and
-        SettingsError for a negative age.
+        A session is used by a turn with a journal that names this storage as ``texts=``, and by a
+        write. All objects are listed. Raises StorageError, and SettingsError for a negative age.
         """
         NUMBER.check("max_age", max_age)
         before = self.clock() - max(max_age, LIVE_SECONDS)
-        used: dict[str, float] = {}
+        last_uses: dict[str, float] = {}
+        tombstones_before = self.clock() - self.tombstone_days * DAY_SECONDS
         old_tombstones: list[str] = []
         old_notes: list[str] = []
         async for item in self._bucket.list(None):
-            folder = _owner(item["path"])
-            modified = item["last_modified"].timestamp()
+            folder = _session_prefix(item["path"])
+            written_at = item["last_modified"].timestamp()
             is_tombstone = item["path"].startswith(f"{_TOMBSTONES}/")
-            if is_tombstone and modified < self.clock() - tombstone_seconds():
+            if is_tombstone and written_at < tombstones_before:
                 old_tombstones.append(item["path"])
-            if folder is not None and "/notes/" in item["path"] and modified < before:
+            if folder is None:
+                continue
+            if "/notes/" in item["path"] and written_at < before:
                 old_notes.append(item["path"])
-            if folder is not None:
-                used[folder] = max(modified, used.get(folder, 0.0))
+            last_uses[folder] = max(written_at, last_uses.get(folder, 0.0))
         await self._bucket.delete([*old_tombstones, *old_notes])
         paths: list[str] = []
         size = 0
-        for folder, last in used.items():
-            if last >= before:
+        for folder, last_use in last_uses.items():
+            if last_use >= before:
                 continue
-            # Asked once more: it may have been used since it was listed.
+            # Checked again, because the session may have been used since it was listed.
             head = await self._bucket.head(f"{folder}/{_USED}")
             if head and head["last_modified"].timestamp() >= before:
                 continue
-            cleaned = await self._delete(folder)
-            paths += cleaned.files
-            size += cleaned.bytes
+            result = await self._delete(folder)
+            paths += result.files
+            size += result.bytes
         return Cleaned(tuple(paths), size)
 
     async def _delete(self, folder: str) -> Cleaned:
-        listed = self._bucket.list(f"{folder}/")
-        own = [item async for item in listed if _owner(item["path"]) == folder]
-        paths = [item["path"] for item in own]
+        """Delete the objects of ctxpipe below *folder*."""
+        paths: list[str] = []
+        size = 0
+        async for item in self._bucket.list(f"{folder}/"):
+            if _session_prefix(item["path"]) == folder:
+                paths.append(item["path"])
+                size += item["size"]
         await self._bucket.delete(paths)
-        self._touched.pop(folder, None)
-        return Cleaned(tuple(paths), sum(item["size"] for item in own))
+        self._touch_times.pop(folder, None)
+        return Cleaned(tuple(paths), size)
 
 
 # Names of objects ---------------------------------------------------------------------------------
 
 
 def _split(key: str) -> tuple[str, str]:
-    """The folder of the session that *key* belongs to, "" for none, and its name in there."""
+    """Split *key* into the folder of its session, "" for none, and its name in the folder."""
     folder, *names = key_parts(key)
     return (folder, "/".join(names)) if names else ("", folder)
 
 
 def _object_folder(folder: str) -> str:
-    """The prefix of the session with that *folder*; no two of them share one."""
+    """Return the prefix of the objects of the session in *folder*; it is unique."""
     if _FOLDER.fullmatch(folder):
         return folder
     return f"={content_hash(folder, 32)}"
@@ -436,19 +447,21 @@ def _tombstone_path(folder: str) -> str:
 
 
 def _record_number(key: str) -> int:
-    found = _RECORD.fullmatch(key)
-    return int(found[1]) if found else 0
+    match = _RECORD.fullmatch(key)
+    return int(match[1]) if match else 0
 
 
-def _owner(path: str) -> str | None:
-    """The session's prefix of an object that we wrote; None for any other."""
+def _session_prefix(path: str) -> str | None:
+    """Return the prefix of the session of an object; None if ctxpipe has not written it."""
     folder, _, rest = path.partition("/")
     part, _, name = rest.partition("/")
-    return folder if part in _PARTS and (name != "") == (part != _USED) else None
+    if part == _USED:
+        return folder if name == "" else None
+    return folder if part in _PARTS and name != "" else None
 
 
 def _decode(location: str, content: bytes) -> str:
-    """The text in *content*. Raises StorageError unless it is what was written."""
+    """Return the text in *content*. Raises StorageError if it was changed after it was written."""
     digest, _, text = content.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         raise StorageError(errno.EILSEQ, f"{location} was changed")

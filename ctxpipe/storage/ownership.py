@@ -1,8 +1,11 @@
-"""Marks, which show what folders and files are ctxpipe's: without one nothing is deleted.
+"""Marks in folders that ctxpipe has created, and deletions of sessions.
 
-A mark also says whose session the folder is, and a tombstone outside of the folder that the session
-was deleted. A writer shares a lock on the folder from the look at the tombstone to the end of what
-it writes, and a deletion holds it alone: so nothing is written after one.
+A mark is a file with the session's id and the names of the files that ctxpipe wrote into the
+folder. Files outside a marked folder, or without their name in the mark, are never deleted.
+
+A deleted session leaves a tombstone outside its folder. A writer holds a shared lock on the folder
+while it checks the tombstone and writes; a deletion holds the lock exclusively. Therefore no writer
+that has passed the check can write after a deletion.
 """
 
 from __future__ import annotations
@@ -33,16 +36,22 @@ from .folders import (
     PinnedFolder,
     RootError,
     check_platform,
-    enter_folder,
     has_name,
     ignore_absent,
     ignore_unsupported,
     open_file,
+    open_folder,
     regular_files,
     translate_errors,
     try_lock,
 )
-from .generations import new_tombstone, running_generation, tombstone_name, tombstone_seconds
+from .generations import (
+    DAY_SECONDS,
+    TOMBSTONE_DAYS,
+    new_tombstone,
+    running_generation,
+    tombstone_name,
+)
 from .waiting import Locked
 
 ROOT_MARK = ".ctxpipe-root"
@@ -58,10 +67,11 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What shows that a folder is ctxpipe's, and which *files* in it ctxpipe has written.
+    """Mark of a folder that ctxpipe has created, with the names of its *files*.
 
-    *session_id* is whose folder it is, where that is known. With *has_journal* the session keeps a
-    journal, wherever it is, and the time of the mark is when the session was used last.
+    *session_id* is the session of the folder, None if it is unknown. With *has_journal* the session
+    has a journal, in this or another storage, and the modification time of the mark is the time of
+    the session's last use.
     """
 
     files: frozenset[str] = frozenset()
@@ -70,7 +80,7 @@ class Mark:
 
 
 def _parse_mark(lines: Iterable[bytes]) -> Mark:
-    """The mark with these *lines* after the first, of which a crash may have torn some."""
+    """Parse the *lines* of a mark after the first one; skip lines that a crash has cut off."""
     files: set[str] = set()
     session_id = None
     has_journal = False
@@ -89,59 +99,60 @@ def _parse_mark(lines: Iterable[bytes]) -> Mark:
 
 
 def write_mark(folder: int, name: str, mark: Mark) -> None:
-    """Write *mark* into an open *folder*; one that is there stays."""
-    from .. import __version__  # here: the package itself is imported last
+    """Write *mark* into an open *folder*; do not change an existing mark."""
+    from .. import __version__  # not at the top: the package is still being imported then
 
     lines: list[object] = [{"form": FORM, "version": __version__}, *sorted(mark.files)]
     if mark.session_id is not None:
-        lines.append(_user(mark.session_id, has_journal=mark.has_journal))
-    _create_file(folder, name, "\n".join(map(json.dumps, lines)))
+        lines.append(_session_line(mark.session_id, has_journal=mark.has_journal))
+    _create_file(folder, name, "\n".join(json.dumps(line) for line in lines))
 
 
-def _user(session_id: str, *, has_journal: bool) -> dict[str, object]:
+def _session_line(session_id: str, *, has_journal: bool) -> dict[str, object]:
     return {"session": session_id, "journal": has_journal}
 
 
 def _create_file(folder: int, name: str, text: str) -> None:
-    """Write a small file into an open *folder*, whole, unless something has its name."""
-    with temporary_file(folder, [text.encode()], synced=False) as temporary:
+    """Create a small file in an open *folder*, unless the name is in use."""
+    with temporary_file(folder, [text.encode()], fsync=False) as temporary:
         claim(folder, temporary, name)
 
 
 class StorageRoot:
-    """The root of a storage: it opens folders without following links, and marks new ones.
+    """Root folder of a storage: opens folders without following links, and marks new ones.
 
-    A root that is new or empty is marked itself, and kept out of git. With *marked* False no mark
-    is written. Raises SettingsError on Windows.
+    A root that is new or empty is marked too, and gets a ``.gitignore``. With *writes_marks* False
+    no mark is written. Raises SettingsError on Windows.
     """
 
-    def __init__(self, path: str, *, marked: bool = True) -> None:
+    def __init__(self, path: str, *, writes_marks: bool = True) -> None:
         check_platform("LocalStorage")
         self.path = path
-        self._marked = marked
+        self._writes_marks = writes_marks
         self._pinned = PinnedFolder(path)
-        self._admitted = False
-        self._prepared = False
-        self._known: dict[str, bool] = {}  # folders written to, and whether they are marked
+        self._is_checked = False
+        self._is_prepared = False
+        self._has_mark: dict[str, bool] = {}  # by folder that this object has written to
 
     @property
     def real(self) -> str:
-        """Where the root really is, links resolved; "" until it has been opened."""
+        """Path of the root without links; "" until the root was opened first."""
         return self._pinned.real
 
     def path_of(self, *names: str) -> str:
-        """The path of a folder below the root, or of a file in it."""
+        """Return the path of a folder below the root, or of a file in it."""
         return os.path.join(self.path, *names)
 
     @contextmanager
     def folder(self, name: str, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder *name* below the root, which is "".
+        """Open the folder *name* below the root, "" for the root; yield its descriptor.
 
-        Raises StorageError. With *create* it is for one who writes, and SessionDeleted is raised
-        when the session that runs here was deleted.
+        With *create* the folder is opened for a writer: it is created if it is missing, locked so
+        that it is not deleted meanwhile, and SessionDeleted is raised if the current session was
+        deleted. Raises StorageError.
         """
         with translate_errors(f"cannot open the folder {self.path_of(name)}"):
-            descriptor = self._open_shared(name) if create else self._open(name, create=False)
+            descriptor = self._open_for_writing(name) if create else self._open(name, create=False)
         try:
             yield descriptor
         finally:
@@ -150,7 +161,7 @@ class StorageRoot:
     # Deletions ------------------------------------------------------------------------------------
 
     def check(self, name: str) -> None:
-        """Raise SessionDeleted when the session that runs here, in the folder *name*, was deleted.
+        """Raise SessionDeleted if the current session, in the folder *name*, was deleted.
 
         Raises StorageError.
         """
@@ -160,42 +171,44 @@ class StorageRoot:
 
     @contextmanager
     def deletion(self, name: str) -> Iterator[int]:
-        """The session folder *name* without other writers; who wrote there does not write on.
+        """Delete the session folder *name* after the block; yield its descriptor.
 
-        Raises StorageError, with ENOENT where there is no folder and none may be made.
+        There are no other writers in the block, and earlier writers find a tombstone afterwards.
+        Raises StorageError, with ENOENT if the folder does not exist and must not be created.
         """
         with translate_errors(f"cannot delete the session in {self.path_of(name)}"):
-            descriptor = self._open_locked(name, create=self._marked)
+            descriptor = self._open_locked(name, create=self._writes_marks)
         try:
             with (
-                self.folder(TOMBSTONES, create=True) as graves,
-                temporary_file(graves, [new_tombstone().encode()], synced=True) as temporary,
+                self.folder(TOMBSTONES, create=True) as folder,
+                temporary_file(folder, [new_tombstone().encode()], fsync=True) as temporary,
             ):
-                os.replace(temporary, tombstone_name(name), src_dir_fd=graves, dst_dir_fd=graves)
+                os.replace(temporary, tombstone_name(name), src_dir_fd=folder, dst_dir_fd=folder)
             yield descriptor
             self._drop(name, descriptor)
         finally:
             os.close(descriptor)
 
-    def sweep_tombstones(self) -> None:
-        """Remove the tombstones that were kept long enough."""
-        before = time.time() - tombstone_seconds()
-        with suppress(OSError), self.folder(TOMBSTONES) as graves:
-            for grave, info in regular_files(graves):
-                if grave != SESSION_MARK and info.st_mtime < before:
-                    discard(graves, grave)
+    def sweep_tombstones(self, days: float = TOMBSTONE_DAYS) -> None:
+        """Remove the tombstones that are older than *days*."""
+        before = time.time() - days * DAY_SECONDS
+        with suppress(OSError), self.folder(TOMBSTONES) as folder:
+            for file, info in regular_files(folder):
+                if file != SESSION_MARK and info.st_mtime < before:
+                    discard(folder, file)
 
     def _tombstone(self, name: str) -> str:
-        grave = tombstone_name(name)
-        path = self.path_of(TOMBSTONES, grave)
+        """Return the tombstone of the session in the folder *name*, "" if there is none."""
+        file = tombstone_name(name)
+        path = self.path_of(TOMBSTONES, file)
         with ignore_absent(), translate_errors(f"cannot read {path}"):
-            os.lstat(path)  # costs less than to open what is hardly ever there
-            with self.folder(TOMBSTONES) as graves:
-                return (read_bytes(graves, grave) or b"").decode("ascii", "replace")
+            os.lstat(path)  # faster than opening the folder, and mostly there is no tombstone
+            with self.folder(TOMBSTONES) as folder:
+                return (read_bytes(folder, file) or b"").decode("ascii", "replace")
         return ""
 
-    def _open_shared(self, name: str) -> int:
-        """The folder for a writer: that of a session is kept from being deleted meanwhile."""
+    def _open_for_writing(self, name: str) -> int:
+        """Open the folder for a writer; the folder of a session is not deleted while it is open."""
         is_of_session = name != "" and "/" not in name
         if is_of_session:
             descriptor = self._open_locked(name, create=True, shared=True)
@@ -203,11 +216,11 @@ class StorageRoot:
             descriptor = self._open(name, create=True)
         try:
             self.check(name)
-            # A folder without a mark is looked at again: it may have got one since.
-            if not self._known.get(name):
-                self._known[name] = self.read_mark(name, descriptor) is not None
-                if self._known[name]:
-                    with suppress(OSError):  # one that cannot be swept can still be written to
+            # A folder without a mark is checked again, because it may have one by now.
+            if not self._has_mark.get(name):
+                self._has_mark[name] = self.read_mark(name, descriptor) is not None
+                if self._has_mark[name]:
+                    with suppress(OSError):  # the folder can be written to without being swept
                         sweep(descriptor, time.time() - STALE_SECONDS)
         except BaseException:
             os.close(descriptor)
@@ -217,30 +230,31 @@ class StorageRoot:
         return descriptor
 
     def _open_locked(self, name: str, *, create: bool, shared: bool = False) -> int:
-        """The folder, locked, which still has its name. Raises Locked, and OSError."""
+        """Open and lock the folder; return its descriptor. Raises Locked, and OSError."""
         while True:
             descriptor = self._open(name, create=create)
-            is_ours = False
+            is_current = False
             try:
                 if not _lock(descriptor, shared=shared):
                     raise Locked(self.path_of(name))
-                is_ours = has_name(descriptor, self.path_of(name))
+                # A deletion may have removed the folder before it was locked.
+                is_current = has_name(descriptor, self.path_of(name))
             finally:
-                if not is_ours:
+                if not is_current:
                     os.close(descriptor)
-            if is_ours:
+            if is_current:
                 return descriptor
 
     def ensure_free(self, name: str) -> None:
-        """Raise Locked when the session folder *name* is being deleted; StorageError."""
+        """Raise Locked if the session folder *name* is being deleted. Raises StorageError."""
         with ignore_absent(), self.folder(name) as descriptor:
             if not _lock(descriptor, shared=True):
                 raise Locked(self.path_of(name))
 
     def touch(self, name: str, session_id: str) -> None:
-        """Note that the session in the folder *name*, which has a journal, is in use.
+        """Record that the session in the folder *name*, which has a journal, is in use.
 
-        Nothing happens where there is no marked folder. Raises StorageError.
+        Does nothing if the folder has no mark. Raises StorageError.
         """
         with (
             ignore_absent(),
@@ -251,39 +265,39 @@ class StorageRoot:
             if mark is not None and mark.has_journal and mark.session_id == session_id:
                 os.utime(SESSION_MARK, dir_fd=folder, follow_symlinks=False)
             elif mark is not None:
-                self._add_line(name, folder, _user(session_id, has_journal=True))
+                self._add_line(name, folder, _session_line(session_id, has_journal=True))
 
     def has_journal_elsewhere(self, name: str) -> bool:
-        """Whether the session in the folder *name* has a journal which is not in that folder."""
+        """Return True if the session in the folder *name* has its journal in another storage."""
         with suppress(StorageError), self.folder(name) as folder:
             mark = self.read_mark(name, folder)
             return mark is not None and mark.has_journal and JOURNAL not in mark.files
         return False
 
     def session_ids(self) -> list[str]:
-        """The ids of the sessions with a marked folder, as far as known."""
-        found: list[str] = []
+        """Return the ids of the sessions with a marked folder, as far as they are known."""
+        session_ids: list[str] = []
         for name in self.session_folders():
             with suppress(StorageError), self.folder(name) as descriptor:
                 mark = self.read_mark(name, descriptor)
                 if mark is None or name == TOMBSTONES or is_temporary(name):
                     continue
                 if mark.session_id is not None:
-                    found.append(mark.session_id)
+                    session_ids.append(mark.session_id)
                 elif session_folder(name) == name:  # a plain name is its own folder
-                    found.append(name)
-        return found
+                    session_ids.append(name)
+        return session_ids
 
     def session_folders(self) -> list[str]:
-        """The folders directly below the root, links left out; none when there is no root."""
+        """Return the folders directly below the root without links; none if the root is missing."""
         with ignore_absent(), self.folder("") as root, os.scandir(root) as entries:
             return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
         return []
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
-        """The mark in the open *folder*, which has this *name* below the root, itself "".
+        """Return the mark in the open *folder*, called *name* below the root; "" is the root.
 
-        None when there is no valid one. Raises RootError when it was written by a newer version.
+        Return None without a valid mark. Raises RootError if a newer version has written it.
         """
         try:
             content = read_bytes(folder, _mark_name(name)) or b""
@@ -302,7 +316,7 @@ class StorageRoot:
         return _parse_mark(lines)
 
     def drop(self, name: str) -> bool:
-        """Remove the session folder *name* if nothing but its mark is in it, and nobody writes."""
+        """Remove the session folder *name* if it has only a mark and no writer; True if removed."""
         with suppress(OSError), self.folder(name) as descriptor:
             return _lock(descriptor) and self._drop(name, descriptor)
         return False
@@ -310,7 +324,7 @@ class StorageRoot:
     def _drop(self, name: str, descriptor: int) -> bool:
         files = os.listdir(descriptor)
         mark = self.read_mark(name, descriptor)
-        # A killed process has not given it its name, or has deleted all but the folder itself.
+        # Left by a process that was killed while it created, or deleted, the folder.
         if is_temporary(name) or (not files and self._tombstone(name)):
             sweep(descriptor, time.time())
         elif mark is None or files != [SESSION_MARK]:
@@ -319,25 +333,25 @@ class StorageRoot:
         try:
             with self.folder("") as root:
                 os.rmdir(name, dir_fd=root)
-        except OSError:  # somebody has written into it meanwhile
+        except OSError:  # another process has written into it meanwhile
             if mark is not None:
                 write_mark(descriptor, SESSION_MARK, mark)
             return False
         return True
 
     def list_file(self, name: str, folder: int, file: str) -> None:
-        """Add *file*, which is about to be made, to the mark of the open *folder* called *name*.
+        """Add *file*, which is created next, to the mark of the open *folder* called *name*.
 
-        What is not in the mark is never deleted.
+        Files that are not in the mark are never deleted.
         """
-        if self._known.get(name):
+        if self._has_mark.get(name):
             self._add_line(name, folder, file)
 
     def _add_line(self, name: str, folder: int, value: str | dict[str, object]) -> None:
         """Add a line to the mark of the open *folder*. Raises Locked, and OSError.
 
-        A mark that has a second name, as in a snapshot by hard links, is replaced by a copy first.
-        Who does that keeps out those who add lines, since these would be missing in the copy.
+        A mark with a second hard link, such as that of a snapshot, is replaced by a copy first.
+        This needs an exclusive lock: lines that are added meanwhile would not be in the copy.
         """
         file = _mark_name(name)
         is_written = False
@@ -355,7 +369,8 @@ class StorageRoot:
                 if is_linked:
                     replace_by_copy(folder, file, mark)
                     continue
-                # The line break comes first: a line that a crash has torn must not swallow this.
+                # The line break is written first, so that the line does not continue one that a
+                # crash has cut off.
                 os.write(mark, f"\n{json.dumps(value)}".encode())
                 is_written = True
             finally:
@@ -365,35 +380,36 @@ class StorageRoot:
 
     def _open(self, name: str, *, create: bool) -> int:
         descriptor = self._open_root(create=create)
-        for depth, part in enumerate(filter(None, name.split("/"))):
+        parts = [part for part in name.split("/") if part]
+        for depth, part in enumerate(parts):
             parent = descriptor
             try:
-                if create and depth == 0 and self._marked:
-                    descriptor = self._enter_marked(part, parent)
+                if create and depth == 0 and self._writes_marks:
+                    descriptor = self._open_marked(part, parent)
                 else:
-                    descriptor, _ = enter_folder(part, parent, create=create)
+                    descriptor, _ = open_folder(part, parent, create=create)
             finally:
                 os.close(parent)
         return descriptor
 
-    def _enter_marked(self, name: str, root: int) -> int:
-        """The folder *name*, made with its mark if it is not there."""
+    def _open_marked(self, name: str, root: int) -> int:
+        """Open the folder *name*; create it with a mark if it does not exist."""
         while True:
             if not exists(root, f"{name}/{SESSION_MARK}"):
-                self.drop(name)  # what a killed deletion has left: nothing lists its files
+                self.drop(name)  # left by a killed deletion: no mark lists its files
             try:
-                return enter_folder(name, root)[0]
+                return open_folder(name, root)[0]
             except FileNotFoundError:
-                self._make_marked(name, root)
+                self._create_marked(name, root)
 
-    def _make_marked(self, name: str, root: int) -> None:
-        """Make the folder *name* and its mark in one step.
+    def _create_marked(self, name: str, root: int) -> None:
+        """Create the folder *name* together with its mark, by a rename.
 
-        A folder that is there before its mark is another writer's to use, and what he writes then
-        is in no list: nothing would ever delete it.
+        If the folder existed before its mark, another writer could create files that are not in the
+        mark, and they would never be deleted.
         """
         temporary = temporary_name()
-        folder, _ = enter_folder(temporary, root, create=True)
+        folder, _ = open_folder(temporary, root, create=True)
         try:
             generation = running_generation(name)
             mark = Mark()
@@ -401,13 +417,13 @@ class StorageRoot:
                 mark = Mark(frozenset(), generation.session_id, generation.has_journal)
             write_mark(folder, SESSION_MARK, mark)
             os.rename(temporary, name, src_dir_fd=root, dst_dir_fd=root)
-            self._known[name] = True
+            self._has_mark[name] = True
         except OSError as error:
             with suppress(OSError):
                 discard(folder, SESSION_MARK)
                 os.rmdir(temporary, dir_fd=root)
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise  # otherwise something else has got the name meanwhile
+                raise  # otherwise the name is in use by now
         finally:
             os.close(folder)
 
@@ -415,45 +431,51 @@ class StorageRoot:
         if create:
             root, is_new = self._pinned.create()
         else:
-            root, is_new = self._pinned.open(), False
+            root = self._pinned.open()
+            is_new = False
         try:
-            if not self._admitted:
-                self._admit(root)
-            if is_new or (create and not self._prepared):
-                if self._marked and _is_empty(root):
+            if not self._is_checked:
+                self._check_root(root)
+            if is_new or (create and not self._is_prepared):
+                if self._writes_marks and _is_empty(root):
                     write_mark(root, ROOT_MARK, Mark())
                     _create_file(root, ".gitignore", "*\n")
-                self._prepared = True
+                self._is_prepared = True
         except OSError:
             os.close(root)
             raise
         return root
 
-    def _admit(self, root: int) -> None:
-        """Refuse a root whose form is too new, and a link to a folder that somebody else uses."""
+    def _check_root(self, root: int) -> None:
+        """Raise RootError for a root of a newer form, and for a link to a folder of other files."""
         mark = self.read_mark("", root)
-        if self._marked and mark is None and os.path.islink(self.path) and not _is_empty(root):
+        is_link = self._writes_marks and os.path.islink(self.path)
+        if is_link and mark is None and not _is_empty(root):
             raise RootError(
                 errno.ELOOP,
-                f"{self.path} is a link to {self.real}, which holds files that are not ctxpipe's: "
-                f"the link may be somebody's trap. If it is yours, name {self.real} itself",
+                f"{self.path} is a link to {self.real}, which has files that are not ctxpipe's: "
+                "another user may have placed the link. If the folder is the right one, give "
+                f"{self.real} as the root",
             )
-        self._admitted = True
+        self._is_checked = True
 
 
 def _lock(folder: int, *, shared: bool = False) -> bool:
-    """Lock an open *folder*; False when that must wait, True also where nothing can be locked."""
-    is_ours = True
+    """Lock an open *folder*; return False if another process has the lock.
+
+    Return True on a file system without locks.
+    """
+    is_locked = True
     with ignore_unsupported():
-        is_ours = try_lock(folder, shared=shared)
-    return is_ours  # noqa: RET504  it is True still where the error was ignored
+        is_locked = try_lock(folder, shared=shared)
+    return is_locked  # noqa: RET504  still True if the error was ignored
 
 
 def _mark_name(folder: str) -> str:
-    """The name of the mark in *folder*, which is "" for the root."""
+    """Return the name of the mark in *folder*, "" for the root."""
     return SESSION_MARK if folder else ROOT_MARK
 
 
 def _is_empty(folder: int) -> bool:
-    """Whether nothing is there, except what a process that is marking it has written."""
+    """Return True if *folder* has only files of a process that is writing the mark."""
     return all(is_temporary(name) or name == ROOT_MARK for name in os.listdir(folder))

@@ -138,7 +138,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     async def _entries(self, session: str, start: int) -> Contents:
         journal, entries, tombstone = await super()._entries(session, start)
-        return journal, list(map(_from_ascii, entries)), tombstone
+        return journal, [_from_ascii(entry) for entry in entries], tombstone
 
     # Transactions ---------------------------------------------------------------------------------
 

@@ -1,31 +1,30 @@
-"""What ctxpipe asks of a place where text is kept: one small protocol for each capability.
+"""Protocols of storages: a small one for each capability.
 
-`ctxpipe.testing.storage_conformance` checks an implementation. A storage may have more, which is
-used where it is there:
+`ctxpipe.testing.storage_conformance` checks an implementation. A storage may have these further
+attributes and methods, which are used if they exist:
 
-- ``redact``, a function that hides secrets in whatever is written; None hides nothing
-- ``texts``, of a `JournalStorage`: the `TextReader` with the texts that its entries refer to
-- ``lease(session_id, seconds)``, of a `JournalStorage`: an async context manager that holds the
-  session for one process, and gives False when another has held it for *seconds*; it saves money,
-  nothing else
-- ``missing(locations)``, of a `TextReader`: which of the texts are gone, asked when a session is
-  resumed; without it each is read in part
-- ``touch(session_id)``, of a `TextReader`: says in each turn that the session is in use
-- ``reference``, of a `TextWriter`: the form in which the model sees its paths, as `LocalStorage`
-  describes it
-- ``sessions(prefix)``: the ids of the sessions that something is kept of, as `ids_below` of
-  `ctxpipe.storage.generations` chooses them
-- ``delete(session_id)``: deletes all that is kept of a session, and leaves a tombstone: what
-  `running_generation` has known from before is refused, when it is written and when a journal is
-  read, with the SessionDeleted of `Generation.check`
-- ``ensure_not_deleted(session_id)``, where there is no journal in it: raises that SessionDeleted
-- ``contents(session_id)``, of a storage with texts and all of these methods: the names of the
-  session's texts and records, which the model can search by words then
-- ``add_notes(session_id, owner_id, notes)`` and ``load_notes(session_id, version)``: keep short
-  lines that the conversations of one name share, as `ctxpipe.storage.notes` describes them; without
-  these a process knows only what its own conversations have moved to files
-- ``load_index(session_id)`` and ``save_index(session_id, content)``: keep the bytes of the index of
-  that search as long as its texts; without these it is in memory
+- ``redact``: function that hides secrets in everything that is written; None hides nothing
+- ``texts``, of a `JournalStorage`: the `TextReader` with the texts that journal entries refer to
+- ``lease(session_id, seconds)``, of a `JournalStorage`: async context manager that reserves the
+  session for one process, and yields False if it is not free within *seconds*. A lease only saves
+  the cost of summaries that two processes would write at the same time
+- ``missing(locations)``, of a `TextReader`: returns the locations that have no text. It is called
+  when a session is resumed; without it, a part of each text is read
+- ``touch(session_id)``, of a `TextReader`: records in each turn that the session is in use
+- ``reference``, of a `TextWriter`: form of the paths that the model sees, see `LocalStorage`
+- ``sessions(prefix)``: returns the ids of the stored sessions, filtered by `ids_below` of
+  `ctxpipe.storage.generations`
+- ``delete(session_id)``: deletes a session and leaves a tombstone. Writes, and reads of the
+  journal, that belong to an earlier generation of the session (`running_generation`) then raise
+  the SessionDeleted of `Generation.check`
+- ``ensure_not_deleted(session_id)``, of a storage without journals: raises that SessionDeleted
+- ``contents(session_id)``, of a storage with texts and all of these methods: returns the names of
+  the session's texts and records, in which the model can then search by words
+- ``add_notes(session_id, owner_id, notes)`` and ``load_notes(session_id, version)``: store short
+  lines that conversations with the same name share, see `ctxpipe.storage.notes`. Without these a
+  process uses only the notes of its own conversations
+- ``load_index(session_id)`` and ``save_index(session_id, content)``: store the bytes of the search
+  index with the texts. Without these the index is in memory
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ from .records import Record
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a stored text.
-
-    *offset* and *total* are in characters; *next_offset* is None at the end.
-    """
+    """Part of a stored text. *offset* and *total* are in characters."""
 
     text: str = field(repr=False)
     offset: int
@@ -51,116 +47,118 @@ class Page:
 
     @classmethod
     def of(cls, text: str, offset: int, limit: int | None) -> Page:
-        """The page of *text* with *limit* characters (None: all) from *offset* on."""
+        """Return *limit* characters of *text* from *offset* on; the rest of it for None."""
         end = None if limit is None else offset + limit
         return cls(text[offset:end], min(offset, len(text)), len(text))
 
     @property
     def next_offset(self) -> int | None:
-        """Where the next page begins, None when this one is the last."""
+        """Offset of the next page, None if this page is the last one."""
         end = self.offset + len(self.text)
         return end if end < self.total else None
 
 
 @runtime_checkable
 class TextWriter(Protocol):
-    """Keeps whole texts, a batch at a time."""
+    """Storage that writes texts in batches."""
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        """Store each (key, text), whole or not at all; return, in the same order, where each is.
+        """Store each (key, text), completely or not at all; return the locations in order.
 
-        Keys are relative POSIX paths, of which the first folder is the session's. The text under a
-        key never changes: the same text again is left as it is, and another text goes to a name of
-        its own, as `candidate_keys` of `ctxpipe.placeholders.names` gives them. Raises
-        StorageError, also for a key that leads out.
+        Keys are relative POSIX paths that begin with the folder of the session. The text of a key
+        never changes. If a key has the same text already, nothing is written; if it has another
+        text, the next key of `ctxpipe.placeholders.names.candidate_keys` is used. Raises
+        StorageError, also for a key that leads out of its folder.
         """
         ...
 
     def location(self, key: str, /) -> str:
-        """Where a text written under *key* will be, as long as the key is free.
+        """Return the location of a text that is written under *key*, if the key is free.
 
-        It is an absolute path where the model can open the file, else ``ctxpipe://`` and the key,
-        as `url_of` of `ctxpipe.placeholders.locations` gives it. The storage itself is not asked.
+        The location is an absolute path if the model can open the file, else the URL
+        ``ctxpipe://<key>`` of `ctxpipe.placeholders.locations.url_of`. Does no I/O.
         """
         ...
 
 
 @runtime_checkable
 class TextReader(Protocol):
-    """Returns stored texts, a page at a time."""
+    """Storage that reads texts in pages."""
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
+        """Return a page of the text at *location*: *limit* characters from *offset* on.
 
-        The location is a key, one that was returned, or what a placeholder makes of it; see
-        `possible_keys` of `ctxpipe.placeholders.locations`. Raises StorageError when it cannot be
-        read, with the ``errno`` ENOENT when there is no such text.
+        With *limit* None the page has the rest of the text. The location is a key, a location that
+        `write` has returned, or the form of one in a placeholder; see
+        `ctxpipe.placeholders.locations.possible_keys`. Raises StorageError if it cannot be read,
+        with the ``errno`` ENOENT if there is no such text.
         """
         ...
 
 
 @runtime_checkable
 class Archive(Protocol):
-    """Keeps a session's records: numbered ones, each written once.
+    """Storage of numbered records of a session, each of which is written once.
 
-    Records are given as values, and the storage encodes them: a function that hides secrets must
-    see the original strings, not their JSON escapes. `ctxpipe.storage.records` has the encoders.
+    The storage encodes the records, because a function that hides secrets must see the original
+    strings and not their JSON escapes. `ctxpipe.storage.records` has the encoders.
     """
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Write *record* as the session's next numbered one; return where it is.
+        """Write *record* as the session's next numbered record; return its location.
 
-        Its name is ``<stem>-<UTC seconds>-<n>.json``. It is there whole and synced to disk, or not
-        at all. `encode_record` gives its text piece by piece, so that there is never a second copy
-        of a history in memory. Raises StorageError.
+        Its name is ``<stem>-<UTC seconds>-<n>.json``. It is written completely and synced to disk,
+        or not at all. `encode_record` yields the text in pieces, so that no second copy of a
+        history is in memory. Raises StorageError.
         """
         ...
 
     async def records(self, session_id: str, /) -> Sequence[str]:
-        """Where the session's records are, oldest first. Raises StorageError."""
+        """Return the locations of the session's records, oldest first. Raises StorageError."""
         ...
 
 
 @runtime_checkable
 class JournalStorage(Protocol):
-    """Keeps the journals of sessions: numbered entries, each one line of text.
+    """Storage of the journals of sessions: numbered entries, each a line of text.
 
-    Entry *number* is written once, whoever tries: that alone lets several processes share a
-    session. An entry is whole or absent, also after a kill. Texts that the stages have written to
-    the same storage, or to its ``texts``, are not repeated in the entries.
+    Of several writers of entry *number* exactly one succeeds, so that several processes can share a
+    session. An entry is written completely or not at all, also if the process is killed. Texts that
+    the stages have written to the same storage, or to its ``texts``, are not repeated in entries.
     """
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number*, counted from 0; False when there is one, or a gap.
+        """Write *entry* as number *number*, counted from 0.
 
-        Raises StorageError, after which the entry may be there, whole, or not.
+        Return False if that is not the next number. Raises StorageError, after which the entry may
+        have been written completely or not at all.
         """
         ...
 
     async def entries(self, session_id: str, start: int = 0, /) -> Sequence[str]:
-        """The entries from number *start* on, none where there is no journal.
+        """Return the entries from number *start* on; none without a journal.
 
         Raises StorageError.
         """
         ...
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Rename a journal that cannot be trusted, so that a new one can begin; return the name.
+        """Rename a journal with invalid entries, so that a new one can begin; return the new name.
 
-        It is the journal that was read last: "" where another one is in its place already. Raises
-        StorageError.
+        Only the journal that was read last is renamed; return "" if another one has replaced it.
+        Raises StorageError.
         """
         ...
 
 
 def texts_of(journal: JournalStorage) -> TextReader | None:
-    """Where the texts are that the entries of *journal* refer to; None when they refer to none."""
+    """Return the storage of the texts that *journal* refers to; None if it refers to none."""
     texts = getattr(journal, "texts", journal)
     return texts if isinstance(texts, TextReader) else None
 
 
 JOURNAL_STORAGE = instance_of(JournalStorage, "a storage such as LocalStorage('.ctxpipe')")
-"""What may be given as a journal, for those who check it."""
+"""Requirement for settings that are journals."""
 
 ARCHIVE = instance_of(Archive, "an Archive such as LocalStorage('.ctxpipe')")
-"""What may be given as an archive, for those who check it."""
+"""Requirement for settings that are archives."""

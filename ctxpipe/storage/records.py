@@ -1,4 +1,4 @@
-"""Records as they go to disk: JSON values, each string of them redacted before it is encoded."""
+"""Encoding of records as JSON; each string is redacted before it is encoded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable, rebuilt, without_surrogates
 
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
-"""What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
+"""Value that `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
 
 Redact: TypeAlias = Callable[[str], str]
-"""A text as it may go to disk."""
+"""Function that returns a text without secrets, in the form that may be written to disk."""
 
-_OUR_KEYS = frozenset({"form", "before"})  # of an archive: its form, names and digests
+_OUR_KEYS = frozenset({"form", "before"})  # of an archive; names and digests
 _BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
-# Possessive, and with the end left open: no text makes it read a character twice.
-_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
+# The possessive quantifier and the optional end avoid backtracking: linear time for every text.
+_JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
 
 
 def encode_record(record: Record, redact: Redact | None = None, folder: str = "") -> Iterator[str]:
-    """*record* as indented JSON, piece by piece.
+    """Yield *record* as indented JSON in pieces, with at most one item of a list in each piece.
 
-    No more than one item of a list is in memory as text. *redact* is applied to every string before
-    it is encoded, but not to the mapping's own keys, and of messages neither to role, type and ids
-    nor to the names of their fields, nor to the session's *folder* in paths. SDK objects are
-    written as they would be sent. Raises InvalidHistory for what has no form in JSON, StorageError
-    when *redact* fails.
+    *redact* is applied to every string before it is encoded, except to the keys of the mapping, to
+    role, type, ids and field names of messages, and to the session's *folder* in paths. SDK objects
+    are written in the form in which they would be sent. Raises InvalidHistory for values that JSON
+    cannot represent, and StorageError if *redact* fails.
     """
     if redact and folder:
         redact = redact_except_folder(folder, redact)
@@ -68,97 +67,98 @@ def _encode_value(value: object, margin: str, redact: Redact | None) -> str:
     if redact:
         value = redact_message(value, redact)
     text = as_json(value, indent=2, ensure_ascii=False)
-    if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can escape it
+    if not is_encodable(text):  # UTF-8 cannot encode a lone surrogate, but JSON can escape it
         text = as_json(value, indent=2, ensure_ascii=True)
     return text.replace("\n", f"\n{margin}")  # JSON strings contain no line breaks
 
 
 def record_stamp(seconds: float) -> str:
-    """The time in the name of a record: *seconds* since 1970, as UTC."""
+    """Return *seconds* since 1970 as UTC, for the name of a record."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def encode_text(text: str, redact: Redact | None = None) -> list[bytes]:
-    """*text* in pieces as it may be stored: *redact* is applied to it.
+    """Apply *redact* to *text* and return the result as UTF-8, in pieces.
 
-    A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
+    Lone surrogates, which UTF-8 cannot encode, are escaped with a backslash.
     """
     if redact:
         text = redact_text(text, redact)
-    # The pieces stay apart: to join 200 MB blocks the interpreter, and takes as much memory again.
+    # The pieces are not joined: for 200 MB this would block the interpreter and copy the text.
     return [piece.encode("utf-8", "backslashreplace") for piece in pieces(text)]
 
 
 def storable(text: str, redact: Redact | None = None) -> str:
-    """What `encode_text` stores, as a text."""
-    return "".join(map(bytes.decode, encode_text(text, redact)))
+    """Return the text that `encode_text` encodes."""
+    return "".join([chunk.decode() for chunk in encode_text(text, redact)])
 
 
 # Redacting ----------------------------------------------------------------------------------------
 
 
 def redactor_of(storage: object) -> Redact:
-    """The function that *storage* applies to texts before it writes them: its `redact`, if any.
+    """Return a function that redacts texts like *storage* does before it writes them.
 
-    Where texts are cut, it is applied before: half of a secret is not recognized. Raises
-    StorageError when it fails.
+    Apply it before a text is cut, because a part of a secret is not recognized. The function raises
+    StorageError if the `redact` of the storage fails. Without `redact` it returns the text itself.
     """
     redact = getattr(storage, "redact", None)
     return partial(redact_text, redact=redact) if redact else str
 
 
 def message_redactor_of(storage: object) -> Callable[[Any], Any]:
-    """The function that *storage* applies to messages before it writes them."""
+    """Return a function that redacts messages like *storage* does before it writes them."""
     redact = getattr(storage, "redact", None)
     return partial(redact_message, redact=redact) if redact else lambda message: message
 
 
 def redact_message(message: object, redact: Redact, levels: int = 2) -> object:
-    """*message*, a block, or any other item of a record, with *redact* applied to its texts.
+    """Return *message*, a block, or another item of a record with *redact* applied to its texts.
 
-    Role, type and ids stay, as do the names of the fields. A message contains blocks, and a result
-    blocks of its own: *levels* of them. What is deeper is no block of the API. Raises StorageError.
+    Role, type, ids and field names are not redacted. *levels* is the depth of nested blocks: a
+    message contains blocks, and a tool result contains blocks too. Deeper values are not treated as
+    blocks of the API. Raises StorageError.
     """
     if not isinstance(message, Mapping) and not hasattr(message, "model_dump"):
         return _redact_strings(message, redact)
-    plain: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, value in as_dict(message).items():
         if key in _BOOKKEEPING and isinstance(value, str):
-            plain[key] = value
+            values[key] = value
         elif key == "content" and isinstance(value, list | tuple) and levels:
-            plain[key] = [redact_message(item, redact, levels - 1) for item in value]
+            values[key] = [redact_message(item, redact, levels - 1) for item in value]
         else:
-            plain[key] = _redact_strings(value, redact)
-    return plain
+            values[key] = _redact_strings(value, redact)
+    return values
 
 
 def redact_text(text: str, redact: Redact) -> str:
-    """*text* with *redact* applied: to the JSON strings in it without escapes, then to the whole.
+    """Apply *redact* to the decoded JSON strings in *text*, and then to the whole text.
 
-    Results of several blocks, quoted names and output of many tools contain a secret as JSON
-    escapes it. Raises StorageError when *redact* fails.
+    Results with several blocks and the output of many tools contain secrets with JSON escapes,
+    which *redact* would not recognize. Raises StorageError if *redact* fails.
     """
     if "\\" in text:
-        text = _QUOTED.sub(lambda match: _redact_quoted(match[0], redact), text)
+        text = _JSON_STRING.sub(lambda match: _redact_json(match[0], redact), text)
     return _call(redact, text)
 
 
-def _redact_quoted(quoted: str, redact: Redact) -> str:
-    """*quoted* redacted if it is a JSON string with escapes; unchanged if nothing was hidden."""
-    if "\\" not in quoted:
-        return quoted
+def _redact_json(json_text: str, redact: Redact) -> str:
+    """Redact *json_text* if it is a JSON string with escapes; else return it unchanged."""
+    if "\\" not in json_text:
+        return json_text
     try:
-        text = json.loads(quoted, strict=False)
+        text = json.loads(json_text, strict=False)
     except ValueError:
-        return quoted
-    redacted = redact_text(text, redact)
-    if redacted == text:
-        return quoted
-    return json.dumps(redacted, ensure_ascii=not is_encodable(redacted))
+        return json_text
+    redacted_text = redact_text(text, redact)
+    if redacted_text == text:
+        return json_text
+    return json.dumps(redacted_text, ensure_ascii=not is_encodable(redacted_text))
 
 
 def _redact_strings(value: object, redact: Redact) -> object:
-    """*value* with every string in it redacted, keys included."""
+    """Return *value* with every string in it redacted, including keys."""
 
     def redact_leaf(leaf: object) -> object:
         return redact_text(leaf, redact) if isinstance(leaf, str) else leaf
@@ -167,37 +167,37 @@ def _redact_strings(value: object, redact: Redact) -> object:
 
 
 def redact_except_folder(folder: str, redact: Redact) -> Redact:
-    """*redact*, except that *folder*, a name that ctxpipe gave, stays as it is in paths.
+    """Return a function like *redact* that does not change *folder* in paths.
 
-    It may contain the hash of a session's id, which a rule for long hex would hide: then no
-    placeholder of the session could be read, and no context be recognized.
+    The name of a session's folder may contain a hash, which a rule for long hexadecimal numbers
+    would hide. Then no placeholder of the session could be read back.
     """
     part = f"/{folder}/"
 
     def redact_around(text: str) -> str:
         if part not in text or redact(part) == part:
             return redact(text)
-        # In one piece: a rule may match what is on both sides.
+        # Redacted as one text, because a match may include text on both sides of the folder.
         return redact(text.replace(part, _FOLDER)).replace(_FOLDER, part)
 
     return redact_around
 
 
-_FOLDER = "/\uf8ff/"  # from a private use area: in no text, and in no pattern
+_FOLDER = "/\uf8ff/"  # a private-use character, which occurs in no text and no pattern
 
 
 def _call(redact: Redact, text: str) -> str:
     try:
-        redacted: object = redact(text)
+        result: object = redact(text)
     except Exception as error:  # noqa: BLE001  whatever a user's function raises
-        # Without the cause: its message may quote the text.
+        # The cause is left out, because its message may quote the text.
         kind = type(error).__name__
         reason = f"redact raised {kind}; nothing is written that it has not seen"
         raise StorageError(errno.EINVAL, reason) from None
-    if not isinstance(redacted, str):
-        kind = type(redacted).__name__
+    if not isinstance(result, str):
+        kind = type(result).__name__
         reason = f"redact returned {kind}; it must return the text to write"
         raise StorageError(errno.EINVAL, reason)
-    if redacted is text or is_encodable(redacted) or not is_encodable(text):
-        return redacted
-    return without_surrogates(redacted)
+    if result is text or is_encodable(result) or not is_encodable(text):
+        return result
+    return without_surrogates(result)

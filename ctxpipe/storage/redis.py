@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from .._threads.threads import PerLoop
 from ..errors import SettingsError, StorageError
 from ..settings import POSITIVE, TEXT, check_extra, check_settings
-from .generations import tombstone_name, tombstone_seconds
+from .generations import DAY_SECONDS, tombstone_name
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, ServerJournal, without_secret
 from .waiting import PROMPT_SECONDS, note_progress
 
@@ -223,7 +223,7 @@ class RedisJournal(ServerJournal):
     async def _delete(self, session: str, tombstone: str) -> None:
         keys: list[str | bytes] = [self._tombstone_key(session)]
         keys += self._keys(session, "journal", "id", "asides")
-        milliseconds = int(tombstone_seconds() * 1000)
+        milliseconds = int(self.tombstone_days * DAY_SECONDS * 1000)
         await self._eval(_DELETE, keys, tombstone, max(1, milliseconds))
 
     async def _sessions(self) -> list[str]:

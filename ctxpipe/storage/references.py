@@ -1,4 +1,4 @@
-"""How the model sees the path of a file that we wrote: a storage says it once, for all stages."""
+"""Form of the paths that the model sees, which a storage defines for all stages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _SAMPLE = "folder-0/name-1.md"
 
 
 def reference_of(storage: object) -> str:
-    """The form in which the model sees paths of *storage*: its ``reference``, or "absolute"."""
+    """Return the form in which the model sees paths of *storage*, by default "absolute"."""
     return getattr(storage, "reference", "absolute")
 
 
 def check_reference(reference: object) -> None:
-    """Raise SettingsError unless the file can be found again from *reference*.
+    """Raise SettingsError unless a storage can find a file again from its *reference*.
 
-    It is one of the three words, or a template. A storage finds a file by the last two parts of its
-    path, the key. So a template ends in {key} or {path}, once and with nothing after it, and what
-    comes before {key} is empty or ends in a separator: ``/mnt/results/{key}``.
+    *reference* is one of three words, or a template. A storage finds a file by the last two parts
+    of its path, which are the key. Therefore a template contains {key} or {path} once, at its end,
+    and the text before {key} is empty or ends in a separator: ``/mnt/results/{key}``.
     """
     if reference in _REFERENCES or _leads_back(reference):
         return
-    words = ", ".join(map(repr, _REFERENCES))
+    words = ", ".join(repr(word) for word in _REFERENCES)
     raise SettingsError(
         f"reference is {excerpt(reference)}, from which the file could not be found again; "
         f"give {words}, "
@@ -39,11 +39,11 @@ def check_reference(reference: object) -> None:
 
 
 def visible_path(reference: str, folder: str, location: str) -> str:
-    """The path that the model sees for the file at *location*, which the storage keeps in *folder*.
+    """Return the path that the model sees for the file at *location* in the session's *folder*.
 
-    *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a
-    template that ends in {key}, the path below the root, or in {path}, the absolute one. A text
-    that is in no file keeps its URL, unless there is a template.
+    *reference* is "absolute", "relative" (to the current folder), "storage" (relative to the root),
+    or a template that ends in {key}, the path relative to the root, or in {path}, the absolute
+    path. For a text that is not in a file the URL is returned, except with a template.
     """
     if reference == "absolute" or (reference in _REFERENCES and is_url(location)):
         return location
@@ -59,9 +59,9 @@ def _leads_back(reference: object) -> bool:
     if reference.replace("{{", "").count("{") != 1:
         return False
     try:
-        shown = reference.format(path=f"/{_SAMPLE}", key=_SAMPLE)
+        path = reference.format(path=f"/{_SAMPLE}", key=_SAMPLE)
     except (ValueError, LookupError, AttributeError):
         return False
-    prefix = shown.removesuffix(_SAMPLE)
-    is_key_last = prefix != shown and (prefix == "" or prefix.endswith(("/", "\\")))
-    return is_key_last and path_in(BATCH.format(shown)) is not None
+    prefix = path.removesuffix(_SAMPLE)
+    is_key_last = prefix != path and (prefix == "" or prefix.endswith(("/", "\\")))
+    return is_key_last and path_in(BATCH.format(path)) is not None

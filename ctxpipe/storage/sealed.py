@@ -183,8 +183,7 @@ class Journal:
             return
         if isinstance(form, int) and form > FORM:
             raise JournalRefused(
-                f"it was written by a newer ctxpipe, in form {form}; "
-                "update ctxpipe to go on with it"
+                f"it was written by a newer ctxpipe, in form {form}; update ctxpipe to continue it"
             )
         if is_signed and not self._keys:
             raise JournalRefused("it is signed; give the signing_key with which it was written")
@@ -228,9 +227,9 @@ def _is_key(value: object) -> bool:
 
 
 def _are_keys(value: object) -> bool:
-    return _is_key(value) or (
-        isinstance(value, list | tuple) and bool(value) and all(map(_is_key, value))
-    )
+    if _is_key(value):
+        return True
+    return isinstance(value, list | tuple) and bool(value) and all(_is_key(key) for key in value)
 
 
 KEYS = Requirement(

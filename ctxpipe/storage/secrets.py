@@ -1,4 +1,4 @@
-"""Which files usually hold credentials, by their names alone."""
+"""Recognition of files that usually contain credentials, by their names."""
 
 from __future__ import annotations
 
@@ -100,10 +100,12 @@ _TABLE = {
 }
 
 SECRET_PATTERNS = {kind: tuple(patterns.split()) for kind, patterns in _TABLE.items()}
-"""By kind, patterns as in ``.gitignore``: ``a`` is a file's name, ``a/`` a folder anywhere above
-it, ``a/b`` the end of a path; ``/a`` begins at the root. ``{data}`` is any ending of data files."""
+"""Patterns by kind, as in ``.gitignore``: ``a`` matches the name of a file, ``a/`` a folder above
+it, ``a/b`` the end of a path, and ``/a`` the beginning. ``{data}`` matches the suffixes of data
+files."""
 
-_MOST_PATH, _MOST_NAME = 4096, 255
+_MAX_PATH_CHARS = 4096
+_MAX_NAME_CHARS = 255
 _BACKUP = re.compile(
     r"(?:~|#| \(\d\)|[-_ ](?:bak|backup|old|copy|orig)"
     r"|\.(?:bak|backup|old|orig|saved?|sav|sw[a-p]|tmp|copy|new|prev|rpmsave|dpkg-old|\d+))$"
@@ -118,58 +120,58 @@ _SOURCE = re.compile(
 )
 
 
-# Default-ignorable letters and marks, which Unicode does not count as formats.
+# Invisible letters and marks that are not in Unicode's category Cf (format).
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file of that name usually contains credentials.
+    """Return True if a file with the name *path* usually contains credentials.
 
-    Such files are ``.env``, private keys, tokens and histories. The name alone decides, case and
-    kind of separator ignored; copies such as ``server.key.bak`` count as what they are copies of.
-    Examples (``.env.example``), public keys and source code of compiled languages do not count,
-    unless they are in a folder for secrets. It is the default for what `Restore` denies; a rule of
-    your own may call it, or take its place.
+    Such files are ``.env``, private keys, tokens and shell histories. Only the name is checked; the
+    case and the kind of separator do not matter. A copy such as ``server.key.bak`` is treated like
+    its original. Examples (``.env.example``), public keys and source code of compiled languages
+    return False, unless they are in a folder for secrets. `Restore` denies these files by default;
+    a function that you give instead may call this one.
     """
-    if len(path) > _MOST_PATH:
-        return True  # no file has such a name, and matching it would take long
+    if len(path) > _MAX_PATH_CHARS:
+        return True  # no file has so long a path, and matching would take long
     path = _normalize(path)
     parts = [piece for piece in path.split("/") if piece not in ("", ".")]
-    if any(len(part) > _MOST_NAME for part in parts):
+    if any(len(part) > _MAX_NAME_CHARS for part in parts):
         return True
     root = "/" if path.startswith("/") else ""
     spellings = {root + "/".join(spelling) for spelling in _spellings(parts)}
-    if any(map(_FOLDERS.search, spellings)):
+    if any(_FOLDERS.search(spelling) for spelling in spellings):
         return True
     name = _without_backup(parts[-1]) if parts else ""
     if _EXAMPLE.search(name) or _SOURCE.search(name):
         return False
-    return any(map(_FILES.search, spellings))
+    return any(_FILES.search(spelling) for spelling in spellings)
 
 
 def _normalize(path: str) -> str:
-    """*path* in one form, whatever its case, width, separators and invisible characters."""
+    """Return *path* in lower case, with "/" as separator and without invisible characters."""
     characters = _INVISIBLE.sub("", path)
     visible = "".join(char for char in characters if unicodedata.category(char) != "Cf")
     return unicodedata.normalize("NFKC", visible).casefold().replace("\\", "/")
 
 
 def _spellings(parts: list[str]) -> Iterator[list[str]]:
-    """*parts* as they are, without what Windows ignores, and without what marks a copy."""
+    """Yield *parts*, then without text that Windows ignores, then without suffixes of copies."""
     yield parts
-    trimmed = [_trim(part) for part in parts]
-    yield trimmed
-    bare = [_without_backup(part) for part in trimmed]
-    yield bare
-    # An editor's swap file: .name.swp
-    *folders, name = bare or [""]
+    windows_parts = [_trim(part) for part in parts]
+    yield windows_parts
+    original_parts = [_without_backup(part) for part in windows_parts]
+    yield original_parts
+    # The swap file of an editor: .name.swp
+    *folders, name = original_parts or [""]
     yield [*folders, name.lstrip(".#")]
 
 
 def _trim(part: str) -> str:
-    """*part* without a stream's name and trailing dots, which Windows ignores."""
+    """Return *part* without the name of a stream and trailing dots, which Windows ignores."""
     return re.sub(r"(?<=..):.*$", "", part).rstrip(" .") or part
 
 
@@ -180,11 +182,11 @@ def _without_backup(name: str) -> str:
 
 
 def _expression(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(_translate, patterns)))
+    return re.compile("|".join(_translate(pattern) for pattern in patterns))
 
 
 def _translate(pattern: str) -> str:
-    """The regular expression of *pattern*."""
+    """Return the regular expression for *pattern*."""
     body = re.escape(pattern.strip("/"))
     body = body.replace(r"\*", "[^/]*")
     body = body.replace(r"\{data\}", f"(?:{_DATA})")

@@ -20,7 +20,7 @@ from .._threads.threads import run_to_completion
 from ..errors import StorageError
 from ..placeholders.names import session_folder
 from ..settings import FUNCTION, NUMBER, POSITIVE, SESSION_ID, check_settings, instance_of
-from .generations import ids_below, new_tombstone, remember, running_generation
+from .generations import TOMBSTONE_DAYS, ids_below, new_tombstone, remember, running_generation
 from .protocol import TextReader
 from .records import Redact
 from .waiting import Availability, Unavailable, acquire_within, may_try_again
@@ -61,24 +61,25 @@ class SharedJournal(ABC):
     A session is stored under the name of its folder, which is plain ASCII and unique. Each entry
     has a random token, by which a writer that has lost the answer recognizes its own entry. The
     token of the first entry is the name of the journal, so a writer cannot append to a journal that
-    has replaced the one that it has read. The database also stores the session's id, and a
-    tombstone for each deleted session.
+    has replaced the one that it has read. The database also stores the session's id, and for
+    *tombstone_days* a tombstone for each deleted session.
     """
 
     texts: TextReader | None = None
     redact: Redact | None = None
+    tombstone_days: float = TOMBSTONE_DAYS
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        check_settings(self, texts=_TEXTS, redact=FUNCTION.optional)
+        check_settings(self, texts=_TEXTS, redact=FUNCTION.optional, tombstone_days=POSITIVE)
         self.redact = self.redact or getattr(self.texts, "redact", None)
         self._seen: dict[str, str | None] = {}  # by session: name of the last journal read
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number* of the session's journal; False when there is one.
+        """Write *entry* as number *number* of the session's journal.
 
-        Raises StorageError.
+        Return False if there is an entry with that number. Raises StorageError.
         """
         if "\n" in entry or "\0" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line without NUL")
@@ -136,7 +137,8 @@ class SharedJournal(ABC):
 
         Raises StorageError, and SettingsError for an empty prefix.
         """
-        return ids_below(prefix, map(json.loads, await self._sessions()))
+        names = await self._sessions()
+        return ids_below(prefix, [json.loads(name) for name in names])
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:

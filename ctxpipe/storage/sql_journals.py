@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from ..settings import NUMBER
-from .generations import tombstone_name, tombstone_seconds
+from .generations import DAY_SECONDS, tombstone_name
 from .shared_journals import LEASE_SECONDS, Contents, NewEntry, SharedJournal
 
 Statement: TypeAlias = tuple[str, Mapping[str, object]]
@@ -90,7 +90,7 @@ class SQLJournal(SharedJournal):
         NUMBER.check("max_age", max_age)
         stale = {"seconds": max_age}
         [[count]] = await self._transact(
-            (_OLD_TOMBSTONES, {"seconds": tombstone_seconds()}),
+            (_OLD_TOMBSTONES, {"seconds": self.tombstone_days * DAY_SECONDS}),
             (_COUNT_STALE, stale),
             (_DELETE_STALE, stale),
         )

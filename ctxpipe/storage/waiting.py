@@ -471,15 +471,16 @@ def availability_of(storage: object, trial: Callable[[], Awaitable[object]]) -> 
         return entry[1]
     availability = Availability(f"the journal in a {type(storage).__name__}", trial)
     try:
-        reference = weakref.ref(storage, partial(_forget, key))
+        # The callback gets the dictionary: at exit the names of this module may be None already.
+        reference = weakref.ref(storage, partial(_remove_entry, _FOREIGN, key))
     except TypeError:  # the class allows no weak references
         return availability
     _FOREIGN[key] = reference, availability
     return availability
 
 
-def _forget(key: int, _: object) -> None:
-    _FOREIGN.pop(key, None)
+def _remove_entry(entries: dict[int, Any], key: int, _: object) -> None:
+    entries.pop(key, None)
 
 
 def _is_own(storage: object) -> bool:

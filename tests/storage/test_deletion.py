@@ -303,23 +303,22 @@ async def test_a_journal_that_is_lost_is_no_deletion(tmp_path, lost):
     assert len(await elsewhere.history()) == len(talk()) + 2
 
 
-async def test_a_tombstone_goes_after_its_time_and_ends_no_later_session(tmp_path, monkeypatch):
-    storage = LocalStorage(tmp_path)
+async def test_a_tombstone_is_deleted_after_tombstone_days_and_ends_no_later_session(tmp_path):
+    storage = LocalStorage(tmp_path, tombstone_days=30)
     await storage.delete("s")
     session = pipeline_on(storage).session("s", journal=storage)
     await session.run(talk()[:1])
-    [grave] = [path for path in (tmp_path / TOMBSTONES).iterdir() if path.name != SESSION_MARK]
-    monkeypatch.setenv("TOMBSTONE_DAYS", "30")
+    [tombstone] = [path for path in (tmp_path / TOMBSTONES).iterdir() if path.name != SESSION_MARK]
     day = 86_400
-    os.utime(grave, (time.time() - 29 * day,) * 2)
+    os.utime(tombstone, (time.time() - 29 * day,) * 2)
     await storage.cleanup(max_age=0)
-    assert grave.exists()
+    assert tombstone.exists()
 
-    os.utime(grave, (time.time() - 31 * day,) * 2)
+    os.utime(tombstone, (time.time() - 31 * day,) * 2)
     await storage.cleanup(max_age=0)
     result = await session.run(talk())
 
-    assert not grave.exists()
+    assert not tombstone.exists()
     assert result.notices == ()
 
 
@@ -375,7 +374,7 @@ async def test_a_deletion_waits_for_a_write_that_has_begun(tmp_path):
         with Generation("s").running(), root.folder("s", create=True) as folder:
             writing.set()
             time.sleep(0.3)
-            with temporary_file(folder, [WORDS.encode()], synced=False) as temporary:
+            with temporary_file(folder, [WORDS.encode()], fsync=False) as temporary:
                 root.list_file("s", folder, "a.md")
                 claim(folder, temporary, "a.md")
 

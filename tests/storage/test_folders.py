@@ -176,7 +176,7 @@ async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
     before = contents(outside)
 
     with pytest.raises(
-        StorageError, match=r"is a link to .*home, which holds files that are not ctxpipe's"
+        StorageError, match=r"is a link to .*home, which has files that are not ctxpipe's"
     ):
         await act(LocalStorage(tmp_path / "root"))
 

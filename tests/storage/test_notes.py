@@ -10,7 +10,7 @@ import pytest
 
 from ctxpipe import LocalStorage, MemoryStorage
 from ctxpipe.storage import notes as note_files
-from ctxpipe.storage.notes import Note, newest_notes
+from ctxpipe.storage.notes import StoredNote, newest_notes
 from ctxpipe.storage.ownership import NOTES
 
 DAY = 86_400.0
@@ -36,8 +36,8 @@ async def texts_in(storage: LocalStorage | MemoryStorage, name: str = "job") -> 
 
 def test_of_too_many_notes_the_newest_are_kept(monkeypatch):
     monkeypatch.setattr(note_files, "MAX_NOTES", 3)
-    notes = [Note(f"n{number}", "0" * 16, number) for number in range(6)]
-    used_again = Note("n0", "1" * 16, 9)
+    notes = [StoredNote(f"n{number}", "0" * 16, number) for number in range(6)]
+    used_again = StoredNote("n0", "1" * 16, 9)
 
     retained = newest_notes([*notes, used_again])
 
@@ -103,7 +103,7 @@ async def test_what_is_no_note_is_not_read(tmp_path):
     assert await texts_in(storage) == ["note"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="modes")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")
 async def test_the_file_is_private_and_a_hard_link_to_it_keeps_what_it_has(tmp_path):
     storage = LocalStorage(tmp_path)
     await storage.add_notes("job", "job", ["note"])
