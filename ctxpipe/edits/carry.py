@@ -32,7 +32,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..messages.facts import is_server_result
-from ..placeholders.summaries import KEPT, SEEN
+from ..placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 from .activity import one_line
 
 _REFERENCE_SOURCES = frozenset({"file", "url"})
@@ -450,11 +450,11 @@ def _messages_of(group: Sequence[Candidate]) -> Sequence[Message]:
 
 
 def _user_line() -> Message:
-    return {"role": "user", "content": KEPT}
+    return {"role": "user", "content": CARRIED_LINE}
 
 
 def _assistant_reply() -> Message:
-    return {"role": "assistant", "content": SEEN}
+    return {"role": "assistant", "content": SHORT_REPLY}
 
 
 def with_reply(messages: Sequence[Message]) -> list[Message]:

@@ -46,7 +46,7 @@ from ..messages import (
     strings,
     tool_calls,
 )
-from ..placeholders.notes import Note, note_of, step_line
+from ..placeholders.notes import StepsNote, note_of, step_line
 from ..placeholders.summaries import safe_summary
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from .activity import is_failure, one_line, target
@@ -354,7 +354,7 @@ def _with_notes(
         # The words of a tool are in a user's message now. A tag of ctxpipe in them must not pass
         # for the user's command or the harness's reminder.
         body = safe_summary("\n".join(lines))
-        note = Note(folder, first=part[0].number, last=part[-1].number, suffix=suffix)
+        note = StepsNote(folder, first=part[0].number, last=part[-1].number, suffix=suffix)
         messages.append({"role": "user", "content": f"{note.heading}\n{body}"})
     return messages
 

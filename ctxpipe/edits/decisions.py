@@ -33,7 +33,7 @@ from ..messages import Message, as_blocks, field, kind, strings, tool_calls, too
 from ..placeholders.placeholders import (
     BATCH,
     DIRECT,
-    MAX_SHOWN,
+    MAX_PREVIEW_CHARS,
     SEARCHABLE,
     Preview,
     any_reference,
@@ -171,7 +171,7 @@ def decision_of(moved: Moved, message_texts: Sequence[str] = ()) -> Decision | N
     A result that is also inside one of *message_texts* gets no renderings. An agent that reads the
     file of its instructions is an example: the instructions stay where the client puts them.
     """
-    path = any_reference(moved.placeholder, MAX_SHOWN)
+    path = any_reference(moved.placeholder, MAX_PREVIEW_CHARS)
     if path is None:
         return None
     is_of_batch = is_batch(moved.placeholder)

@@ -44,7 +44,7 @@ from ..messages import (
 from ..messages import field as read
 from ..placeholders.names import safe_name
 from ..placeholders.placeholders import (
-    MAX_SHOWN,
+    MAX_PREVIEW_CHARS,
     any_reference,
     is_batch,
     media_reference,
@@ -228,7 +228,7 @@ def placeholder_file(call_id: str, text: str) -> str | None:
     placeholder. A tool may print a text that looks like one, so a name counts only if it is derived
     from the call's own id. Look for the file in the session's own folder only.
     """
-    path = any_reference(text, MAX_SHOWN)
+    path = any_reference(text, MAX_PREVIEW_CHARS)
     if path is None:
         return None
     name = path.replace("\\", "/").rsplit("/", 1)[-1]
@@ -540,7 +540,7 @@ class OffloadRules:
         return [
             text
             for text in strings(call.input)
-            if len(text) >= self.min_input_chars and any_reference(text, MAX_SHOWN) is None
+            if len(text) >= self.min_input_chars and any_reference(text, MAX_PREVIEW_CHARS) is None
         ]
 
     def read_back_path(self, call: ToolCall | None) -> str | None:

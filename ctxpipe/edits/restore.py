@@ -22,7 +22,7 @@ from ..messages import (
     tool_calls,
     tool_results,
 )
-from ..placeholders.placeholders import MAX_SHOWN, any_reference
+from ..placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference
 from ..placeholders.summaries import restored_path, text_of
 from ..providers.agent_tools import (
     FOLDER_VIEW,
@@ -175,7 +175,7 @@ def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     if field(result, "is_error"):
         return True
     text = result_text(result)
-    if any_reference(text, MAX_SHOWN) is not None:
+    if any_reference(text, MAX_PREVIEW_CHARS) is not None:
         return True  # the text in that file may be a denial
     return says_failure(text, whole=by_shell) or (by_shell and is_failure(result))
 

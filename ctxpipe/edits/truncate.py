@@ -36,7 +36,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..messages.vocabulary import head_length
-from ..placeholders.placeholders import MAX_SHOWN, any_reference, is_folded
+from ..placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference, is_folded
 from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from .carry import blocks_to_carry
 from .compact import extract_commands
@@ -140,7 +140,7 @@ class FileView:
     @property
     def is_foldable(self) -> bool:
         """True if the text is a file's text that has not been offloaded or folded yet."""
-        if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
+        if not self.text or any_reference(self.text, MAX_PREVIEW_CHARS) is not None:
             return False
         return len(self.text) > _MAX_FOLDED_CHARS or not is_folded(self.text)
 

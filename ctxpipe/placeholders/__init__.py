@@ -1,8 +1,10 @@
-"""Every text that we write into a context and recognize there again.
+"""Texts that ctxpipe writes into a context and later recognizes there.
 
-`placeholders` replace what was offloaded; `summaries` are what a compacted context begins with;
-`evidence` names archives after a summary; `notes` say that something is missing, cut or folded.
+- `placeholders`: in place of an offloaded, shortened or folded text, or of a missing one.
+- `summaries`: at the beginning of a compacted context.
+- `notes`: in place of earlier steps.
+- `locations`, `names`: the URLs, files and folders that such texts refer to.
 
-Anybody can write such a text. So code that finds one may only do less because of it, unless it
-knows that we have put it there.
+Users, web pages and models can write such a text too. So code that finds one may only do less
+because of it, unless it knows that ctxpipe has written it.
 """

@@ -1,7 +1,7 @@
-"""Where a text is that is in no file: `ctxpipe://session/key`, written and recognized.
+"""Write and read the URL of a text that is in no file: ``ctxpipe://session/key``.
 
-A URL names a text and proves nothing: any page can contain one. Whoever reads for a model compares
-the session in it with the session that asks.
+A URL in a text proves nothing, because any web page can contain one. Code that reads a text for a
+model must compare the session in the URL with the model's own session.
 """
 
 from __future__ import annotations
@@ -18,31 +18,36 @@ _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normali
 
 
 def url_of(key: str) -> str:
-    """The URL of the text under *key*. Raises StorageError for a key that leads out."""
+    """Return the URL of the text under *key*.
+
+    Raises StorageError for a key that leads out of the storage.
+    """
     return SCHEME + "/".join(key_parts(key))
 
 
 def is_url(path: str) -> bool:
-    """Whether *path* has the form of a URL of ours."""
+    """Return True if *path* is a URL of ctxpipe."""
     return path.startswith(SCHEME)
 
 
 def key_of_url(path: str) -> str | None:
-    """The key in a URL; None for any other text, and for a URL that leads out of its session."""
+    """Return the key in a URL; None for another text, or a URL that leads out of its session."""
     if not is_url(path):
         return None
     key = path.removeprefix(SCHEME)
     try:
-        return key if "/".join(key_parts(key)) == key else None
+        parts = key_parts(key)
     except StorageError:
         return None
+    return key if "/".join(parts) == key else None
 
 
 def possible_keys(location: str) -> Iterator[str]:
-    """The keys that *location* may mean, the likeliest first; none when it leads out.
+    """Yield the keys that *location* may refer to, the most likely one first.
 
-    It is a key, a URL, a path relative to the storage's root, or a path made from a template of
-    `DirectOffload.reference`, which ends in the key.
+    *location* is a key, a URL, a path relative to the storage's root, or a path made from a
+    template of `DirectOffload.reference`, which ends in the key. There are no keys if it leads out
+    of the storage.
     """
     if is_url(location):
         key = key_of_url(location)
@@ -59,7 +64,10 @@ def possible_keys(location: str) -> Iterator[str]:
 
 
 def key_parts(key: str) -> tuple[str, ...]:
-    """The components of a key. Raises StorageError when it is empty or leads out of the storage."""
+    """Return the components of a key.
+
+    Raises StorageError if the key is empty or leads out of the storage.
+    """
     if _PLAIN_KEY.fullmatch(key):
         return tuple(key.split("/"))
     path = PurePosixPath(key)

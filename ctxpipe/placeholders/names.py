@@ -1,4 +1,8 @@
-"""Names of files and folders for ids that may be hostile."""
+"""Names of files and folders for ids that an attacker may have chosen.
+
+An id of a session or of a tool call may contain separators, "..", or the name of a device. The
+names here lead out of no folder, and the folders of two sessions are never the same.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,19 @@ _SIBLING_DIGITS = 8
 _SIBLING = re.compile(rf"-([0-9a-f]{{{_SIBLING_DIGITS}}})(?=-)")  # in the folder of such an id
 _SIBLING_ID = re.compile(rf"(.+)/[0-9a-f]{{{_SIBLING_DIGITS}}}", re.DOTALL)
 SIBLING_CHARS = _SIBLING_DIGITS + 1
-"""How much longer the id of a sibling is."""
+"""Number of characters that `sibling_id` adds to an id."""
 UNNAMED = "unnamed"
-"""How the ids of conversations without a name begin."""
+"""Beginning of the ids of conversations without a name."""
 ALL_UNNAMED = f"{UNNAMED}-shared"
-"""What the conversations without a name have in common is kept under this id."""
+"""Id for data that all conversations without a name share."""
 
 
 def safe_name(name: str) -> str:
-    """*name* itself if it is a harmless file name of at most 120 bytes, else a slug and a hash.
+    """Return *name* if it is a harmless file name of at most 120 bytes, else a slug and a hash.
 
-    The result has no separator, begins with no dot and names no device. A name that looks like a
-    slug with a hash stays as it is, and so do "A" and "a": the storage keeps two texts of one name
-    apart. For folders, which must not collide, use `session_folder`.
+    The result has no separator, does not begin with a dot and is not the name of a device. Two ids
+    may have the same name, or names that differ in case only: the storage keeps their texts apart.
+    For folders, which must not collide, use `session_folder`.
     """
     if _VERBATIM.fullmatch(name) and not _WINDOWS_DEVICE.match(name):
         return name
@@ -41,11 +45,11 @@ def safe_name(name: str) -> str:
 
 
 def session_folder(session_id: str) -> str:
-    """The folder of a session: no two ids share one, even on a disk that ignores case.
+    """Return the folder of a session. No two ids share one, even on a disk that ignores case.
 
     A plain lower-case name is its own folder. Any other id becomes a lower-case slug and 16 hex
-    digits of its hash, and so does an id that looks like such a result; so nobody can choose an id
-    that has the folder of another.
+    digits of its hash. So does an id that looks like such a result, so no id can be chosen that has
+    the folder of another.
     """
     is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _WINDOWS_DEVICE.match(session_id)
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
@@ -53,45 +57,54 @@ def session_folder(session_id: str) -> str:
     return f"{_slug(session_id).lower()}-{content_hash(session_id, 16)}"
 
 
-def sibling_id(session_id: str, begins: bytes) -> str:
-    """The id of another conversation called *session_id*, which *begins* otherwise than the first.
+def sibling_id(session_id: str, beginning: bytes) -> str:
+    """Return the id of a further conversation of the name *session_id*, a sibling.
 
-    It is below that name: who deletes or lists by the name, in whole components, finds it, too.
+    *beginning* is what distinguishes it from the first one: the bytes of its first messages. The
+    name is the first component of the id, so the sibling is found, listed and deleted by the name:
+    ``job-42/1f0c9a3e``.
     """
-    return f"{session_id}/{hashlib.sha256(begins).hexdigest()[:_SIBLING_DIGITS]}"
+    return f"{session_id}/{hashlib.sha256(beginning).hexdigest()[:_SIBLING_DIGITS]}"
 
 
 def names_of(session_id: str) -> list[str]:
-    """Return the names under which notes of the session may be kept: what it is a sibling of."""
-    sibling = _SIBLING_ID.fullmatch(session_id)
-    names = [session_id, *([sibling[1]] if sibling else [])]
+    """Return the ids under which notes of the session may be stored.
+
+    They are its own id, the name that it shares with its siblings, and `ALL_UNNAMED`.
+    """
+    names = [session_id]
+    match = _SIBLING_ID.fullmatch(session_id)
+    if match:
+        names.append(match[1])
     if session_id.startswith(f"{UNNAMED}-"):
         names.append(ALL_UNNAMED)
     return names
 
 
 def is_folder_of(session_id: str, folder: str) -> bool:
-    """Whether *folder* is that of the session, or of another conversation of that name."""
+    """Return True if *folder* is the folder of the session or of one of its siblings."""
+    if folder == session_folder(session_id):
+        return True
     siblings = [f"{session_id}/{digits}" for digits in _SIBLING.findall(folder)]
-    return folder in map(session_folder, [session_id, *siblings])
+    return any(folder == session_folder(sibling) for sibling in siblings)
 
 
-def hashed_name(name: str, most: int) -> str:
-    """The beginning of *name*, "#" and 16 hex digits of its hash, in all at most *most* characters.
+def hashed_name(name: str, max_chars: int) -> str:
+    """Return the beginning of *name*, "#" and 16 hex digits of its hash, for a name too long.
 
-    For a name that is too long: others with the same beginning get another one.
+    The result has at most *max_chars* characters. Names with the same beginning stay different.
     """
-    return f"{name[: most - 17]}#{content_hash(name, 16)}"
+    return f"{name[: max_chars - 17]}#{content_hash(name, 16)}"
 
 
 def with_suffix(key: str, suffix: str) -> str:
-    """*key* with *suffix* before its extension: ``a/b.md``, ``1`` gives ``a/b-1.md``."""
+    """Return *key* with *suffix* before its extension: ``a/b.md``, ``1`` gives ``a/b-1.md``."""
     path = PurePosixPath(key)
     return str(path.with_name(f"{path.stem}-{suffix}{path.suffix}"))
 
 
 def candidate_keys(key: str, text: str) -> Iterator[str]:
-    """*key*, and the keys that *text* may go to when something else is there, without end."""
+    """Yield *key*, and further keys for *text* in case that another text has the key, endlessly."""
     yield key
     yield with_suffix(key, content_hash(text))
     for number in count(1):
@@ -99,7 +112,7 @@ def candidate_keys(key: str, text: str) -> Iterator[str]:
 
 
 def content_hash(text: str, digits: int = 8) -> str:
-    """So many hex *digits* of the text's SHA-256."""
+    """Return the first *digits* hex digits of the text's SHA-256."""
     digest = hashlib.sha256()
     # In pieces: encoding a text of 200 MB at once blocks the interpreter, and takes as much memory.
     for piece in pieces(text):

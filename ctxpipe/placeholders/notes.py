@@ -1,4 +1,4 @@
-"""The note in place of earlier steps of an agent: its text, written and recognized.
+"""Write and read the note that replaces earlier steps of an agent.
 
     [Earlier steps, shortened; whole in .ctxpipe/job-42/s{12..14}.md]
     12 bash grep -rn port src → 1840 chars
@@ -6,9 +6,11 @@
     13 bash pytest -q → 312 chars failed
     14 answered: The port comes from the environment, so… → 2210 chars
 
-Lines of the note's own begin in the first column, and what it quotes from a step is indented: no
-quoted line can pass for one of its own. Anybody can write a text in this form. So code that finds
-one may only do less because of it, unless it knows who has put it there.
+A step is a model call with its tools. Its line begins in the first column; lines quoted from the
+step are indented, so a quoted line cannot look like the line of a step.
+
+Users, web pages and models can write a text in this form too. So code that finds one may only do
+less because of it, unless it knows that ctxpipe has written it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _MAX_STEPS = 10_000  # of one note
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What the heading of a note says: the numbers of its steps, and where each is whole.
+class StepsNote:
+    """The heading of a note, with the numbers of the *first* and the *last* step.
 
     The file of step *n* is ``{folder}s{n}{suffix}.md``; *folder* ends in a separator, or is "".
     """
@@ -46,12 +48,12 @@ class Note:
         return f"{_OPENING}{self.folder}s{{{self.first}..{self.last}}}{self.suffix}.md]"
 
     def path(self, number: int) -> str:
-        """Where step *number* is whole."""
+        """Return the path of the file with the whole step *number*."""
         return f"{self.folder}s{number}{self.suffix}.md"
 
 
-def note_of(message: Message) -> Note | None:
-    """What the note that *message* is says; None where the message has another form."""
+def note_of(message: Message) -> StepsNote | None:
+    """Return the note in *message*; None if the message has another form."""
     content = message["content"]
     if message["role"] != "user" or not isinstance(content, str):
         return None
@@ -61,37 +63,45 @@ def note_of(message: Message) -> Note | None:
     match = _HEADING.fullmatch(heading)
     if match is None or not lines:
         return None
-    note = Note(match[1], int(match[2]), int(match[3]), match[4])
-    # Each step has a line: so nobody can announce a billion of them.
-    return note if 1 <= note.last - note.first + 1 <= lines.count("\n") + 1 else None
+    note = StepsNote(match[1], int(match[2]), int(match[3]), match[4])
+    step_count = note.last - note.first + 1
+    line_count = lines.count("\n") + 1
+    # Each step has a line, so a forged heading cannot announce a billion steps.
+    return note if 1 <= step_count <= line_count else None
 
 
 def step_names_in(text: str) -> list[str]:
-    """The names of all files of steps in a *text* that quotes the heading of a note anywhere.
+    """Return the names of all files of steps in a *text* that contains the heading of a note.
 
-    It returns too many names rather than too few.
+    It may return too many names, never too few.
     """
     if _OPENING not in text:
         return []
     names: list[str] = []
     for match in _STEPS.finditer(text):
-        first, last = int(match[1]), int(match[2])
+        first = int(match[1])
+        last = int(match[2])
         numbers = range(first, min(last + 1, first + _MAX_STEPS))
         names += [f"s{number}{match[3]}.md" for number in numbers]
     return names
 
 
 def step_line(number: int, about: str, chars: int, *, failed: bool = False) -> str:
-    """The line of step *number*, which was *about* something and yielded *chars* characters."""
+    """Return the line of step *number*.
+
+    *about* is its tool and the command, or its answer. *chars* is the length of its result.
+    """
     ending = " failed" if failed else ""
     return f"{number} {about} → {chars} chars{ending}"
 
 
 def find_imitations(reply: str) -> int:
-    """How many lines of a *reply* have the form of a note's heading or of a step.
+    """Return how many lines of a *reply* have the form of a note's heading or of a step.
 
-    An assistant that writes such a line instead of calling a tool has taken the note for an example
-    to follow.
+    A model that writes such a line instead of calling a tool imitates the note.
     """
-    lines = map(str.strip, reply[:_MAX_SEARCHED_CHARS].splitlines())
-    return sum(line.startswith(_OPENING) or bool(_STEP_LINE.fullmatch(line)) for line in lines)
+    count = 0
+    for line in reply[:_MAX_SEARCHED_CHARS].splitlines():
+        words = line.strip()
+        count += words.startswith(_OPENING) or bool(_STEP_LINE.fullmatch(words))
+    return count

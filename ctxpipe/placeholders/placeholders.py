@@ -1,7 +1,14 @@
-"""What stands in a context in place of something else, written and recognized.
+"""Write and recognize the texts that replace content in a context.
 
-Of content that was offloaded (in two forms), of the middle of a long text, of a file folded to its
-names, and of what a broken history lacks.
+They replace offloaded content (in two forms), the middle of a long text, a file that was folded to
+its names, and parts that a broken history lacks. A placeholder with a preview:
+
+    [Tool result offloaded to file: .ctxpipe/job-42/toolu_1.md]
+    [search_history finds it.]
+    Preview, 600 of 48210 characters:
+    (the first 400 characters)
+    [... 47610 characters left out ...]
+    (the last 200 characters)
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from .._threads.pieces import overlapping_pieces
 from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
 from ..settings import SIZE, check_settings
 
-# Required word for word.
+# The requirements prescribe these two texts.
 DIRECT = "[Tool result offloaded to file: {}]"
 BATCH = "[Content offloaded to: {}]"
 
@@ -24,38 +31,40 @@ IMAGE = "[Image ({}) offloaded to file: {}]"
 DOCUMENT = "[Document ({}) offloaded to file: {}]"
 
 MAX_PATH = 4096
-MAX_SHOWN = 10_000
-"""The most characters that a preview may be set to show.
+MAX_PREVIEW_CHARS = 10_000
+"""Most characters that a preview can be set to show.
 
-A stage does not take a placeholder with a longer preview for its own.
+A stage does not recognize a placeholder with a longer preview as its own.
 """
 
-# One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
+# One line, at most as long as a path can be. The name of a folder may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 SEARCHABLE = f"\n[{SEARCH_TOOL} finds it.]"
-"""After either form, where the model has that tool."""
+"""Line after either form if the model has the tool `search_history`."""
 SOURCES = "\n[Sources: {}]"
-"""After either form, where the text has search results or documents with a title or an address."""
-_MOST_SOURCES_CHARS = 1_000
-_MOST_SOURCE_CHARS = 200
+"""Line after either form if the text has search results or documents with a title or an address."""
+_MAX_SOURCES_CHARS = 1_000
+_MAX_SOURCE_CHARS = 200
 _FORMS = re.compile(
     rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]"
     rf"(?:{re.escape(SEARCHABLE)})?"
-    rf"(?:\n\[Sources: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{_MOST_SOURCES_CHARS}}}\])?"
+    rf"(?:\n\[Sources: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{_MAX_SOURCES_CHARS}}}\])?"
 )
 _INSIDE = re.compile(_FORMS.pattern.replace(f"({_PATH})", rf"({_PATH}?\.md)"))
 _MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
-_BEGINNINGS = [form.removesuffix("{}]") for form in (DIRECT, BATCH)]  # in this order
-_MARKS = (*_BEGINNINGS, ") offloaded to file: ")
+_DIRECT_BEGINNING = DIRECT.removesuffix("{}]")
+_BATCH_BEGINNING = BATCH.removesuffix("{}]")
+_MARKS = (_DIRECT_BEGINNING, _BATCH_BEGINNING, ") offloaded to file: ")
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How many characters of *head* and *tail* stay visible after the placeholder's first line.
+    """Sizes of the preview after the first line of a placeholder.
 
-    Raises SettingsError for what is not a whole number, 0 or more.
+    *head* is the number of characters from the beginning of the text, *tail* from its end. Raises
+    SettingsError if one of them is not a whole number of 0 or more.
     """
 
     head: int = 400
@@ -65,28 +74,28 @@ class Preview:
         check_settings(self, head=SIZE, tail=SIZE)
 
     def of(self, text: str) -> str:
-        """The lines that follow the placeholder: head, how much is missing, tail.
+        """Return the preview of *text*: a title, the head, a line for the middle, and the tail.
 
-        "" where nothing would be missing. Slices of a Python string are code points, so no
-        character is ever split.
+        "" if nothing would be missing. Slices of a Python string are code points, so no character
+        is split.
         """
-        shown = self.head + self.tail
-        if len(text) <= shown:
+        size = self.head + self.tail
+        if len(text) <= size:
             return ""
-        title = f"\nPreview, {shown} of {len(text)} characters:\n"
+        title = f"\nPreview, {size} of {len(text)} characters:\n"
         return title + _without_middle(text, self.head, self.tail)
 
 
 def quoted_file_names(text: str) -> list[str]:
-    """The file names in a *text* that quotes a placeholder of any form anywhere.
+    """Return the names of files in a *text* that contains a placeholder of any form.
 
-    It returns too many names rather than too few.
+    It may return too many names, never too few.
     """
     if not any(mark in text for mark in _MARKS):
         return []
     names: list[str] = []
     for piece in overlapping_pieces(text):
-        # Word by word: a pattern with the ending takes quadratic time in long words such as base64.
+        # A pattern with the ending would take quadratic time in long words such as base64.
         for word in _WORDS.findall(piece):
             name = word.lstrip(".")
             end = name.rfind(".md")
@@ -103,7 +112,11 @@ def placeholder(
     *,
     sources: Sequence[str] = (),
 ) -> str:
-    """The text that replaces *text*, which is now at *where* and comes from *sources*."""
+    """Return the placeholder of *text*, which is stored at *where* and comes from *sources*.
+
+    *form* is one of the forms above, such as `DIRECT`. Without *preview* the placeholder is one
+    line, or two with *sources*.
+    """
     pointer = form.format(where) + sources_line(sources)
     if preview is None:
         return pointer
@@ -111,111 +124,120 @@ def placeholder(
 
 
 def sources_line(sources: Sequence[str]) -> str:
-    """The line that names the *sources* of an offloaded text; "" where there are none."""
+    """Return the line that names the *sources* of an offloaded text; "" without sources.
+
+    If they are too long, the line ends with the number of the others.
+    """
     if not sources:
         return ""
-    shown: list[str] = []
-    left = _MOST_SOURCES_CHARS - len("; 1000000 more")
+    names: list[str] = []
+    available_chars = _MAX_SOURCES_CHARS - len("; 1000000 more")
     for source in sources:
-        name = one_line(source, _MOST_SOURCE_CHARS)
-        left -= len(name) + len("; ")
-        if left < 0:
+        name = one_line(source, _MAX_SOURCE_CHARS)
+        available_chars -= len(name) + len("; ")
+        if available_chars < 0:
             break
-        shown.append(name)
-    if len(shown) < len(sources):
-        shown.append(f"{len(sources) - len(shown)} more")
-    return SOURCES.format("; ".join(shown))
+        names.append(name)
+    if len(names) < len(sources):
+        names.append(f"{len(sources) - len(names)} more")
+    return SOURCES.format("; ".join(names))
 
 
 def reference(text: object) -> str | None:
-    """The path in a placeholder without a preview; None for any other content.
+    """Return the path in a placeholder without a preview; None for any other content.
 
-    Only a text that is a placeholder from its first to its last character counts. A tool
-    result that merely begins like one is content, and so is one with an impossibly long path.
+    The whole text must be a placeholder. A tool result that only begins like one is content, and so
+    is one with a path that is too long to be one.
     """
     match = _FORMS.fullmatch(text) if isinstance(text, str) else None
     return match[1] if match else None
 
 
-def any_reference(text: object, most: int = sys.maxsize) -> str | None:
-    """The path in a placeholder alone, or with a preview of at most *most* characters.
+def any_reference(text: object, max_preview: int = sys.maxsize) -> str | None:
+    """Return the path in a placeholder alone, or with a preview of up to *max_preview* characters.
 
-    None for any other content. Any page can look like a preview. So code that spares a text because
-    of it must give *most*, and compare the path with the one that belongs to the block's own id.
+    None for any other content. A web page can look like a placeholder with a preview. So code that
+    leaves a text in the context for that reason must set *max_preview*, and compare the path with
+    the one that belongs to the block's own id.
     """
     if not isinstance(text, str):
         return None
     match = _FORMS.match(text)
-    if match and (match.end() == len(text) or _is_preview(text, match.end(), most)):
+    if match and (match.end() == len(text) or _is_preview(text, match.end(), max_preview)):
         return match[1]
     return None
 
 
-def _is_preview(text: str, start: int, most: int) -> bool:
+def _is_preview(text: str, start: int, max_preview: int) -> bool:
+    """Return True if *text* from *start* on is a preview of up to *max_preview* characters."""
     title = _PREVIEW.match(text, start)
     if title is None:
         return False
-    shown = int(title[1])
-    missing = int(title[2]) - shown
-    if missing <= 0 or shown > most:
+    size = int(title[1])
+    missing = int(title[2]) - size
+    if missing <= 0 or size > max_preview:
         return False
     # The rest must be exactly what the title announces.
     note = gap(missing)
     rest = text[title.end() :]
-    return len(rest) == shown + len(note) and note in rest
+    return len(rest) == size + len(note) and note in rest
 
 
 def preview_in(rest: str, length: int) -> Preview | None:
-    """Return the sizes of the preview in *rest*, what follows a placeholder's first line.
+    """Return the sizes of the preview in *rest*, the part of a placeholder after its first line.
 
-    The text behind the placeholder has *length* characters. None where there is no preview.
+    *length* is the number of characters of the whole text. None if there is no preview.
     """
     title = _PREVIEW.match(rest)
     if title is None:
         return None
-    shown = int(title[1])
-    head = rest.find(gap(length - shown), title.end()) - title.end()
-    return Preview(head, shown - head) if 0 <= head <= shown else None
+    size = int(title[1])
+    head = rest.find(gap(length - size), title.end()) - title.end()
+    return Preview(head, size - head) if 0 <= head <= size else None
 
 
 def references_inside(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield where in *text* placeholders are, with or without a preview, and the path in each.
+    """Yield start, stop and path of each placeholder in *text*, with its preview if it has one.
 
-    Any text can look like one: compare with what was there before.
+    Content can look like a placeholder: compare with the original text.
     """
     for match in _INSIDE.finditer(text):
         stop = match.end()
         title = _PREVIEW.match(text, stop)
         if title is not None:
-            shown = int(title[1])
-            stop = title.end() + shown + len(gap(int(title[2]) - shown))
+            size = int(title[1])
+            stop = title.end() + size + len(gap(int(title[2]) - size))
         yield match.start(), min(stop, len(text)), match[1]
 
 
 def media_reference(text: object) -> str | None:
-    """The path in a placeholder of an image or document; None for any other content."""
+    """Return the path in a placeholder of an image or document; None for any other content."""
     match = _MEDIA.fullmatch(text) if isinstance(text, str) else None
     return match[1] if match else None
 
 
 def is_batch(text: str) -> bool:
-    """Whether *text* is a placeholder of batch offloading."""
-    return text.startswith(_BEGINNINGS[1]) and any_reference(text, MAX_SHOWN) is not None
+    """Return True if *text* is a placeholder of batch offloading."""
+    return text.startswith(_BATCH_BEGINNING) and any_reference(text, MAX_PREVIEW_CHARS) is not None
 
 
 _GAP = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
 
 
 def gap(missing: int, where: str = "") -> str:
-    """The line in place of *missing* characters; *where* is the file that has the whole text."""
+    """Return the line that replaces *missing* characters.
+
+    *where* is the file with the whole text, if there is one.
+    """
     source = f"; the whole text is in {where}" if where else ""
     return f"\n[... {missing} characters left out{source} ...]\n"
 
 
 def shorten(text: str, limit: int, where: str = "") -> str:
-    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
+    """Return *text* with *limit* of its characters: its head, a line for the rest, and its tail.
 
-    *where* is the file that contains the whole text.
+    A text of up to *limit* characters is returned unchanged. *where* is the file with the whole
+    text, if there is one.
     """
     if len(text) <= limit:
         return text
@@ -229,7 +251,7 @@ def _without_middle(text: str, head_chars: int, tail_chars: int, where: str = ""
 
 
 def is_cut(text: str, whole: str) -> bool:
-    """Whether *text* is *whole*, or what `shorten` leaves of it."""
+    """Return True if *text* is *whole*, or *whole* as `shorten` shortens it."""
     if text == whole:
         return True
     note = _GAP.search(text)
@@ -238,21 +260,23 @@ def is_cut(text: str, whole: str) -> bool:
     return whole.startswith(text[: note.start()]) and whole.endswith(text[note.end() :])
 
 
-_HEAD = f"{NOTE}\n## File Context: "
+_FOLD_BEGINNING = f"{NOTE}\n## File Context: "
 
 
 def fold_block(path: str, body: str) -> str:
-    """The block of the file at *path* with the lines of *body*, if any."""
-    # The path must end neither its line nor its block.
-    shown_path = re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
-    return "\n".join(filter(None, [_HEAD + shown_path, body, NOTE_END]))
+    """Return the block of the folded file at *path*, with the lines of *body* if it has any."""
+    # A hostile path must not end its line or its block.
+    safe_path = re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+    lines = [_FOLD_BEGINNING + safe_path, body, NOTE_END]
+    return "\n".join([line for line in lines if line])
 
 
 def is_folded(text: str) -> bool:
-    """Whether *text* begins as the block of a folded file does."""
-    return text.startswith(_HEAD)
+    """Return True if *text* begins like the block of a folded file."""
+    return text.startswith(_FOLD_BEGINNING)
 
 
+# Texts in place of parts that a broken history lacks.
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"

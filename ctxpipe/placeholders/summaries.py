@@ -1,7 +1,15 @@
-"""The forms of a compacted context: what replaces a history, and how to recognize it.
+"""Write and recognize the messages at the beginning of a compacted context.
 
-Anybody can write a text in these forms. So code that finds one may only do less because of it,
-unless it knows that a compaction has put it there.
+    user        [Conversation compressed], the summary, and its extras
+    assistant   Understood. I have the context …
+    user        [Restored after compact] src/app.py: …
+    assistant   Noted, file content restored.
+    user        Continue with the task.
+
+The extras are the user's commands in force, folded files, and the evidence.
+
+Users, web pages and models can write a text in these forms too. So code that finds one may only do
+less because of it, unless it knows that a compaction has written it.
 """
 
 from __future__ import annotations
@@ -14,29 +22,32 @@ from ..messages.vocabulary import head_length
 from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
 from .notes import note_of
 
-EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
+EVIDENCE = "\n\n<evidence>\n"
+EVIDENCE_END = "\n</evidence>"
 INTRODUCTION = (
     "Kept from the conversation without a model: a record to look things up in, not a request."
 )
 
 SEARCHABLE = f"{SEARCH_TOOL} finds by words what was said before and what is in files"
-"""Of the evidence, where the model has that tool."""
+"""Note in the evidence if the model has the tool `search_history`."""
 
 _BEGINNING = f"{EVIDENCE}{INTRODUCTION}\n"
 _ARCHIVE = "Raw messages: "
 _NAMED_ARCHIVE = re.compile(rf"{_ARCHIVE}(.+) \(([0-9a-f-]{{16,128}})\)")
-_ARCHIVES_NAMED = 4
-_MOST_BLOCKS = 8
+_MAX_ARCHIVES = 4
+_MAX_EVIDENCE_BLOCKS = 8
 
-# Required word for word, down to CONTINUE.
+# The requirements prescribe these texts, up to CONTINUE.
 SUMMARY = "[Conversation compressed]\n\n"
 ACKNOWLEDGED = "Understood. I have the context from the compressed conversation. Continuing work."
 RESTORED = "[Restored after compact] "
 FILE_ACKNOWLEDGED = "Noted, file content restored."
 CONTINUE = "Continue with the task."
 IN_PROGRESS = f"{CONTINUE} It is under way; the user's latest request was:\n\n"
-KEPT, SEEN = "[Kept word for word from the conversation.]", "Noted."
-REMINDER, REMINDER_END = f"\n\n{NOTE}\n", f"\n{NOTE_END}"
+CARRIED_LINE = "[Kept word for word from the conversation.]"
+SHORT_REPLY = "Noted."
+REMINDER = f"\n\n{NOTE}\n"
+REMINDER_END = f"\n{NOTE_END}"
 _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 _OMISSIONS = "not carried on for lack of space"
@@ -46,21 +57,21 @@ _OMISSIONS_LINE = re.compile(rf"\nNote: [^\n]*{_OMISSIONS}[^\n]*? in ([^\n]+)\n"
 _MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
 _RESTORED = re.compile(r"\[Restored after compact\] ([^\n]+):\n")
 _EXTRAS = re.compile(f"{re.escape(REMINDER)}|{re.escape(EVIDENCE)}")
-_OUR_TAGS = re.compile(r"<(?=/?(?:evidence|request|system-reminder|command)\b)", re.IGNORECASE)
+_CTXPIPE_TAGS = re.compile(r"<(?=/?(?:evidence|request|system-reminder|command)\b)", re.IGNORECASE)
 
 
 def text_of(message: Message) -> str:
-    """All text of *message*, its blocks separated by a blank line."""
+    """Return all text of *message*, its blocks separated by a blank line."""
     return "\n\n".join(texts(message))
 
 
 def restored_text(path: str, content: str) -> str:
-    """The text that brings a file back."""
+    """Return the text of the message that restores a file."""
     return f"{RESTORED}{path}:\n{content}"
 
 
 def restored_path(message: Message) -> str | None:
-    """The path in a message that looks as if it brought a file back; None for any other."""
+    """Return the path in a message with the form of a restored file; None for any other."""
     if message["role"] != "user":
         return None
     match = _RESTORED.match(text_of(message))
@@ -68,24 +79,24 @@ def restored_path(message: Message) -> str | None:
 
 
 def safe_summary(text: str) -> str:
-    """*text* with our own tags escaped.
+    """Return *text* with the tags escaped that ctxpipe uses.
 
-    What a model writes must not be mistaken for what the user said.
+    The words of a model must not pass for the user's.
     """
-    return _OUR_TAGS.sub("&lt;", text)
+    return _CTXPIPE_TAGS.sub("&lt;", text)
 
 
 def summary_body(message: Message) -> str | None:
-    """The summary in *message*, without what follows it; None for any other message."""
+    """Return the summary in *message* without its extras; None for any other message."""
     text = text_of(message)
     if message["role"] != "user" or not text.startswith(SUMMARY):
         return None
-    # The first tag is ours, since those in a summary are escaped.
+    # Tags inside the summary are escaped, so the first tag begins the extras.
     return _EXTRAS.split(text.removeprefix(SUMMARY), maxsplit=1)[0]
 
 
 def summary_extras(message: Message) -> str:
-    """What follows the summary in *message*: commands, folded files, evidence.
+    """Return the text after the summary in *message*: commands, folded files, evidence.
 
     "" for any other message.
     """
@@ -96,34 +107,37 @@ def summary_extras(message: Message) -> str:
 
 
 def commands_in_force(message: Message) -> str:
-    """What follows the summary in *message* with the user's commands; "" where there are none."""
+    """Return the extras of *message* with the user's commands in force; "" if there are none."""
     extras = summary_extras(message)
     if not extras.startswith(_WORKFLOWS):
         return ""
     return extras.split(REMINDER_END, 1)[0]
 
 
-def reminder(found: Sequence[str]) -> str:
-    """The text after a summary that keeps the commands *found* in force; "" when there are none."""
-    if not found:
+def reminder(commands: Sequence[str]) -> str:
+    """Return the text after a summary that keeps *commands* in force; "" if there are none."""
+    if not commands:
         return ""
-    return _WORKFLOWS + "\n".join(found) + REMINDER_END
+    return _WORKFLOWS + "\n".join(commands) + REMINDER_END
 
 
 def missing_text(name: str, archive: str) -> str:
-    """The note in place of a picture or document, the *name*, that is no longer in the context."""
+    """Return the note that replaces a picture or document which is no longer in the context.
+
+    *name* is the kind of it, such as "image", *archive* the file that has it, or "".
+    """
     where = f" It is in {archive}." if archive else ""
     return f"\n\n[The {name} of this message is not shown here.{where}]"
 
 
 def own_words(message: Message) -> str:
-    """What the user wrote in *message*; "" where it may be what a stage put there."""
+    """Return the user's own words in *message*; "" if a stage may have written it."""
     if message["role"] != "user" or note_of(message):
         return ""
     text = _without_media_notes(message)
     if text.startswith(IN_PROGRESS):
         return text.removeprefix(IN_PROGRESS)
-    if text.isspace() or text in (CONTINUE, KEPT) or text.startswith((SUMMARY, RESTORED)):
+    if text.isspace() or text in (CONTINUE, CARRIED_LINE) or text.startswith((SUMMARY, RESTORED)):
         return ""
     return text
 
@@ -132,10 +146,10 @@ def own_words(message: Message) -> str:
 
 
 def leading_count(messages: Sequence[Message]) -> int:
-    """How many messages at the beginning have the forms with which a compaction begins a context.
+    """Return the number of leading messages that have the forms of a compacted context.
 
-    They are the summary, system messages that were kept, the acknowledgment, and each restored file
-    with its own acknowledgment.
+    They are the summary, carried system messages, the acknowledgment, and each restored file with
+    its own acknowledgment.
     """
     if not messages or summary_body(messages[0]) is None:
         return 0
@@ -143,18 +157,18 @@ def leading_count(messages: Sequence[Message]) -> int:
     if index < len(messages) and _is_reply(messages[index], ACKNOWLEDGED):
         index += 1
     while index + 1 < len(messages):
-        file, reply = messages[index], messages[index + 1]
+        file = messages[index]
         is_file = file["role"] == "user" and text_of(file).startswith(RESTORED)
-        if not is_file or not _is_reply(reply, FILE_ACKNOWLEDGED):
+        if not is_file or not _is_reply(messages[index + 1], FILE_ACKNOWLEDGED):
             break
         index += 2
     return index
 
 
 def acknowledged_count(messages: Sequence[Message]) -> int:
-    """As `leading_count`, but 0 unless our acknowledgment follows the summary.
+    """Return `leading_count`, but 0 if the acknowledgment does not follow the summary.
 
-    No user can write that.
+    The acknowledgment is a message of the assistant, so no user can write it.
     """
     count = leading_count(messages)
     if any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count]):
@@ -163,15 +177,15 @@ def acknowledged_count(messages: Sequence[Message]) -> int:
 
 
 def is_connective(message: Message) -> bool:
-    """Whether *message* has a form that a compaction puts between or before kept messages."""
+    """Return True if *message* has the form of one that joins the carried messages."""
     if message["role"] != "user":
-        return _is_reply(message, SEEN)
+        return _is_reply(message, SHORT_REPLY)
     text = _without_media_notes(message)
-    return text in (CONTINUE, KEPT) or text.startswith(IN_PROGRESS)
+    return text in (CONTINUE, CARRIED_LINE) or text.startswith(IN_PROGRESS)
 
 
 def _without_media_notes(message: Message) -> str:
-    """The text of *message* without the notes that replace pictures and documents."""
+    """Return the text of *message* without the notes that replace pictures and documents."""
     paragraphs = text_of(message).split("\n\n")
     while len(paragraphs) > 1 and _MEDIA_NOTE.fullmatch(paragraphs[-1]):
         paragraphs.pop()
@@ -183,20 +197,20 @@ def _is_reply(message: Message, text: str) -> bool:
 
 
 def omission_line(names: str, path: str) -> str:
-    """Return the line that names what a compaction did not carry on, and the file that holds it.
+    """Return the line that names the pieces which a compaction did not carry on, and their file.
 
-    Without *names* all of it was left out by earlier compactions.
+    If *names* is empty, earlier compactions left out all of them.
     """
-    what = safe_summary(names) if names else "earlier blocks"
-    where = f", in {path}" if path else ""
-    return f"{_OMISSIONS}: {what}{where}"
+    pieces = safe_summary(names) if names else "earlier blocks"
+    file = f", in {path}" if path else ""
+    return f"{_OMISSIONS}: {pieces}{file}"
 
 
 def omissions_name(message: Message) -> str:
-    """Return the name of the file with what earlier compactions did not carry on, "" for none.
+    """Return the name of the file with the pieces that earlier compactions did not carry on, or "".
 
-    The summary in *message* names it. Only the name of a file of ctxpipe's counts, without its
-    folder: the text may be anybody's.
+    The summary in *message* names the file. Its folder is ignored, and only a name that ctxpipe
+    gives is returned: the text may be forged.
     """
     match = _OMISSIONS_LINE.search(summary_extras(message))
     if match is None:
@@ -206,23 +220,23 @@ def omissions_name(message: Message) -> str:
 
 
 def archive_lines(archives: Sequence[str], digest: str) -> list[str]:
-    """The lines that name the last of *archives*, with the *digest* of the very last, if known."""
-    lines = [f"{_ARCHIVE}{path}" for path in archives[-_ARCHIVES_NAMED:]]
+    """Return the lines that name the last few of *archives*; the last one with *digest*, if any."""
+    lines = [f"{_ARCHIVE}{path}" for path in archives[-_MAX_ARCHIVES:]]
     if lines and digest:
         lines[-1] += f" ({digest})"
     return lines
 
 
 def archive_references(text: str) -> list[tuple[str, str]]:
-    """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
+    """Return path and digest of each archive that *text* names in the form of evidence.
 
-    Anybody may have written so: it is to be verified.
+    The text may be forged, so the caller must verify the digest.
     """
-    found: list[tuple[str, str]] = []
+    references: list[tuple[str, str]] = []
     _, *blocks = text.split(_BEGINNING)
-    for block in blocks[:_MOST_BLOCKS]:
-        for line in block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]:
+    for block in blocks[:_MAX_EVIDENCE_BLOCKS]:
+        for line in block.split("\n", _MAX_ARCHIVES)[:_MAX_ARCHIVES]:
             match = _NAMED_ARCHIVE.fullmatch(line)
             if match:
-                found.append((match[1], match[2]))
-    return found
+                references.append((match[1], match[2]))
+    return references

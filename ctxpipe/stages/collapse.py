@@ -16,7 +16,7 @@ from ..edits.collapse import CollapsedContext, CollapsePlan
 from ..edits.exchanges import ExchangeIndex
 from ..errors import SettingsError, StorageError
 from ..placeholders.names import content_hash, session_folder
-from ..placeholders.notes import Note, note_of
+from ..placeholders.notes import StepsNote, note_of
 from ..providers.prices import PRICES, Prices
 from ..settings import COUNT, NUMBER, SIZE, check_settings, instance_of
 from ..storage import Archive, TextReader, TextWriter
@@ -97,7 +97,7 @@ class Collapse:
             min_value=NUMBER,
         )
         check_reference(reference_of(self.storage))
-        note = Note(self._visible_folder("sample"), 1, 2)
+        note = StepsNote(self._visible_folder("sample"), 1, 2)
         if note_of({"role": "user", "content": f"{note.heading}\n1\n2"}) != note:
             raise SettingsError(
                 f"storage is at {note.folder!r}, where no note can point to: its path has a line "
@@ -222,10 +222,10 @@ def _keys(turn: Turn, plan: CollapsePlan, suffix: str) -> list[str]:
     return [f"{folder}/s{step.number}{suffix}.md" for step in plan.steps]
 
 
-def _own_notes(turn: Turn) -> list[Note]:
+def _own_notes(turn: Turn) -> list[StepsNote]:
     """Return the notes of the context, without messages of the caller that look like one."""
     caller_texts = {message["content"] for message in turn.history or () if note_of(message)}
-    notes: list[Note] = []
+    notes: list[StepsNote] = []
     for message in turn.messages:
         note = note_of(message)
         if note is not None and message["content"] not in caller_texts:

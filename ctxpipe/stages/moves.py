@@ -19,7 +19,7 @@ from ..placeholders.locations import SCHEME, is_url
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import (
     DIRECT,
-    MAX_SHOWN,
+    MAX_PREVIEW_CHARS,
     SEARCHABLE,
     Preview,
     placeholder,
@@ -62,9 +62,9 @@ class Pointers:
             preview=instance_of(Preview, "a Preview(head, tail)").optional,
         )
         preview = self.preview
-        if preview is not None and preview.head + preview.tail > MAX_SHOWN:
+        if preview is not None and preview.head + preview.tail > MAX_PREVIEW_CHARS:
             raise SettingsError(
-                f"preview is {preview!r}; give at most {MAX_SHOWN} characters: "
+                f"preview is {preview!r}; give at most {MAX_PREVIEW_CHARS} characters: "
                 "a longer one would be taken for a tool's own text"
             )
         check_reference(reference_of(self.storage))

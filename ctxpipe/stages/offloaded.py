@@ -17,7 +17,7 @@ from ..errors import StorageError, storage_errors
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..placeholders.placeholders import (
-    MAX_SHOWN,
+    MAX_PREVIEW_CHARS,
     any_reference,
     is_batch,
     media_reference,
@@ -134,7 +134,7 @@ def _texts_behind_placeholders(raw: Any, shaped: Any) -> Iterator[tuple[str, str
         raw, shaped = pending.pop()
         if raw is shaped:
             continue
-        path = any_reference(shaped, MAX_SHOWN)
+        path = any_reference(shaped, MAX_PREVIEW_CHARS)
         are_mappings = isinstance(raw, Mapping) and isinstance(shaped, Mapping)
         are_lists = isinstance(raw, list | tuple) and isinstance(shaped, list | tuple)
         media_path = media_reference(shaped.get("text")) if are_mappings else None
@@ -181,7 +181,11 @@ def _pairs(raw: Any, shaped: Any) -> list[tuple[Any, Any]]:
     """Return the elements of two lists that correspond to each other."""
     first = shaped[0] if shaped else None
     is_result = any(has_text(block) for block in raw)
-    if is_result and isinstance(first, Mapping) and any_reference(first.get("text"), MAX_SHOWN):
+    if (
+        is_result
+        and isinstance(first, Mapping)
+        and any_reference(first.get("text"), MAX_PREVIEW_CHARS)
+    ):
         # A result of several blocks: the first now replaces all texts. Blocks without text, such as
         # images, come after it, and some of them may have been replaced too.
         others = [block for block in raw if not has_text(block)]

@@ -35,7 +35,7 @@ from ctxpipe.edits.carry import (
     with_reply,
 )
 from ctxpipe.messages import Message, blocks, check, is_opaque, kind
-from ctxpipe.placeholders.summaries import KEPT, SEEN
+from ctxpipe.placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 
 UPLOAD = {"type": "container_upload", "file_id": "file_1"}
 REFERENCE = {"type": "tool_reference", "tool_name": "create_event"}
@@ -261,7 +261,11 @@ def test_blocks_in_a_message_of_results_follow_the_exchange_that_is_carried():
     results = user(tool_result("s", [REFERENCE]), gadget())
     history = [user("Go."), assistant(tool_use("s")), results]
 
-    assert arrange(blocks_to_carry(history)) == [user(KEPT), assistant(tool_use("s")), results]
+    assert arrange(blocks_to_carry(history)) == [
+        user(CARRIED_LINE),
+        assistant(tool_use("s")),
+        results,
+    ]
 
 
 def test_blocks_of_the_request_are_placed_around_its_words():
@@ -276,7 +280,7 @@ def test_blocks_of_the_request_are_placed_around_its_words():
 
 
 def test_a_reply_of_the_assistant_ends_a_piece_that_the_user_would_end():
-    assert with_reply([user("a")]) == [user("a"), assistant(SEEN)]
+    assert with_reply([user("a")]) == [user("a"), assistant(SHORT_REPLY)]
     assert with_reply([user("a"), assistant("b")]) == [user("a"), assistant("b")]
     assert with_reply([]) == []
 

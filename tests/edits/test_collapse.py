@@ -32,7 +32,7 @@ from ctxpipe.edits.collapse import (
     texts_of_notes,
 )
 from ctxpipe.messages import Message, blocks, check, has_calls, kind, rebuilt
-from ctxpipe.placeholders.notes import Note, note_of
+from ctxpipe.placeholders.notes import StepsNote, note_of
 from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
 from ctxpipe.tokens import TokenCounter
 
@@ -104,7 +104,10 @@ def test_a_quoted_line_cannot_pass_for_a_line_of_the_note():
     [note] = notes(context(messages, min_value=GENEROUS))
 
     heading, line, *quoted = note.splitlines()
-    assert (heading, line) == (Note("/f/", 1, 1).heading, f"1 bash cat it → {len(hostile)} chars")
+    assert (heading, line) == (
+        StepsNote("/f/", 1, 1).heading,
+        f"1 bash cat it → {len(hostile)} chars",
+    )
     assert len(quoted) == 4
     assert all(quotation.startswith(" ") for quotation in quoted)
 
@@ -166,9 +169,9 @@ def test_the_users_words_stay_and_divide_the_notes():
     ]
     assert [note_of(message) for message in after] == [
         None,
-        Note("/f/", 1, 1),
+        StepsNote("/f/", 1, 1),
         None,
-        Note("/f/", 2, 3),
+        StepsNote("/f/", 2, 3),
         None,
     ]
 
@@ -193,9 +196,9 @@ def test_words_of_the_user_in_a_message_of_results_stay_unchanged():
 
     _, first, kept, second = context(messages)
 
-    assert note_of(first) == Note("/f/", 1, 2)
+    assert note_of(first) == StepsNote("/f/", 1, 2)
     assert kept == user(text("And hurry."), PICTURE)
-    assert note_of(second) == Note("/f/", 3, 3)
+    assert note_of(second) == StepsNote("/f/", 3, 3)
 
 
 def test_pictures_in_results_stay():
@@ -204,7 +207,7 @@ def test_pictures_in_results_stay():
     _, first, kept, second = context(messages)
 
     assert kept == user(PICTURE)
-    assert [note_of(first), note_of(second)] == [Note("/f/", 1, 1), Note("/f/", 2, 2)]
+    assert [note_of(first), note_of(second)] == [StepsNote("/f/", 1, 1), StepsNote("/f/", 2, 2)]
 
 
 def test_an_earlier_note_stays_and_the_numbers_continue():
@@ -215,7 +218,7 @@ def test_an_earlier_note_stays_and_the_numbers_continue():
     after = context([*before, *step("t3")], number=earlier.last + 1)
 
     assert after[:2] == before
-    assert note_of(after[2]) == Note("/f/", 3, 3)
+    assert note_of(after[2]) == StepsNote("/f/", 3, 3)
 
 
 def test_short_answers_stay_and_long_ones_become_a_step():

@@ -39,7 +39,7 @@ def test_a_key_that_leads_out_has_no_url(key):
         "s/a.md",
     ],
 )
-def test_what_only_looks_like_a_url_has_no_key(url):
+def test_a_text_that_only_looks_like_a_url_has_no_key(url):
     assert key_of_url(url) is None
 
 

@@ -40,7 +40,7 @@ def test_a_hostile_id_becomes_a_harmless_name(name: str):
     assert is_harmless(safe_name(name))
 
 
-def test_an_id_that_had_to_be_changed_is_still_to_be_recognised():
+def test_a_changed_id_can_still_be_recognized():
     assert re.fullmatch(r"functions\.Bash-0-[0-9a-f]{8}", safe_name("functions.Bash:0"))
     assert re.fullmatch(r"id-con\.txt-[0-9a-f]{8}", safe_name("con.txt"))
     assert re.fullmatch(r"id-[0-9a-f]{8}", safe_name(""))
@@ -131,7 +131,7 @@ def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim):
         ("x" * 200, "x" * 201),
     ],
 )
-def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one, other):
+def test_session_ids_that_a_disk_may_treat_as_equal_have_two_folders(one, other):
     assert session_folder(one) != session_folder(other)
 
 

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.notes import (
-    Note,
+    StepsNote,
     find_imitations,
     note_of,
     step_line,
     step_names_in,
 )
 
-NOTE = Note("/home/me/.ctxpipe/job-42/", 12, 40)
+NOTE = StepsNote("/home/me/.ctxpipe/job-42/", 12, 40)
 
 
-def written(note: Note, *lines: str) -> Message:
+def written(note: StepsNote, *lines: str) -> Message:
     steps = range(note.first, note.last + 1)
     return user("\n".join([note.heading, *(lines or (step_line(n, "ls", 3) for n in steps))]))
 
@@ -29,7 +29,7 @@ def test_the_heading_says_where_the_steps_are_whole():
         "[Earlier steps, shortened; whole in /home/me/.ctxpipe/job-42/s{12..40}.md]"
     )
     assert NOTE.path(17) == "/home/me/.ctxpipe/job-42/s17.md"
-    assert Note("./job/", 1, 1, "-0a1b2c3d").path(1) == "./job/s1-0a1b2c3d.md"
+    assert StepsNote("./job/", 1, 1, "-0a1b2c3d").path(1) == "./job/s1-0a1b2c3d.md"
 
 
 @given(
@@ -38,8 +38,8 @@ def test_the_heading_says_where_the_steps_are_whole():
     st.integers(0, 30),
     st.sampled_from(["", "-0a1b2c3d"]),
 )
-def test_what_was_written_is_recognized(folder: str, first: int, more: int, suffix: str):
-    note = Note(folder, first, first + more, suffix)
+def test_a_written_note_is_recognized(folder: str, first: int, more: int, suffix: str):
+    note = StepsNote(folder, first, first + more, suffix)
 
     assert note_of(written(note)) == note
 
@@ -48,15 +48,15 @@ def test_what_was_written_is_recognized(folder: str, first: int, more: int, suff
     "message",
     [
         user(NOTE.heading + "\n12 bash ls → 3 chars"),
-        user(Note("f/", 2, 1).heading + "\n1 bash ls → 3 chars"),
+        user(StepsNote("f/", 2, 1).heading + "\n1 bash ls → 3 chars"),
         user("see " + NOTE.heading + "\n12 bash ls → 3 chars"),
         user(NOTE.heading),
-        user(Note("f/", 1, 1).heading + " and more\n1 bash ls → 3 chars"),
-        user(Note("two\nlines/", 1, 1).heading + "\n1 bash ls → 3 chars"),
-        user(Note("f/", 9_999_999_999, 9_999_999_999).heading + "\n1 bash ls → 3 chars"),
-        user(Note("f/" * 4096, 1, 1).heading + "\n1 bash ls → 3 chars"),
-        user(text(Note("f/", 1, 1).heading + "\n1 bash ls → 3 chars")),
-        assistant(Note("f/", 1, 1).heading + "\n1 bash ls → 3 chars"),
+        user(StepsNote("f/", 1, 1).heading + " and more\n1 bash ls → 3 chars"),
+        user(StepsNote("two\nlines/", 1, 1).heading + "\n1 bash ls → 3 chars"),
+        user(StepsNote("f/", 9_999_999_999, 9_999_999_999).heading + "\n1 bash ls → 3 chars"),
+        user(StepsNote("f/" * 4096, 1, 1).heading + "\n1 bash ls → 3 chars"),
+        user(text(StepsNote("f/", 1, 1).heading + "\n1 bash ls → 3 chars")),
+        assistant(StepsNote("f/", 1, 1).heading + "\n1 bash ls → 3 chars"),
         user("an ordinary request"),
     ],
     ids=str,
@@ -81,7 +81,7 @@ def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed():
         ("x → 3 chars", 0),
     ],
 )
-def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply, lines):
+def test_a_reply_that_imitates_lines_of_a_note_is_recognized(reply, lines):
     assert find_imitations(reply) == lines
 
 
@@ -90,9 +90,11 @@ def test_searching_a_reply_for_imitated_lines_takes_linear_time():
     assert find_imitations("1 " * 100_000) == 0
 
 
-def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading():
-    quoted = f"It said {Note('/f/', 3, 4, '-0a1b2c3d').heading!r} and {Note('', 9, 9).heading}"
+def test_a_text_that_quotes_a_heading_names_the_files_of_all_steps():
+    quoted = (
+        f"It said {StepsNote('/f/', 3, 4, '-0a1b2c3d').heading!r} and {StepsNote('', 9, 9).heading}"
+    )
 
     assert step_names_in(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]
     assert step_names_in("see s{1..2}.md]") == []
-    assert len(step_names_in(Note("f/", 1, 999_999_999).heading)) == 10_000
+    assert len(step_names_in(StepsNote("f/", 1, 999_999_999).heading)) == 10_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ctxpipe.placeholders.placeholders import (
     BATCH,
     DIRECT,
-    MAX_SHOWN,
+    MAX_PREVIEW_CHARS,
     Preview,
     any_reference,
     fold_block,
@@ -47,7 +47,7 @@ def test_a_preview_follows_the_mandated_first_line():
     )
 
 
-def test_where_a_preview_would_leave_nothing_out_there_is_none():
+def test_a_text_that_a_preview_would_show_whole_has_no_preview():
     assert Preview(head=3, tail=2).of("abcde") == ""
     assert Preview(head=3, tail=2).of("abcdef") != ""
 
@@ -75,7 +75,7 @@ def test_a_preview_shows_whole_characters_and_says_how_many_are_missing(
 
 
 @given(PATHS)
-def test_a_bare_placeholder_gives_its_path_back(path: str):
+def test_the_path_of_a_placeholder_is_read(path: str):
     assert reference(placeholder(DIRECT, path)) == path
     assert reference(placeholder(BATCH, path)) == path
 
@@ -88,7 +88,7 @@ def test_a_folder_with_brackets_or_blanks_is_recognised():
 
 
 @given(PATHS, st.text(st.characters(), max_size=80), st.integers(0, 9), st.integers(0, 9))
-def test_a_placeholder_with_a_preview_gives_its_path_back(
+def test_the_path_of_a_placeholder_with_a_preview_is_read(
     path: str, text: str, head: int, tail: int
 ):
     shown = placeholder(DIRECT, path, text, Preview(head, tail))
@@ -139,7 +139,7 @@ def test_numbers_too_long_to_be_read_are_content():
 # Named --------------------------------------------------------------------------------------------
 
 
-def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder():
+def test_a_text_that_quotes_a_placeholder_names_the_files():
     quoted = placeholder(BATCH, "./tool-result-t1.md")
 
     assert quoted_file_names(
@@ -152,7 +152,7 @@ def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder():
     assert quoted_file_names("see ../s/t2.md") == []
 
 
-def test_a_long_word_beside_a_placeholder_is_read_without_delay():
+def test_a_long_word_next_to_a_placeholder_is_read_in_linear_time():
     # In quadratic time, as it once was read, this took minutes.
     assert quoted_file_names(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
 
@@ -182,11 +182,13 @@ def test_a_longer_preview_than_a_stage_may_show_is_content(shown):
     text = "x" * (shown + 1000)
 
     assert (
-        any_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN)
+        any_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_PREVIEW_CHARS)
         == "/s/a.md"
     )
     for preview in (Preview(shown, 0), Preview(0, shown), Preview(shown // 2 + 1, shown // 2 + 1)):
-        assert any_reference(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
+        assert (
+            any_reference(placeholder(DIRECT, "/s/a.md", text, preview), MAX_PREVIEW_CHARS) is None
+        )
         assert any_reference(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
 
 
@@ -219,11 +221,11 @@ def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(text:
 
 
 @given(st.text("ab\n", max_size=300), st.integers(0, 200), st.sampled_from(["", "/archive.json"]))
-def test_what_is_left_of_a_text_is_recognized(text: str, limit: int, where: str):
+def test_a_shortened_text_is_recognized(text: str, limit: int, where: str):
     assert is_cut(shorten(text, limit, where), text)
 
 
-def test_another_text_with_a_note_in_it_is_not_what_is_left_of_one():
+def test_another_text_with_such_a_line_is_no_shortened_text():
     whole = "a" * 100
 
     assert not is_cut(f"b{gap(98)}a", whole)
@@ -248,7 +250,7 @@ def test_a_file_without_lines_is_its_path_alone():
 
 
 @given(st.text(), st.text())
-def test_what_was_folded_is_recognized(path: str, body: str):
+def test_a_folded_block_is_recognized(path: str, body: str):
     assert is_folded(fold_block(path, body))
 
 
