@@ -226,7 +226,7 @@ def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
 def _result_faults(name: str, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     call_id = get("tool_use_id")
     if not is_id(call_id, name):
-        yield "tool-id", f"the API does not accept the tool_use_id {quoted_id(call_id)}"
+        yield "tool-id", f"the API does not accept the tool_use_id {id_repr(call_id)}"
     if name != "tool_result":
         return
     content = get("content")
@@ -243,7 +243,7 @@ def _result_faults(name: str, get: Callable[..., Any]) -> Iterator[tuple[str, st
 def _call_faults(name: str, block: Block, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     call_id = get("id")
     if not is_id(call_id, name):
-        yield "tool-id", f"the API does not accept the id {quoted_id(call_id)}"
+        yield "tool-id", f"the API does not accept the id {id_repr(call_id)}"
     if not is_tool_name(get("name")):
         yield "tool-name", f"a {name} without a valid tool name"
     arguments = get("input")
@@ -312,7 +312,7 @@ def is_signed(block: Block) -> bool:
     return isinstance(proof, str) and bool(proof)
 
 
-def quoted_id(call_id: object) -> str:
+def id_repr(call_id: object) -> str:
     """Return *call_id* as an error shows it: shortened, in quotes; its type if it is no text."""
     if not isinstance(call_id, str):
         return type(call_id).__name__

@@ -16,10 +16,10 @@ from .columns import Columns
 from .facts import (
     NO_FACTS,
     MessageFacts,
+    id_repr,
     is_directive,
     is_id,
     is_server_result,
-    quoted_id,
     read_facts,
 )
 from .vocabulary import (
@@ -382,7 +382,7 @@ def _id_problems(
         if kind(block) == block_kind:
             last_places[str(field(block, key, ""))] = place
     for call_id in ids:
-        yield Problem(index, text.format(quoted_id(call_id)), last_places.get(call_id), rule)
+        yield Problem(index, text.format(id_repr(call_id)), last_places.get(call_id), rule)
 
 
 # Server tools -------------------------------------------------------------------------------------
@@ -452,10 +452,10 @@ class _ServerCalls:
         if result is not None and self.pending.get(result):
             self.pending[result].pop()
         elif result is not None and is_sure:
-            text = f"the {kind(block)} {quoted_id(result)} has no call before it in its turn"
+            text = f"the {kind(block)} {id_repr(result)} has no call before it in its turn"
             self._add_problem(index, place, text)
         if caller is not None and caller not in self.pending:
-            text = f"the call's caller {quoted_id(caller)} is not in its turn"
+            text = f"the call's caller {id_repr(caller)} is not in its turn"
             self._add_problem(index, place, text)
 
     def _add_problem(self, index: int, place: int, text: str) -> None:
@@ -471,7 +471,7 @@ def _calls_without_result(progress: _CheckProgress, index: int) -> list[Problem]
     problems: list[Problem] = []
     for message_index, place, call_id in sorted(places):
         name = kind(blocks(progress.messages[message_index])[place])
-        text = f"the {name} {quoted_id(call_id)} has no result in its turn"
+        text = f"the {name} {id_repr(call_id)} has no result in its turn"
         problems.append(Problem(message_index, text, place, "server-tool"))
     return problems
 
