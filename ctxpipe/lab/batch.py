@@ -169,9 +169,11 @@ def _size(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers that replay files: a *pool* that holds up to *at_once* files, or this process.
+    """Workers that replay files; `workers` and `cluster` create them.
 
-    With *far* the workers may have no access to the caller's disk and get the files' contents.
+    *pool* is the executor of the workers, or None to replay in this process. At most *at_once*
+    files are submitted at a time. With *far* the workers may have no access to the caller's disk,
+    so they get the contents of the files.
     """
 
     pool: Executor | None = None

@@ -79,9 +79,11 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ReplayStep:
-    """A recorded *call* of a replay, and the *use* of earlier messages by its reply.
+    """The part of a replay for one recorded reply.
 
-    *requests* are all requests that were sent for it; the last is the one that the reply answers.
+    *call* is the number of the reply, counted from 0. *requests* are all requests that were sent
+    for it; the reply answers the last of them. *use* has the weights of the atoms of earlier
+    messages that the reply uses, by the place where they were available.
     """
 
     call: int

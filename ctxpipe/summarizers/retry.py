@@ -262,7 +262,7 @@ async def _attempt(
         left = deadline - retry.clock()
         try:
             with anyio.fail_after(min(retry.attempt_seconds, left)) as scope:
-                return await _ask(summarize, messages)
+                return await _summarize_once(summarize, messages)
         except TimeoutError as error:
             if not scope.cancelled_caught:  # a timeout of the summarizer
                 raise
@@ -296,7 +296,7 @@ async def _attempt(
     return replace(summary, attempts=retrying.statistics["attempt_number"])
 
 
-async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
+async def _summarize_once(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
     """Call *summarize* with copies of *messages*, and check its result.
 
     Raises SummaryFailed for a blank summary or an error that is not an Exception, SettingsError if
@@ -305,7 +305,7 @@ async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
     # A summarizer may modify its messages, and these belong to the caller.
     copies = await in_thread(deep_copy, list(messages))
     try:
-        summary = await _answer_of(summarize, copies)
+        summary = await _call(summarize, copies)
     except Exception:
         raise
     except BaseException as error:
@@ -344,7 +344,7 @@ def _passes_through(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
-async def _answer_of(summarize: Summarizer, messages: Sequence[Message]) -> object:
+async def _call(summarize: Summarizer, messages: Sequence[Message]) -> object:
     """Call and await *summarize*. Raises SettingsError if it is not async."""
     answer: object = summarize(messages)  # object: the annotation may be wrong
     if not isawaitable(answer):
