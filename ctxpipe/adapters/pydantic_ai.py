@@ -29,6 +29,7 @@ from ..wire.values import (
     has_text,
     image_block,
     image_url,
+    instruction_block,
     join_texts,
     opaque_block,
     result_block,
@@ -446,8 +447,10 @@ def _part_blocks(part: Any, unknown: Callable[..., JsonDict]) -> list[JsonDict]:
         case UserPromptPart():
             content = [part.content] if isinstance(part.content, str) else part.content
             return [_content_block(element) for element in content]
-        case TextPart() | SystemPromptPart():
+        case TextPart():
             return [_text(part.content)] if part.content else []
+        case SystemPromptPart():
+            return [instruction_block(_plain(part))] if part.content else []
         case ToolCallPart():
             block = use_block(part.tool_call_id, part.tool_name, arguments_object(part.args))
         case ThinkingPart():

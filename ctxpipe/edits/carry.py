@@ -28,10 +28,12 @@ from ..messages import (
     is_opaque,
     kind,
     program,
+    tool_results,
     without_surrogates,
 )
 from ..messages import field as read
 from ..messages.facts import is_server_result
+from ..messages.vocabulary import INSTRUCTION
 from ..placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 from .activity import one_line
 
@@ -125,9 +127,12 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
     """Return the blocks and exchanges of *messages* to carry over, in their order.
 
     They are unknown blocks and references in the user's messages, and the exchanges that loaded
-    tools by reference.
+    tools by reference. An unknown block about a call, such as its progress, goes with the call once
+    that is answered. Words of the system that are repeated are carried once, at their last place.
     """
     candidates: list[Candidate] = []
+    answered_calls = {result.tool_use_id for result in tool_results(messages)}
+    last_instructions = _last_instructions(messages)
     is_leading = True
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -137,7 +142,9 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
             continue
         for place, block in enumerate(blocks(message)):
             is_leading = is_leading and is_opaque(block)
-            if is_carried(block):
+            if not is_carried(block) or _call_id(block) in answered_calls:
+                continue
+            if last_instructions.get(_instruction(block), (index, place)) == (index, place):
                 carry_kind = CarryKind.LEADING if is_leading else CarryKind.BLOCK
                 candidates.append(
                     Candidate(
@@ -151,6 +158,29 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
                     )
                 )
     return candidates
+
+
+def _last_instructions(messages: Sequence[Message]) -> dict[str, tuple[int, int]]:
+    """Return for all words of the system in the user's messages the last place where they are."""
+    places: dict[str, tuple[int, int]] = {}
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            for place, block in enumerate(blocks(message)):
+                places[_instruction(block)] = (index, place)
+    places.pop("", None)
+    return places
+
+
+def _instruction(block: Block) -> str:
+    """Return the words of the system that *block* represents; "" if it represents none."""
+    if kind(block) != OPAQUE or read(block, "kind") != INSTRUCTION:
+        return ""
+    return str(read(block, "json"))
+
+
+def _call_id(block: Block) -> str:
+    """Return the id of the call that an unknown *block* is about; "" if it is about none."""
+    return str(read(block, "call", "")) if kind(block) == OPAQUE else ""
 
 
 def attach(candidates: Iterable[Candidate], index: int) -> list[Candidate]:

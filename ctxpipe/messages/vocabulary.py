@@ -59,6 +59,8 @@ OPAQUE = "opaque"
 
 Such a block is ``{"type": "opaque", "kind": the item's own type, "json": the item as JSON}``.
 """
+INSTRUCTION = "system message"
+"""The `kind` of an opaque block that represents words of the system."""
 KNOWN_KINDS = (
     CALLS
     | SERVER_RESULTS

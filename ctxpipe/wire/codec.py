@@ -32,6 +32,7 @@ from ..placeholders.placeholders import OPENING
 from .values import (
     arguments_object,
     client_block,
+    instruction_block,
     opaque_block,
     result_block,
     text_block,
@@ -115,7 +116,10 @@ class Codec(ItemReader):
         """
         if self.is_from_reply is not None and self.is_from_reply(item):
             return Reading("assistant", [opaque_block(item)], joins=True, call=call)
-        return Reading("user", [client_block(item, name)], is_unknown=True, call=call)
+        block = client_block(item, name)
+        if isinstance(call, str):
+            block["call"] = call
+        return Reading("user", [block], is_unknown=True, call=call)
 
     def is_answer(self, item: Item) -> bool:
         """Return True if *item*, which has the id of a call, is the result and not the call."""
@@ -281,7 +285,7 @@ def make_units(codec: Codec, items: Sequence[Item], start: int, used_ids: set[st
             _make_opaque(codec, later, frozenset())
     for group in groups:
         _make_valid(group)
-    _move_systems_to_user(groups)
+    _move_systems_to_user(groups, items)
     return [_as_unit(group) for group in groups]
 
 
@@ -545,10 +549,11 @@ def _make_valid(group: _Group) -> None:
         group.side = "user"
 
 
-def _move_systems_to_user(groups: Sequence[_Group]) -> None:
+def _move_systems_to_user(groups: Sequence[_Group], items: Sequence[Item]) -> None:
     """Turn system messages into the user's where the Messages API accepts no system message.
 
-    It accepts them only between the user and the assistant.
+    It accepts them only between the user and the assistant. Elsewhere they are opaque, so that a
+    compaction carries them on instead of summarizing them with the user's words.
     """
     others = (group.side for group in groups if group.side != "system")
     sides: list[Side] = ["assistant", *others, "assistant"]
@@ -558,6 +563,8 @@ def _move_systems_to_user(groups: Sequence[_Group]) -> None:
             position += 1
         elif sides[position] not in ANSWERED or sides[position + 1] != "assistant":
             group.side = "user"
+            group.blocks = [instruction_block(items[index]) for index in group.items]
+            group.owners = list(group.items)
 
 
 def _as_unit(group: _Group) -> Unit:

@@ -26,7 +26,7 @@ from ..messages import (
     rebuilt,
     without_surrogates,
 )
-from ..messages.vocabulary import UNSIGNED
+from ..messages.vocabulary import INSTRUCTION, UNSIGNED
 
 RAW = "_raw"
 """Key for the arguments of a call that are no JSON object."""
@@ -325,6 +325,14 @@ def client_block(value: object, name: object = None) -> JsonDict:
     if type_name == "tool_reference" and isinstance(field(value, "tool_name"), str):
         return tool_reference(field(value, "tool_name"))  # a known block, which loads a tool
     return {"type": OPAQUE, "kind": type_name, "json": _json_of(value, _full_value)}
+
+
+def instruction_block(value: object) -> JsonDict:
+    """Return the block of *value*, words of the system where the Messages API takes none.
+
+    As an opaque block it stays word for word: as a text of the user it would be summarized.
+    """
+    return client_block(value, INSTRUCTION)
 
 
 def tool_reference(name: str) -> JsonDict:

@@ -89,6 +89,23 @@ async def test_tools_that_a_search_has_loaded_stay_loaded(kind: str, tmp_path):
     assert sent[place : place + len(load)] == load
 
 
+async def test_the_system_prompt_stays_when_the_first_request_is_compacted(tmp_path):
+    prompt = SystemPromptPart("Never deploy.")
+    reply = ModelResponse([TextPart("Yes.")])
+    asked = ModelRequest([UserPromptPart("go")])
+    long = ModelRequest([prompt, UserPromptPart("word " * 2_000)])
+    session = compacting(tmp_path).session("s")
+    translation = Translation(PydanticCodec())
+
+    for _ in range(2):
+        units = translation.read([long, reply, asked, reply, asked])
+        result = await session.run(units.messages, force=True)
+        sent = translation.items(units, result.messages)
+
+        assert long not in sent
+        assert sent[0].parts[0] is prompt
+
+
 # Messages -----------------------------------------------------------------------------------------
 
 

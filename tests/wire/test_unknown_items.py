@@ -363,6 +363,36 @@ async def test_tools_that_a_result_refers_to_stay_loaded_in_a_chat():
     assert sent[sent.index(search) + 1] == answer
 
 
+async def test_an_unknown_item_about_an_answered_call_is_compacted_with_the_call():
+    progress = {"type": "moon_progress", "call_id": "a", "percent": 50}
+    other = {**progress, "call_id": "b"}  # of no call in the history
+    items = [USER, call("a"), progress, output("a"), progress, other, REPLY, USER]
+
+    sent = await items_after_compaction(RESPONSES, items, MemoryStorage())
+
+    assert progress not in sent
+    assert sent.count(other) == 1
+
+
+# What the system says later -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["chat", "responses"])
+async def test_words_of_the_system_stay_word_for_word_wherever_they_are(form: str):
+    reply = {"role": "assistant", "content": "Yes."}
+    rule: dict[str, Any] = {"role": "system", "content": "No deploys.", "tools": [{"name": "x"}]}
+    other = {"role": "system", "content": "Be brief."}
+    items = [USER, reply, rule, USER, reply, other, USER, reply, other, reply, USER]
+
+    sent = await items_after_compaction(
+        CHAT if form == "chat" else RESPONSES, items, MemoryStorage()
+    )
+
+    assert sent.count(rule) == 1
+    assert sent.count(other) == 1  # what is repeated is there once
+    assert sent.index(rule) < sent.index(other)
+
+
 # Reasoning ----------------------------------------------------------------------------------------
 
 
