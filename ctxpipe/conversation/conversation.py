@@ -50,7 +50,7 @@ from ..tokens.billed import cached_tokens, check_usage, has_usage
 from . import walk
 from .align import align
 from .commit import commit
-from .gate import Exchanges, Gate, as_stages
+from .gate import Exchanges, SessionGate, as_stages
 from .memory import DELETED, UNKNOWN, Memory
 from .open_calls import add_appended
 from .shared_decisions import SharedDecisions
@@ -109,7 +109,7 @@ class Conversation:
         self._new_memory = partial(
             Memory, session_id, journal=journal, keys=keys, texts=history, verify=verify
         )
-        self._gate = Gate(session_id)  # for one turn
+        self._gate = SessionGate(session_id)  # for one turn
         self._exchanges = Exchanges(session_id)
         self._agent_model: AgentModel | None = None  # lent by the newest request that lends one
         self._decisions: SharedDecisions | None = None

@@ -1,16 +1,16 @@
-"""The context before a summary: the caller may take back a message that the summary describes.
+"""The context before a summary, for a caller who takes back a message that the summary describes.
 
-A summary describes every message of the history so far, but it replaces only some of them: the
-model has not answered the newest ones, so they stay behind it. An example with eight messages:
+A summary describes every message of the history so far, but it replaces only some of them. The
+newest ones, which the model has not answered, stay after it. An example with eight messages:
 
     history                h0 h1 h2 h3 h4 h5 h6 h7
     context before         h0 h1 p2 h3 h4 h5 h6 h7     p2 is h2 with a placeholder
     context with summary   S              h5 h6 h7     S describes h0 to h7, replaces h0 to h4
 
-`EarlierContext(described_count=8, replaced_count=5, edits=[Edit(2, 3, [p2])])` holds what is
-necessary to go back. If the user edits h6, S may quote the old h6. So the next
-context is "h0 h1 p2 h3 h4 h5" and the new message, without S. Each summary has its own earlier
-context, and the newest one is used whose own summaries describe only messages that still exist.
+`EarlierContext(described_count=8, replaced_count=5, edits=[Edit(2, 3, [p2])])` has the data to go
+back. Suppose that the user edits h6. S may quote the old h6, so it must not be used any more: the
+next context is "h0 h1 p2 h3 h4 h5" and the new message. Each summary has its own earlier context.
+The one used is the newest whose own summaries describe only messages that still exist.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def replaces_one_by_one(edit: Edit) -> bool:
 
 
 def were_unanswered(undone: Sequence[EarlierContext], known: int) -> bool:
-    """Return True if the messages taken back, those after *known*, were behind the summary.
+    """Return True if the model had not answered the messages that the caller has taken back.
 
-    *undone* are the earlier contexts of the summaries that describe them. The model had not
-    answered these messages.
+    *undone* are the earlier contexts of the summaries that describe such a message. The first
+    *known* messages of the history are unchanged. If these are all that the oldest of the summaries
+    replaced, every message taken back came after it in the context.
     """
     return bool(undone) and undone[0].replaced_count <= known

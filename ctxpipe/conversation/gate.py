@@ -20,7 +20,7 @@ _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", def
 _exchanges: ContextVar[tuple[object, ...]] = ContextVar("ctxpipe_exchanges", default=())
 
 
-class Line:
+class WaitingTasks:
     """The tasks of one event loop that wait at a gate, and the one that was let in."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -34,7 +34,7 @@ class Line:
         self.lock.release()
 
 
-class Gate:
+class SessionGate:
     """Lets one piece of work on session *session_id* in at a time.
 
     The others of the same event loop wait, in order. Another loop is refused as long as one of the
@@ -45,7 +45,7 @@ class Gate:
         self._session_id = session_id
         self._pid = os.getpid()
         self._guard = threading.Lock()  # nobody waits for it longer than for a few instructions
-        self._line = Line(None)
+        self._line = WaitingTasks(None)
         self.is_closed: bool = False  # its `async with` has ended
 
     @property
@@ -62,7 +62,7 @@ class Gate:
         owner = self._line.loop
         return not self.is_busy and (owner is None or owner is loop or owner.is_closed())
 
-    async def enter(self) -> Line:
+    async def enter(self) -> WaitingTasks:
         """Wait for the work that is under way; `leave` ends one's own.
 
         Raises SettingsError where that is not possible.
@@ -83,7 +83,7 @@ class Gate:
                 "do it inside, or ask the pipeline for the session again"
             )
 
-    def _join(self) -> Line:
+    def _join(self) -> WaitingTasks:
         self.ensure_open()
         if self._pid != os.getpid():
             raise SettingsError(
@@ -99,7 +99,7 @@ class Gate:
                         f"session {excerpt(self._session_id)} is in use by another event loop; "
                         "for threads use ctxpipe.sync.Session, for several processes a journal"
                     )
-                line = self._line = Line(loop)
+                line = self._line = WaitingTasks(loop)
             line.tasks += 1
             return line
 
@@ -112,7 +112,7 @@ class Exchanges:
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
-        self._gate = Gate(session_id)
+        self._gate = SessionGate(session_id)
         self._current: object | None = None  # the exchange that is under way
         self._claims: dict[object, Message | None] = {}  # of those that wait
 

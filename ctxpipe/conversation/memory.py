@@ -46,7 +46,7 @@ BACK = "the journal is back, and what was missed is written"
 NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
 
 
-class Line(NamedTuple):
+class JournalBranch(NamedTuple):
     """One branch of a journal, up to the first *base* entries.
 
     *replay* is the session as they leave it, *step* what the caller's history is there.
@@ -261,7 +261,7 @@ class Memory:
 
     async def _read_lines(
         self, journal: Journal, history: list[Message], branch: str | None = None
-    ) -> tuple[list[Entry], list[Line]]:
+    ) -> tuple[list[Entry], list[JournalBranch]]:
         """All entries of *journal*, and what *history* is on *branch*, or on each of them.
 
         A damaged journal is set aside, and its valid entries are kept.
@@ -287,7 +287,7 @@ class Memory:
 
     def _replay_lines(
         self, entries: Sequence[Entry], history: list[Message], branch: str | None
-    ) -> list[Line]:
+    ) -> list[JournalBranch]:
         """The line of *history* on *branch*, or on each one, then one for each end that was left.
 
         A new process that goes back leaves entries on which no other rests. What these have taken
@@ -305,7 +305,7 @@ class Memory:
 
     def _line(
         self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
-    ) -> Line:
+    ) -> JournalBranch:
         """*branch* at its end, or where *history* has left it when that is no later."""
         numbers = chain(entries, base)
         path = [entries[number] for number in numbers]
@@ -314,9 +314,9 @@ class Memory:
         fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
         if step.agreement.is_cut and fits_earlier:
             return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
-        return Line(base, branch, replay, step)
+        return JournalBranch(base, branch, replay, step)
 
-    def _take_over(self, line: Line, entries: Sequence[Entry]) -> None:
+    def _take_over(self, line: JournalBranch, entries: Sequence[Entry]) -> None:
         self.timeline = line.replay.timeline
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
