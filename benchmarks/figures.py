@@ -9,6 +9,11 @@ line that names the figure of each column, "{}" being the first cell of a row an
 
     <!-- figures of bench_costs: {} at 0.1: cost; {} at 0.1: seen; - -->
 
+As the file ``peers`` a page quotes the table "Dollars at equal recall" of
+benchmarks/peers/results.md, which `make bench-peers` writes::
+
+    0.712<!-- peers: langchain, defaults: at 0.1 -->
+
 A test compares all of it.
 """
 
@@ -24,6 +29,8 @@ from typing import TypeAlias, TypedDict
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results.json"
+PEERS = ROOT / "benchmarks" / "peers" / "results.md"
+PEERS_SECTION = "\n## Dollars at equal recall\n"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 QUOTED = re.compile(rf"(?P<number>{NUMBER.pattern})<!-- (?P<file>\w+): (?P<name>[^\n]+?) -->")
@@ -102,6 +109,18 @@ def read_figures(results: Path = RESULTS) -> Figures:
     return figures
 
 
+def read_peer_figures(results: Path = PEERS) -> dict[str, Figure]:
+    """Return the figures of the peers' bills, named "row: column" as in their table."""
+    section = results.read_text("utf-8").split(PEERS_SECTION)[1].split("\n## ")[0]
+    lines = [line.strip("|") for line in section.splitlines() if line.startswith("| ")]
+    columns, *peers = [[cell.strip() for cell in line.split("|")] for line in lines]
+    figures: dict[str, Figure] = {}
+    for peer, *cells in peers:
+        for column, cell in zip(columns[1:], cells, strict=True):
+            figures[f"{peer}: {column}"] = {"value": float(cell), "unit": ""}
+    return figures
+
+
 def as_quoted(value: float, number: str) -> str:
     """*value* with as many decimals as *number* has, and written as that is."""
     decimals = len(number.partition(".")[2])
@@ -145,7 +164,7 @@ def quoted_count(page: str) -> int:
 
 
 def main() -> None:
-    figures = read_figures()
+    figures = read_figures() | {"peers": read_peer_figures()}
     for page in PAGES:
         text = page.read_text("utf-8")
         quoted = with_figures(text, figures)

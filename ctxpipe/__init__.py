@@ -1,41 +1,38 @@
-"""Keep the context of an LLM agent small, valid and cached.
+"""Shape the context of an LLM agent, once per turn: an asyncio middleware pipeline.
 
     import asyncio
 
     from anthropic import AsyncAnthropic
-    from anyio import run_process
-    from ctxpipe import ContextPipeline, LocalStorage, Tool, answer, offload_tools, presets
+    from ctxpipe import AnthropicSummarizer, BatchOffload, Compact, ContextPipeline, answer
+    from ctxpipe import DirectOffload, LocalStorage, Restore, SmartTruncate, offload_tools
 
     client, storage = AsyncAnthropic(), LocalStorage(".ctxpipe")
-    pipeline = ContextPipeline(presets.coding_agent(storage, work_dir="."))
-    schema = {"type": "object", "properties": {"command": {"type": "string"}}}
+    pipeline = (
+        ContextPipeline()
+        .use(DirectOffload(storage))
+        .use(BatchOffload(storage))
+        .use(Compact(AnthropicSummarizer(client), archive=storage, restore=Restore(".")))
+        .use(SmartTruncate(archive=storage))
+    )
 
 
-    async def bash(arguments) -> str:
-        return (await run_process(arguments["command"], check=False)).stdout.decode()
+    async def agent(task, **request):
+        messages, tools = [{"role": "user", "content": task}], offload_tools(storage)
+        request["tools"] = [tool.definition for tool in tools]
+        while True:  # once per turn
+            result = await pipeline.run(messages, session_id="job", tools=request["tools"])
+            request |= {"messages": result.messages, **result.request_options}
+            reply = await client.messages.create(**request)
+            messages = [*result.messages, {"role": "assistant", "content": reply.content}]
+            output = [await answer(b, tools) for b in reply.content if b.type == "tool_use"]
+            if not output:
+                return reply
+            messages.append({"role": "user", "content": output})
 
 
-    async def main(task) -> str:
-        async with pipeline.session("job-42", journal=storage) as session:
-            run = Tool({"name": "bash", "input_schema": schema}, bash)
-            tools = [run, *offload_tools(session)]  # the model reads back with these
-            request = {"model": "claude-opus-5", "max_tokens": 4096}
-            request["tools"] = [tool.definition for tool in tools]
-            session.append({"role": "user", "content": task})
-            while True:
-                reply = await session.create(client, **request)
-                calls = [block for block in reply.content if block.type == "tool_use"]
-                if not calls:
-                    texts = [block.text for block in reply.content if block.type == "text"]
-                    return "".join(texts) or f"No answer: {reply.stop_reason}"
-                results = [await answer(call, tools) for call in calls]
-                session.append({"role": "user", "content": results})
+    print(asyncio.run(agent("Say hello.", model="claude-opus-5", max_tokens=4096)))
 
-
-    print(asyncio.run(main("Which module here is the largest?")))
-
-What long results held is in files below the storage, where the model can read it; the session keeps
-the history whole.
+A long result goes to a file below the storage, where the model can read it with `offload_tools`.
 """
 
 from typing import TYPE_CHECKING
@@ -54,10 +51,16 @@ if TYPE_CHECKING:
         StorageError,
     )
     from .pipeline import ContextPipeline
+    from .placeholders.placeholders import Preview as Preview
     from .session import Session
     from .session.sessions import Sessions
     from .stages.collapse import Collapse
+    from .stages.compact import Breaker as Breaker
     from .stages.compact import Compact, Restore
+    from .stages.compact import Evidence as Evidence
+    from .stages.gates import RatioGate as RatioGate
+    from .stages.gates import RentOrBuyGate as RentOrBuyGate
+    from .stages.media import MediaOffload as MediaOffload
     from .stages.offload import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs import TrimReadBacks
@@ -72,6 +75,10 @@ if TYPE_CHECKING:
         RedisJournal,
         SQLiteJournal,
     )
+    from .summarizers import AnthropicSummarizer as AnthropicSummarizer
+    from .summarizers import ExtractiveSummarizer as ExtractiveSummarizer
+    from .summarizers import PromptSummarizer as PromptSummarizer
+    from .summarizers import Retry as Retry
     from .tokens import Budget
     from .tools import Tool, answer, offload_tools
 
@@ -119,10 +126,13 @@ _NAMES = {
     "offload_tool_results restore_files should_compact smart_truncate "
     "truncate_conversation",
     ".pipeline": "ContextPipeline",
+    ".placeholders.placeholders": "Preview",
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stages.collapse": "Collapse",
-    ".stages.compact": "Compact Restore",
+    ".stages.compact": "Breaker Compact Evidence Restore",
+    ".stages.gates": "RatioGate RentOrBuyGate",
+    ".stages.media": "MediaOffload",
     ".stages.offload": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
     ".stages.read_backs": "TrimReadBacks",
@@ -130,6 +140,7 @@ _NAMES = {
     ".stages.truncate": "SmartTruncate",
     ".storage": "LocalStorage MemoryStorage ObjectJournal ObjectStorage PostgresJournal "
     "RedisJournal SQLiteJournal",
+    ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer Retry",
     ".tokens": "Budget",
     ".tools": "Tool answer offload_tools",
 }
@@ -143,12 +154,8 @@ _ELSEWHERE = {
     ".edits.repair": "repair",
     ".errors": "SummaryFailed",
     ".messages": "Message check pending_calls rewrite tool_calls tool_results",
-    ".placeholders.placeholders": "Preview",
     ".providers.prices": "Prices prices_of",
-    ".stages.compact": "Breaker Evidence",
-    ".stages.gates": "RatioGate RentOrBuyGate",
-    ".stages.media": "MediaOffload",
-    ".summarizers": "AgentSummarizer AnthropicSummarizer ExtractiveSummarizer PromptSummarizer",
+    ".summarizers": "AgentSummarizer",
     ".tokens": "TokenCounter",
     ".tools": "as_beta_tools",
 }

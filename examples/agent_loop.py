@@ -1,22 +1,34 @@
-"""An agent loop with ctxpipe: history in, context out.
+"""The README's program in full: an agent loop with four stages, and with tools for a folder.
 
     python -m examples.agent_loop "How are errors handled here?" --folder src
     python -m examples.agent_loop --demo
 
-With ANTHROPIC_API_KEY set it talks to the API. Without one, and with --demo, the same client talks
-to a scripted model on 127.0.0.1 that surveys the folder; its tools, and what they find, are real.
+With ANTHROPIC_API_KEY set it asks the API. Without a key, and with --demo, the same client asks a
+scripted model on 127.0.0.1 that surveys the folder; the tools and their results are real.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Result, Tool
-from ctxpipe.placeholders.placeholders import Preview
-from ctxpipe.tools import answer
+from ctxpipe import (
+    BatchOffload,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    Restore,
+    Result,
+    SmartTruncate,
+    Tool,
+    answer,
+)
+from ctxpipe.summarizers import AnthropicSummarizer
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -30,19 +42,26 @@ A long tool result may stand in a file: the text "[Tool result offloaded to file
 read_offloaded or search_offloaded."""
 
 
-def build_pipeline(storage: LocalStorage) -> ContextPipeline:
-    """Long new tool results go to files at once, with head and tail left.
+def build_pipeline(
+    client: AsyncAnthropic, storage: LocalStorage, work_dir: str | os.PathLike[str]
+) -> ContextPipeline:
+    """Return the pipeline of the README, with a preview of each long result.
 
-    Old ones follow when it is worth it.
+    *client* is asked for summaries. After a summary, files below *work_dir* are read again.
     """
+    summarizer = AnthropicSummarizer(client)
     return (
-        ContextPipeline().use(DirectOffload(storage, preview=Preview())).use(BatchOffload(storage))
+        ContextPipeline()
+        .use(DirectOffload(storage, preview=Preview()))
+        .use(BatchOffload(storage))
+        .use(Compact(summarizer, archive=storage, restore=Restore(work_dir)))
+        .use(SmartTruncate(archive=storage))
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the loop, for whoever watches."""
+    """One turn of the loop: what was sent, what the pipeline reported, and what came back."""
 
     context: Sequence[MessageParam]
     result: Result
@@ -59,30 +78,30 @@ async def run_agent(
     model: str,
     session_id: str,
 ) -> AsyncGenerator[Turn]:
-    """Work on *task* until the model has nothing left to call."""
+    """Work on *task* until the model calls no tool, and yield each turn."""
     definitions = [tool.definition for tool in tools]
-    history: list[MessageParam] = [{"role": "user", "content": task}]
+    messages: list[MessageParam] = [{"role": "user", "content": task}]
     while True:
         result = await pipeline.run(
-            history, session_id=session_id, system=SYSTEM, tools=definitions
+            messages, session_id=session_id, system=SYSTEM, tools=definitions
         )
-        history = result.messages  # go on with the context: what is offloaded stays offloaded
         reply: Message = await client.messages.create(
             model=model,
             max_tokens=8192,
             system=SYSTEM,
             tools=definitions,
-            messages=history,
+            messages=result.messages,
             cache_control={"type": "ephemeral"},
             **result.request_options,
         )
         calls = [block for block in reply.content if block.type == "tool_use"]
         answers = await asyncio.gather(*(answer(call, tools) for call in calls))
-        yield Turn(tuple(history), result, reply, answers)
+        yield Turn(result.messages, result, reply, answers)
         if not calls:
             return
-        history = [
-            *history,
+        # Continue with the context: a result that went to a file stays there.
+        messages = [
+            *result.messages,
             {"role": "assistant", "content": reply.content},
             {"role": "user", "content": answers},
         ]

@@ -1,6 +1,6 @@
-"""What `python -m examples.agent_loop` shows.
+"""The output of `python -m examples.agent_loop`.
 
-Progress while the agent works, then what ctxpipe saved.
+It shows progress while the agent works, then how many tokens ctxpipe saved.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["main"]
 PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
 TASK = "What does each module here do? Read every one; say how they hang together."
 ABOUT = (
-    "An agent explores a folder; every tool result that is long goes to a file, and a table shows "
-    "what that saves."
+    "An agent explores a folder. Every long tool result goes to a file, and a table shows what "
+    "that saves."
 )
 EPILOG = (
-    "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a "
-    "scripted model."
+    "With ANTHROPIC_API_KEY set it asks the API, which costs money. Without it, or with --demo, it "
+    "asks a scripted model."
 )
 
 Row: TypeAlias = tuple[str, int | str, int | str]
@@ -54,9 +54,9 @@ Row: TypeAlias = tuple[str, int | str, int | str]
 
 @dataclass(slots=True)
 class Tally:
-    """What the turns add up to, with ctxpipe and without.
+    """Sums over the turns, with ctxpipe and without.
 
-    Without it, every request would hold all that came before.
+    Without it, every request would have the whole history.
     """
 
     counter: TokenCounter
@@ -119,15 +119,15 @@ class Tally:
 
 
 def reads_back(names: Sequence[str]) -> bool:
-    """Whether a turn only reads back what ctxpipe has moved away.
+    """Return True if a turn only reads back what ctxpipe moved to files.
 
-    Without it there would be no such turn.
+    Without ctxpipe there would be no such turn.
     """
     return bool(names) and READ_BACK_TOOLS.issuperset(names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent as the command line says; 0 when it came to a sound answer."""
+    """Run the agent as the command line asks; return 0 if its answer is correct."""
     options = parse(arguments)
     try:
         return asyncio.run(run(options, Console()))
@@ -191,13 +191,13 @@ async def run(options: argparse.Namespace, console: Console) -> int:
 
     started = time.monotonic()
     storage = LocalStorage(options.storage)
-    pipeline = build_pipeline(storage)
     session_id = time.strftime("%Y-%m-%d-%H%M%S")
     tools = [*folder_tools(options.folder), *offload_tools(storage, session_id=session_id)]
     definitions = [tool.definition for tool in tools]
-    overhead = pipeline.counter.total([], system=SYSTEM, tools=definitions)
-    tally = Tally(pipeline.counter, overhead)
     async with connect(options) as (client, server):
+        pipeline = build_pipeline(client, storage, options.folder)
+        overhead = pipeline.counter.total([], system=SYSTEM, tools=definitions)
+        tally = Tally(pipeline.counter, overhead)
         who = "A scripted model" if server else options.model
         console.print(f"{who} works on {options.folder}: {options.task}", soft_wrap=True)
         turns = run_agent(
@@ -222,7 +222,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
 
 
 async def record(path: Path, request: dict[str, Any], tally: Tally, console: Console) -> None:
-    """Write the history without ctxpipe, and say how to see it turn by turn."""
+    """Write the history as it is without ctxpipe, and print how to see it turn by turn."""
     text = json.dumps(request, default=lambda block: block.to_dict())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
@@ -250,7 +250,7 @@ async def watch(
 
 @contextlib.contextmanager
 def progress(console: Console) -> Iterator[Callable[[Tally], None]]:
-    """A line that changes on a terminal; anywhere else every tenth turn has a line of its own."""
+    """Show a line that changes on a terminal, or else a line for every tenth turn."""
 
     def print_tenth(tally: Tally) -> None:
         if tally.turns % 10 == 0:

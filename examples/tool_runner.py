@@ -17,9 +17,15 @@ from typing import Any
 
 import anthropic
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, offload_tools
+from ctxpipe import (
+    BatchOffload,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    offload_tools,
+)
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.testing import MessagesServer
 from ctxpipe.tools import as_beta_tools
 from examples.agent_loop import SYSTEM

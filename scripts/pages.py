@@ -32,7 +32,8 @@ FENCE = re.compile(
     r"```(?P<kind>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-START = re.compile(r"^  - Start:\n((?:   .*\n)+)", re.MULTILINE)
+START_SECTIONS = ("Start", "Features", "On the SDKs", "In a framework", "In front of any client")
+"""Sections of the navigation in mkdocs.yml that a new user reads first."""
 
 
 class Deviation(Exception):
@@ -106,13 +107,15 @@ def first_hour_pages() -> list[Path]:
 
 
 def start_pages() -> list[Path]:
-    """Return the README and the pages of "Start" in mkdocs.yml, in order."""
+    """Return the README and the pages of `START_SECTIONS` in mkdocs.yml, in order."""
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
-    section = START.search(navigation)
-    if section is None:
-        raise Deviation("mkdocs.yml has no section Start")
-    names = re.findall(r"\S+\.md", section[1])
-    return [ROOT / "README.md", *(ROOT / "docs" / name for name in names)]
+    pages = [ROOT / "README.md"]
+    for section in START_SECTIONS:
+        found = re.search(rf"^  - {section}:\n((?:   .*\n)+)", navigation, re.MULTILINE)
+        if found is None:
+            raise Deviation(f"mkdocs.yml has no section {section}")
+        pages += [ROOT / "docs" / name for name in re.findall(r"\S+\.md", found[1])]
+    return pages
 
 
 def ensure_output(where: str, output: str, expected: str, folder: Path) -> None:

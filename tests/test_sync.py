@@ -21,7 +21,7 @@ from histories import chat, conversation, step, user
 from mounts import offloading, placeholders
 from places import ROOT
 from processes import prepared_python
-from readme import run_row
+from readme import run_adapter_program
 
 from ctxpipe import (
     Budget,
@@ -337,10 +337,10 @@ def test_the_model_is_called_and_streamed_without_await():
     assert (block.text, streamed) == ("first", "second")
 
 
-def test_the_row_of_the_readme_sends_placeholders(tmp_path):
+def test_the_program_of_the_page_sends_placeholders(tmp_path):
     history = conversation(user("go"), step("t1", result=LONG))
     with serve("Done.") as (server, client):
-        session = run_row("sessions", offloading(tmp_path))["session"]
+        session = run_adapter_program("sessions", offloading(tmp_path))["session"]
         reply = session.create(client, messages=history, **ASKED)
 
     assert reply.content[0].text == "Done."

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "mounts" / "index.md"
+PAGE = ROOT / "docs" / "adapters" / "index.md"
 BEGIN = "<!-- scripts/release/resolve_frameworks.py -->"
 END = "<!-- end -->"
 TIMEOUT_SECONDS = 600

@@ -32,8 +32,8 @@ class Adapter:
     """An adapter, the package of its framework, and the oldest version that works.
 
     *also_needed* are other packages that its tests need. *impossible* has columns and the reason
-    why the framework cannot have these abilities. *row* is the name of a framework on the openai
-    SDK in the table of docs/mounts/openai.md; these frameworks share tests.
+    why the framework cannot have these abilities. *row* is the heading of a framework on the openai
+    SDK in docs/adapters/openai.md; these frameworks share tests.
     """
 
     name: str
@@ -182,7 +182,7 @@ EXAMPLES = {
     "pydantic-ai": "pydantic_ai_agent",
     "litellm": "litellm_calls",
 }
-SHELL = ROOT / "examples" / "mounts" / "claude_code.sh"
+SHELL = ROOT / "examples" / "adapters" / "claude_code.sh"
 # The recipe for LangGraph is tested with its own checkpointers.
 LANGGRAPH = ("langgraph", "langgraph-checkpoint-sqlite")
 LANGGRAPH_TEST = "tests/project/test_examples_langgraph.py"
@@ -206,7 +206,7 @@ def run_examples(names: Sequence[str]) -> int:
         if adapter.name in EXAMPLES and (not names or adapter.name in names):
             python = create_environment(adapter, "newest")
             print(f"== {adapter.name}", flush=True)
-            if not succeeds([python, "-m", f"examples.mounts.{EXAMPLES[adapter.name]}"]):
+            if not succeeds([python, "-m", f"examples.adapters.{EXAMPLES[adapter.name]}"]):
                 failed = True
     if not names or "claude-code" in names:
         print("== claude-code", flush=True)

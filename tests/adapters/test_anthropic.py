@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import in_memory, messages_api
 from mounts import CALLS, Factors, placeholders, result, rounds
-from readme import run_row
+from readme import run_adapter_program
 from sdks import needs_middleware
 
 from ctxpipe import (
@@ -1223,7 +1223,7 @@ def test_the_synchronous_client_says_that_it_cannot_await_it():
 # The row of the README --------------------------------------------------------------------------
 
 
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path, monkeypatch):
+async def test_the_program_of_the_page_sends_placeholders(tmp_path, monkeypatch):
     @anthropic.beta_async_tool
     async def look(number: int) -> str:
         """Looks."""
@@ -1232,7 +1232,7 @@ async def test_the_row_of_the_readme_sends_placeholders(tmp_path, monkeypatch):
     async with MessagesServer(rounds()) as server:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
         monkeypatch.setenv("ANTHROPIC_API_KEY", "test")
-        async with run_row("middleware", offloading(tmp_path))["client"] as client:
+        async with run_adapter_program("middleware", offloading(tmp_path))["client"] as client:
             asked: Any = {"model": "m", "max_tokens": 2000, "messages": [user("go")]}
             runner = client.beta.messages.tool_runner(tools=[look], **asked)
             await runner.until_done()

@@ -257,7 +257,7 @@ def test_the_command_installs_what_claude_code_can_run(tmp_path, capsys):
     assert b"offloaded" in done.stdout
 
 
-def test_the_row_of_the_readme_installs_a_hook_that_offloads(tmp_path):
+def test_the_program_of_the_page_installs_a_hook_that_offloads(tmp_path):
     settings = reader_environment()
     subprocess.run(command_of("claude-code"), cwd=tmp_path, env=settings, check=True)
 

@@ -1,4 +1,4 @@
-"""The HTTP client in agents of frameworks on the openai SDK, each made by its row of the page.
+"""The HTTP client in agents of frameworks on the openai SDK, each made by its section of the page.
 
 The server is on a socket. Only the frameworks that are installed are run.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 from adapter_contract import Done, LongContract
-from frameworks.framework import Framework, Job, Report, look, run_page_row
+from frameworks.framework import Framework, Job, Report, look, run_page_section
 from mounts import dicts_of, items_of, offloading, placeholders, rounds
 
 from ctxpipe import ContextPipeline, LocalStorage, offload_tools
@@ -88,7 +88,7 @@ async def run(
     async with openai.AsyncOpenAI(http_client=http_client, max_retries=0) as client:
         with openai.OpenAI(http_client=sync_http_client, max_retries=0) as sync_client:
             clients = {"http_client": http_client, "client": client, "sync_client": sync_client}
-            made = run_page_row(framework.name, clients)
+            made = run_page_section(framework.name, clients)
             return await framework.run(made[api_of(name)], job)
 
 

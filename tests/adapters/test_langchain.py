@@ -21,7 +21,7 @@ from mounts import (
     result,
     rounds,
 )
-from readme import run_row
+from readme import run_adapter_program
 
 from ctxpipe import ContextPipeline, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
@@ -308,9 +308,9 @@ def test_a_call_that_left_is_gone_from_both_places():
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
+async def test_the_program_of_the_page_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, model):
-        names = run_row("langchain", offloading(tmp_path), model=model, tools=[look])
+        names = run_adapter_program("langchain", offloading(tmp_path), model=model, tools=[look])
         state = await names["agent"].ainvoke(GO, THREAD)
 
     assert not server.refused
@@ -321,7 +321,7 @@ async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
 @every_api
 @pytest.mark.parametrize("arguments", [{"path": "/not/the/path.md"}, {}, {"path": 5, "offset": []}])
 async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api, arguments):
-    from examples.mounts.langchain_agent import structured
+    from examples.adapters.langchain_agent import structured
 
     tools = [structured(reader) for reader in offload_tools(LocalStorage(tmp_path))]
     calls = [tool_use(tool.name, arguments, id=f"c{n}") for n, tool in enumerate(tools)]

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from adapter_contract import AdapterContract, Done
 from mounts import CALLS, Factors, offloading, placeholders, result, rounds
-from readme import run_row
+from readme import run_adapter_program
 
 from ctxpipe import ContextPipeline
 from ctxpipe.storage import JournalStorage
@@ -183,9 +183,9 @@ async def test_a_sub_agent_does_not_disturb(tmp_path):
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
+async def test_the_program_of_the_page_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, given):
-        run_row("litellm", offloading(tmp_path))
+        run_adapter_program("litellm", offloading(tmp_path))
         try:
             await work(api, given)
         finally:

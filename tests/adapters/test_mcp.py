@@ -153,7 +153,7 @@ def test_a_storage_that_cannot_be_read_from_is_refused():
         offload_server("x")  # type: ignore[arg-type]
 
 
-async def test_the_row_of_the_readme_reads_what_was_offloaded(tmp_path):
+async def test_the_program_of_the_page_reads_what_was_offloaded(tmp_path):
     path = await store(tmp_path / ".ctxpipe")
 
     async with talk_to_process(*command_of("mcp"), cwd=tmp_path) as session:

@@ -19,7 +19,7 @@ import pytest
 from adapter_contract import AdapterContract, Done
 from in_memory import in_memory
 from mounts import placeholders, result
-from readme import run_row
+from readme import run_adapter_program
 from sdks import responses_of
 
 from ctxpipe import (
@@ -556,14 +556,14 @@ def test_invalid_settings_are_refused_where_they_are_made(make, settings):
 
 @every_api
 @every_way
-async def test_the_row_of_the_readme_sends_placeholders(
+async def test_the_program_of_the_page_sends_placeholders(
     api: str, stream: bool, tmp_path, monkeypatch
 ):
     script: list[Reply] = [answer(tool_use("look", {}, id="c0")), "Done."]
     async with OpenAIServer(script) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "test")
-        async with run_row("openai", offloading(tmp_path))["client"] as client:
+        async with run_adapter_program("openai", offloading(tmp_path))["client"] as client:
             await work(client, api, 2, stream=stream)
 
     assert not server.refused

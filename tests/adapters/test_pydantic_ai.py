@@ -20,7 +20,7 @@ from mounts import (
     result,
     rounds,
 )
-from readme import run_row
+from readme import run_adapter_program
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
@@ -338,9 +338,9 @@ async def test_long_contents_of_tool_returns_leave_for_files(tmp_path):
 
 
 @every_api
-async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
+async def test_the_program_of_the_page_sends_placeholders(tmp_path, api: str):
     async with serve(api, rounds()) as (server, model):
-        names = run_row("pydantic-ai", offloading(tmp_path), model=model, tools=[look])
+        names = run_adapter_program("pydantic-ai", offloading(tmp_path), model=model, tools=[look])
         done = await names["agent"].run("go", **LIMITS)
 
     assert not server.refused
@@ -351,7 +351,7 @@ async def test_the_row_of_the_readme_sends_placeholders(tmp_path, api: str):
 @every_api
 @pytest.mark.parametrize("arguments", [{"path": "/not/the/path.md"}, {}, {"path": 5, "offset": []}])
 async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api: str, arguments):
-    from examples.mounts.pydantic_ai_agent import by_schema
+    from examples.adapters.pydantic_ai_agent import by_schema
 
     readers = offload_tools(LocalStorage(tmp_path))
     calls = [tool_use(reader.name, arguments, id=f"c{n}") for n, reader in enumerate(readers)]

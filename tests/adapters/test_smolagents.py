@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
-from frameworks.framework import look, run_page_row
+from frameworks.framework import look, run_page_section
 from mounts import compacting, offloading, placeholders
 
 from ctxpipe import ContextPipeline
@@ -48,7 +48,7 @@ async def serve(script: Any, **settings: Any) -> AsyncIterator[OpenAIServer]:
 async def run(pipeline: ContextPipeline, *, stream: bool = False) -> tuple[str, list[str]]:
     """The last word of an agent, and the results that it keeps."""
     with ctxpipe_sync_client(pipeline, session_id="t") as sync_http_client:
-        model = run_page_row("smolagents", {"sync_http_client": sync_http_client})["chat"]
+        model = run_page_section("smolagents", {"sync_http_client": sync_http_client})["chat"]
         given: Any = {"max_steps": 2 * TURNS, "verbosity_level": 0, "stream_outputs": stream}
         agent = ToolCallingAgent(tools=[tool(look)], model=model, **given)
         said = await anyio.to_thread.run_sync(partial(agent.run, "go"))

@@ -101,7 +101,7 @@ def test_the_log_of_wrap_leaves_its_root_marked_and_out_of_git(tmp_path):
     assert (tmp_path / "root" / ".gitignore").read_text() == "*\n"
 
 
-async def test_the_row_of_the_readme_runs_the_agent_behind_a_gateway(tmp_path):
+async def test_the_program_of_the_page_runs_the_agent_behind_a_gateway(tmp_path):
     agent = tmp_path / "bin" / "claude"
     agent.parent.mkdir()
     agent.write_text(f"#!/bin/sh\nexec {shlex.join(write_agent(tmp_path))}\n")

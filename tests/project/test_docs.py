@@ -1,12 +1,10 @@
-"""The documentation is run.
+"""The documentation is run: its examples, against a scripted API on a socket.
 
-Its examples against a scripted API on a socket, its numbers against the code.
+`test_feature_pages` compares its settings with the code.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import importlib.util
 import os
 import re
@@ -223,27 +221,3 @@ def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path
     file = tmp_path / "mine.toml"
     file.write_text(block.code, "utf-8")
     read_config(file)
-
-
-# Numbers ------------------------------------------------------------------------------------------
-
-ROW = re.compile(r"^\| `([A-Z]\w+)\.(\w+)` \| ([^|]+) \|", re.MULTILINE)
-DEFAULTS = [(page.name, *row) for page in PAGES for row in ROW.findall(page.read_text("utf-8"))]
-
-
-def spelled(value: object) -> str:
-    return (
-        f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value!r}`"
-    )
-
-
-@pytest.mark.parametrize(("page", "kind", "name", "told"), DEFAULTS)
-def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name: str, told: str):
-    rooms = ("ctxpipe", "ctxpipe.stages.compact", "ctxpipe.stages.gates", "ctxpipe.summarizers")
-    homes = [home for home in map(importlib.import_module, rooms) if kind in dir(home)]
-    made_of = getattr(homes[0], kind)
-    [field] = [field for field in dataclasses.fields(made_of) if field.name == name]
-    make: Any = field.default_factory
-    made = make() if field.default is dataclasses.MISSING else field.default
-    number = f"{made:,}" if isinstance(made, float | int) and not isinstance(made, bool) else None
-    assert told.strip() in {spelled(made), number, str(made)}

@@ -21,6 +21,7 @@ import anyio.to_thread
 import pytest
 from places import PACKAGE, ROOT
 from processes import prepared_python
+from readme import FIRST_PROGRAM
 from recorded import NIGHTLY
 from sdks import needs_middleware
 
@@ -29,8 +30,8 @@ from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
 from ctxpipe.tools import ToolInputError
 from examples import tools as example_tools
+from examples.adapters.scripted import tool_message
 from examples.agent_loop import Turn, build_pipeline, run_agent
-from examples.mounts.scripted import tool_message
 from examples.scripted_model import FAULTS, survey
 from examples.tools import folder_tools
 
@@ -189,12 +190,20 @@ async def turns_of(
         MessagesServer(script) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
     ):
-        agent = run_agent(
-            client, pipeline or build_pipeline(storage), tools, "Go.", model="m", session_id="s"
-        )
+        pipeline = pipeline or build_pipeline(client, storage, folder)
+        agent = run_agent(client, pipeline, tools, "Go.", model="m", session_id="s")
         turns = [turn async for turn in agent]
     assert not server.refused
     return turns
+
+
+async def test_the_example_has_the_stages_of_the_readmes_program(tmp_path):
+    async with anthropic.AsyncAnthropic(api_key="test") as client:
+        pipeline = build_pipeline(client, LocalStorage(tmp_path / "storage"), tmp_path)
+
+    stages = [type(stage).__name__ for stage in pipeline.stages]
+    assert stages == re.findall(r"^    \.use\((\w+)\(", FIRST_PROGRAM, re.MULTILINE)
+    assert len(stages) == 4
 
 
 async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder):

@@ -11,7 +11,14 @@ import pytest
 from places import ROOT
 
 from benchmarks import figures
-from benchmarks.figures import PAGES, Figures, quoted_count, read_figures, with_figures
+from benchmarks.figures import (
+    PAGES,
+    Figures,
+    quoted_count,
+    read_figures,
+    read_peer_figures,
+    with_figures,
+)
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 KNOWN: Figures = {
@@ -36,7 +43,21 @@ TABLE = """\
 def test_every_quoted_number_is_the_measured_one(page: Path):
     text = page.read_text("utf-8")
 
-    assert with_figures(text, read_figures()) == text
+    assert with_figures(text, read_figures() | {"peers": read_peer_figures()}) == text
+
+
+def test_the_bills_of_the_peers_are_read_from_their_table(tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text(
+        "## Other\n\n| | x |\n|---|---|\n| a | 1 |\n\n## Dollars at equal recall\n\nWords.\n\n"
+        "| | at 0.1 | at 0.05 |\n|---|---|---|\n| a, defaults | 0.5 | 0.7 |\n\n## Next\n"
+    )
+
+    assert read_peer_figures(page) == {
+        "a, defaults: at 0.1": {"value": 0.5, "unit": ""},
+        "a, defaults: at 0.05": {"value": 0.7, "unit": ""},
+    }
+    assert len(read_peer_figures()) > 40
 
 
 def test_the_pages_quote():
@@ -44,6 +65,7 @@ def test_the_pages_quote():
 
     assert quoted["benchmarks.md"] > 10
     assert quoted["presets.md"] > 0
+    assert quoted["README.md"] > 5
 
 
 def test_every_figure_of_speed_is_quoted():

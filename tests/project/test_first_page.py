@@ -12,8 +12,28 @@ README = ROOT / "README.md"
 PROSE = sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "api")
 
 
+CHAIN = """\
+pipeline = (
+    ContextPipeline()
+    .use(DirectOffload(storage))
+    .use(BatchOffload(storage))
+    .use(Compact(AnthropicSummarizer(client), archive=storage, restore=Restore(".")))
+    .use(SmartTruncate(archive=storage))
+)
+"""
+FIRST_SENTENCE = (
+    "ctxpipe is a Python library: an asyncio middleware pipeline that shapes the context of an LLM "
+    "agent, once per turn."
+)
+
+
 def test_the_readme_is_short():
-    assert len(README.read_text("utf-8").splitlines()) <= 150
+    assert len(README.read_text("utf-8").splitlines()) <= 140
+
+
+def test_the_readme_and_the_site_begin_with_what_ctxpipe_is():
+    for page in (README, ROOT / "docs" / "index.md"):
+        assert page.read_text("utf-8").replace("\n", " ").startswith(f"# ctxpipe  {FIRST_SENTENCE}")
 
 
 def test_the_first_program_is_short():
@@ -22,12 +42,19 @@ def test_the_first_program_is_short():
     assert 10 < len(lines) <= 25
 
 
+def test_the_first_program_builds_the_chain_and_runs_it_once_per_turn_around_a_loop():
+    assert CHAIN in FIRST_PROGRAM
+    assert FIRST_PROGRAM.count("await pipeline.run(") == 1
+    assert "    while True:" in FIRST_PROGRAM
+    assert "            return reply\n" in FIRST_PROGRAM
+
+
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.stem)
 def test_a_page_begins_with_what_it_is_for(page):
     title, _, rest = page.read_text("utf-8").partition("\n\n")
 
     assert title.startswith("# ")
-    assert re.match(r"[A-Z`*\d]", rest), rest[:60]
+    assert re.match(r"[A-Z`*\d]|ctxpipe ", rest), rest[:60]
 
 
 @pytest.mark.parametrize(

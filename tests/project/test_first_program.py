@@ -1,4 +1,4 @@
-"""The README's first program, run where files lie that no model should ever see."""
+"""The first programs of the README and of the page on loops, run beside secret files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio
 import pytest
 from places import ROOT
 from processes import prepared_python
-from readme import FIRST_PROGRAM
+from readme import FIRST_PROGRAM, LOOP_PROGRAMS, SESSION_PROGRAM
 
 import ctxpipe
 from ctxpipe import testing
@@ -62,17 +62,32 @@ def reads_of(path: str) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
-QUESTION = 'session.append({"role": "user", "content": task})'
-WORK_DIR = 'work_dir="."'
+LOADED = "json.load(open('history.json'))"
+CHANGES = {
+    "README": (
+        FIRST_PROGRAM,
+        {'[{"role": "user", "content": task}]': LOADED},
+        {', restore=Restore(".")': ""},
+    ),
+    "session": (
+        SESSION_PROGRAM,
+        {'session.append({"role": "user", "content": task})': f"session.append(*{LOADED})"},
+        {'work_dir="."': "work_dir=None"},
+    ),
+}
+"""For each program: what gives it a history of its own, and what has it restore no files."""
+
+each_program = pytest.mark.parametrize("name", CHANGES)
+each_way = pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])
 
 
-def program(*, restore: bool) -> str:
-    """The first program with a history of its own, and, if asked, without restoring files."""
-    assert QUESTION in FIRST_PROGRAM
-    assert WORK_DIR in FIRST_PROGRAM
-    code = FIRST_PROGRAM.replace(QUESTION, "session.append(*json.load(open('history.json')))")
-    if not restore:
-        code = code.replace(WORK_DIR, "work_dir=None")
+def program(name: str, *, restore: bool) -> str:
+    """Return the program *name* with a history of its own, and without restoring if asked."""
+    code, history, no_restoring = CHANGES[name]
+    changes = history if restore else history | no_restoring
+    for before, after in changes.items():
+        assert code.count(before) == 1
+        code = code.replace(before, after)
     return f"import json\n\n{code}"
 
 
@@ -105,20 +120,22 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
     return sent
 
 
-@pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])
-async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restore, tmp_path):
+@each_program
+@each_way
+async def test_a_first_program_sends_nothing_that_it_was_denied_to_read(name, restore, tmp_path):
     for path, text in SECRETS.items():
         file = tmp_path / path
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
 
-    sent = await sent_by(program(restore=restore), denied_reads(), tmp_path)
+    sent = await sent_by(program(name, restore=restore), denied_reads(), tmp_path)
 
     assert re.findall(r"canary-\w+", sent) == []
 
 
-@pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])
-async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore, tmp_path):
+@each_program
+@each_way
+async def test_what_was_really_read_comes_back_where_the_folder_is_named(name, restore, tmp_path):
     (tmp_path / "notes.txt").write_text("first\ncanary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "first"}
@@ -130,77 +147,111 @@ async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore
         {"role": "user", "content": "Go on."},
     ]
 
-    sent = await sent_by(program(restore=restore), history, tmp_path)
+    sent = await sent_by(program(name, restore=restore), history, tmp_path)
 
     assert ("canary-notes" in sent) is restore
 
 
-async def test_what_is_long_leaves_the_context_and_is_read_back(tmp_path):
+async def run(code: str, script: list[Reply], folder: Path) -> tuple[str, MessagesServer]:
+    """Run *code* in *folder* with a model that follows *script*: what it printed, and the server.
+
+    It has ended without an error, and the API has refused no request.
+    """
+    async with MessagesServer(script) as server:
+        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
+        done = await anyio.run_process(
+            [*prepared_python(), "-c", code], check=False, cwd=folder, env=environment
+        )
+    assert done.returncode == 0, done.stderr.decode()
+    assert not server.refused
+    return done.stdout.decode(), server
+
+
+NO_TOOLS = "offload_tools(storage)"
+SHELL = """
+async def bash(arguments):
+    from anyio import run_process
+    return (await run_process(arguments["command"], check=False)).stdout.decode()
+
+
+from ctxpipe import Tool
+shell = Tool({"name": "bash", "input_schema": {"type": "object"}}, bash)
+"""
+
+
+def with_a_shell() -> str:
+    """Return the README's program with the tool that docs/loop.md adds to it."""
+    assert FIRST_PROGRAM.count(NO_TOOLS) == 1
+    assert any("[shell, *offload_tools(storage)]" in page for page in [LOOP_PAGE])
+    return SHELL + FIRST_PROGRAM.replace(NO_TOOLS, f"[shell, *{NO_TOOLS}]")
+
+
+LOOP_PAGE = (ROOT / "docs" / "loop.md").read_text("utf-8")
+PROGRAMS = {"README": with_a_shell, "session": lambda: SESSION_PROGRAM}
+SESSION_IDS = {"README": "job", "session": "job-42"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_what_is_long_leaves_the_context_and_is_read_back(name, tmp_path):
     command = {"command": "seq 50000; echo test_price FAILED; seq 50000"}
-    search = {"path": "job-42/call_1.md", "pattern": "FAILED"}
+    search = {"path": f"{SESSION_IDS[name]}/call_1.md", "pattern": "FAILED"}
     script: list[Reply] = [
         answer(tool_use("bash", command, id="call_1")),
         answer(tool_use("search_offloaded", search)),
         "It is test_price.",
     ]
-    async with MessagesServer(script) as server:
-        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
-        done = await anyio.run_process(
-            [*prepared_python(), "-c", FIRST_PROGRAM], cwd=tmp_path, env=environment
-        )
+    printed, server = await run(PROGRAMS[name](), script, tmp_path)
 
-    assert done.stdout.decode() == "It is test_price.\n"
+    assert "It is test_price." in printed
     sent = json.dumps(server.requests[-1].body)
     assert "test_price FAILED" in sent
     assert "25000" not in sent
 
 
-def test_the_first_program_stands_on_the_page_of_the_start_and_in_the_package_too():
-    page = (ROOT / "docs" / "index.md").read_text("utf-8")
-    programs: list[str] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-
-    assert programs[0] == FIRST_PROGRAM
+def test_the_first_program_is_on_the_page_of_the_loop_and_in_the_package_too():
+    assert LOOP_PROGRAMS[0] == FIRST_PROGRAM
     assert indent(FIRST_PROGRAM, "    ") in (ctxpipe.__doc__ or "")
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
+REPLIES = pytest.mark.parametrize(
+    ("reply", "texts", "stop_reason"),
     [
-        (testing.refusal(), "No answer: refusal\n"),
-        (testing.refusal("I will not."), "I will not.\n"),
-        (answer(), "No answer: end_turn\n"),
-        (answer(testing.thinking("so")), "No answer: end_turn\n"),
-        (answer("First. ", "Second."), "First. Second.\n"),
+        (testing.refusal(), [], "refusal"),
+        (testing.refusal("I will not."), ["I will not."], "refusal"),
+        (answer(), [], "end_turn"),
+        (answer(testing.thinking("so")), [], "end_turn"),
+        (answer("First. ", "Second."), ["First. ", "Second."], "end_turn"),
     ],
     ids=["refusal", "refusal with a text", "nothing", "only thinking", "two texts"],
 )
-async def test_the_first_program_ends_in_words_whatever_the_model_answers(tmp_path, reply, said):
-    async with MessagesServer([reply]) as server:
-        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
-        done = await anyio.run_process(
-            [*prepared_python(), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
-        )
-
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode() == said
 
 
-async def test_no_call_that_the_model_makes_up_ends_the_first_program(tmp_path):
+@REPLIES
+async def test_the_first_program_prints_the_reply_whatever_the_model_answers(
+    tmp_path, reply, texts, stop_reason
+):
+    printed, _ = await run(FIRST_PROGRAM, [reply], tmp_path)
+
+    assert f"stop_reason='{stop_reason}'" in printed
+    assert [text for text in texts if repr(text) not in printed] == []
+
+
+@REPLIES
+async def test_the_program_with_a_session_ends_in_words_whatever_the_model_answers(
+    tmp_path, reply, texts, stop_reason
+):
+    printed, _ = await run(SESSION_PROGRAM, [reply], tmp_path)
+
+    assert printed == f"{''.join(texts) or f'No answer: {stop_reason}'}\n"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_no_call_that_the_model_makes_up_ends_a_first_program(name, tmp_path):
     script: list[Reply] = [
         answer(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
         answer(tool_use("run_tests", {"all": True}), tool_use("bash", {})),
         "Done.",
     ]
-    async with MessagesServer(script) as server:
-        environment = {
-            **os.environ,
-            "ANTHROPIC_BASE_URL": server.url,
-            "ANTHROPIC_API_KEY": "test",
-        }
-        done = await anyio.run_process(
-            [*prepared_python(), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
-        )
+    printed, _ = await run(PROGRAMS[name](), script, tmp_path)
 
-    assert done.returncode == 0, done.stderr.decode()
-    assert "Done." in done.stdout.decode()
-    assert not server.refused
+    assert "Done." in printed

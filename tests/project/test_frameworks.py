@@ -1,4 +1,4 @@
-"""The page's table of frameworks on the openai SDK names what `make test-adapters` runs."""
+"""The page's sections of frameworks on the openai SDK name what `make test-adapters` runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from places import ROOT
 
 from scripts.release.test_adapters import ADAPTERS
 
-PAGE = (ROOT / "docs" / "mounts" / "openai.md").read_text("utf-8")
-TABLE = PAGE.split("\n## Frameworks on the openai SDK\n")[1]
+PAGE = (ROOT / "docs" / "adapters" / "openai.md").read_text("utf-8")
+SECTIONS = PAGE.split("\n## Frameworks on the openai SDK\n")[1]
 
 
-def test_each_row_is_run_with_the_version_that_it_names():
-    rows = re.findall(r"^\| (.+) ([\d.]+) \| `", TABLE, re.MULTILINE)
+def test_each_section_is_run_with_the_version_that_it_names():
+    sections = re.findall(r"^### (.+)\n\nTested from version ([\d.]+)\.$", SECTIONS, re.MULTILINE)
 
-    assert sorted(rows) == sorted(
+    assert sorted(sections) == sorted(
         (adapter.row, adapter.oldest) for adapter in ADAPTERS if adapter.row
     )
+    assert SECTIONS.count("
+### ") == len(sections)

@@ -52,7 +52,32 @@ def test_a_name_that_is_elsewhere_is_an_error_that_says_where():
         for name in names.split():
             with pytest.raises(ImportError, match=rf"{name} .*: import it from ctxpipe{modules}$"):
                 getattr(ctxpipe, name)
-    assert "Breaker" in rooms[".stages.compact"]
+    assert "prices_of" in rooms[".providers.prices"]
+
+
+def test_the_settings_of_a_stage_are_imported_from_where_the_stage_is():
+    from ctxpipe import (
+        AnthropicSummarizer,
+        Breaker,
+        Evidence,
+        ExtractiveSummarizer,
+        MediaOffload,
+        Preview,
+        PromptSummarizer,
+        RatioGate,
+        RentOrBuyGate,
+        Retry,
+    )
+
+    gates = [RatioGate(0.3), RentOrBuyGate(alpha=3)]
+    summarizers = [AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer]
+    storage = ctxpipe.MemoryStorage()
+    stages = [ctxpipe.BatchOffload(storage, gate, preview=Preview()) for gate in gates]
+    assert MediaOffload(storage)
+    assert stages[0].gate is gates[0]
+    assert Breaker(retry=Retry(max_retries=0)) != Breaker()
+    assert Evidence(tokens=0) != Evidence()
+    assert not {kind.__name__ for kind in summarizers} & set(ctxpipe.__all__)
 
 
 def offered_names(module: str) -> set[str]:

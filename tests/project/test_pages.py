@@ -105,12 +105,13 @@ def test_commands_have_what_is_said_below_them(tmp_path):
     assert block.commands == [("one --flag", "answer\n"), ("two &", "")]
 
 
-def test_the_first_hour_reads_the_readme_then_every_page_of_start():
+def test_the_first_hour_reads_the_readme_then_every_page_of_the_first_sections():
     names = [page.relative_to(ROOT).as_posix() for page in start_pages()]
 
-    assert names[:3] == ["README.md", "docs/index.md", "docs/middleware.md"]
-    assert {f"docs/mounts/{page.name}" for page in (ROOT / "docs/mounts").glob("*.md")} <= {*names}
-    assert names[-1] == "docs/gateway.md"
+    assert names[:4] == ["README.md", "docs/index.md", "docs/loop.md", "docs/write-a-stage.md"]
+    for folder in ("docs/features", "docs/adapters"):
+        assert {f"{folder}/{page.name}" for page in (ROOT / folder).glob("*.md")} <= {*names}
+    assert {"docs/middleware.md", "docs/gateway.md"} <= {*names}
 
 
 def test_the_first_hour_reaches_a_result_and_a_report_once_each():

@@ -1,4 +1,4 @@
-"""The README's size, tables and links, and those of the pages that it sends its reader to.
+"""The README's texts and links, and those of the pages that it sends its reader to.
 
 `test_docs` runs its examples, `scripts/release/first_hour.sh` all of it on the built wheel.
 """
@@ -10,13 +10,15 @@ import re
 import runpy
 import tomllib
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from places import ROOT, TESTS
-from readme import adoption_rows
+from readme import adapter_programs
 
 from ctxpipe import settings
 from ctxpipe.lab import demo
+from scripts.pages import blocks_of, pattern_of
 
 README = (ROOT / "README.md").read_text("utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
@@ -25,25 +27,35 @@ LINKS = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README)
 MILLION = 1_000_000
 
 
-def test_its_first_table_is_what_the_demo_prints(capsys):
+def test_it_says_what_the_demo_prints(capsys):
     demo.demo()
-    said = capsys.readouterr().out
-    files = re.findall(r"An agent reads (\d+) files", said)
-    printed = re.findall(r"^ +(?:in all|120) +([\d,]+) +([\d,]+)$", said, re.MULTILINE)
-    last, in_all = [[int(number.replace(",", "")) for number in row] for row in printed]
-    told = re.search(r"in all \| ([\d.]+) million \| ([\d.]+) million \|", README)
-    told_last = re.search(r"the last request \| ([\d,]+), .*200,000 \| under ([\d,]+) \|", README)
-    assert told is not None
-    assert told_last is not None
-
-    assert files == re.findall(r"reads (\d+) files", README) == ["120"]
-    assert [float(number) * MILLION for number in told.groups()] == pytest.approx(
-        in_all[::-1], rel=0.1
+    printed = capsys.readouterr().out
+    files = re.findall(r"An agent reads (\d+) files", printed)
+    sent, sent_bare = re.findall(r"^ +in all +([\d,]+) +([\d,]+)$", printed, re.MULTILINE)[0]
+    quoted = re.search(
+        r"an agent reads (\d+) files, and sends ([\d.]+) million tokens\s+in all instead of "
+        r"([\d.]+)",
+        README,
     )
-    ours, bare = last
-    told_bare, told_most = (int(number.replace(",", "")) for number in told_last.groups())
-    assert told_bare == pytest.approx(bare, rel=0.1)
-    assert ours < told_most  # how much, depends on where a batch of old results leaves
+    assert quoted is not None
+    quoted_files, *millions = quoted.groups()
+
+    assert [quoted_files] == files
+    assert [float(number) * MILLION for number in millions] == pytest.approx(
+        [int(number.replace(",", "")) for number in (sent, sent_bare)], rel=0.1
+    )
+
+
+def test_what_a_turn_prints_is_what_the_page_of_the_loop_prints():
+    [promised] = [
+        block.promised
+        for block in blocks_of(ROOT / "docs" / "loop.md")
+        if block.promised is not None and "DirectOffload [job]" in block.promised
+    ]
+    [shown] = re.findall(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+    assert shown.count("\n") == 4
+    assert re.match(pattern_of(promised.split("[Tool result")[0]), shown)
 
 
 def test_the_table_of_settings_names_every_variable_with_its_default():
@@ -66,20 +78,26 @@ def test_every_link_leads_to_a_file():
     assert len(LINKS) > 10
 
 
-def test_every_row_of_the_table_of_adapters_is_run_by_a_test():
+def test_the_program_of_each_adapter_is_run_by_a_test():
     tests = "".join(file.read_text("utf-8") for file in sorted(TESTS.rglob("test_*.py")))
-    run = re.findall(r'\b(?:run_row|command_of)\(\s*"([\w-]+)"', tests)
+    run = re.findall(r'\b(?:run_adapter_program|command_of)\(\s*"([\w-]+)"', tests)
 
-    assert sorted(run) == sorted(adoption_rows())
+    assert sorted(run) == sorted(adapter_programs())
     assert len(run) > 8
-    assert len(PROGRAM_ROWS) > 5
+    assert len(PROGRAMS) > 5
 
 
-PROGRAM_ROWS = {page: code for page, code in adoption_rows().items() if "import " in code}
+def test_the_readme_links_to_the_page_of_each_adapter():
+    linked = {Path(link).stem for link in LINKS}
+
+    assert sorted(set(adapter_programs()) - linked) == []
 
 
-@pytest.mark.parametrize("code", PROGRAM_ROWS.values(), ids=PROGRAM_ROWS)
-def test_a_row_of_the_table_of_adapters_imports_what_it_names(code: str):
+PROGRAMS = {page: code for page, code in adapter_programs().items() if "import " in code}
+
+
+@pytest.mark.parametrize("code", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_program_of_an_adapter_imports_what_it_names(code: str):
     imported: set[str] = set()
     named: set[str] = set()
     for node in ast.walk(ast.parse(code)):
@@ -113,16 +131,17 @@ def targets(page: str) -> list[str]:
     return re.findall(r"\]\(([^)]+)\)", page)
 
 
-def test_on_the_index_every_link_is_absolute_where_the_source_is_known():
-    page = index_page("https://host.example/project/")
+def test_on_the_index_every_link_is_absolute_and_its_file_exists():
+    source = "https://host.example/project"
+    page = index_page(f"{source}/")
+    found = targets(page)
+    files = [re.match(rf"{re.escape(source)}/(?:blob|raw)/main/([^#]+)", link) for link in found]
 
-    assert len(targets(page)) == len(LINKS)
-    assert all(
-        re.match(r"https://host\.example/project/(blob|raw)/main/\w", target)
-        for target in targets(page)
-    )
-    assert "https://host.example/project/raw/main/docs/images/replay-page.png" in targets(page)
-    assert "https://host.example/project/blob/main/docs/mounts/openai.md" in targets(page)
+    assert len(found) == len(LINKS) > 10
+    assert [link for link, file in zip(found, files, strict=True) if file is None] == []
+    assert [file[1] for file in files if file and not (ROOT / file[1]).exists()] == []
+    assert f"{source}/raw/main/docs/images/flow.svg" in found
+    assert f"{source}/blob/main/docs/adapters/openai.md" in found
 
 
 def test_on_the_index_there_is_no_link_where_the_source_is_not_known():
@@ -130,7 +149,7 @@ def test_on_the_index_there_is_no_link_where_the_source_is_not_known():
 
     assert targets(page) == []
     assert "![" not in page
-    assert "Getting started (docs/index.md)" in page
+    assert "The documentation (docs/index.md)" in page
 
 
 @pytest.mark.parametrize("source", ["https://host.example/project", None])

@@ -1,4 +1,4 @@
-"""The README's first program, and its table of adapters, to be run."""
+"""Programs of the README and of the pages, to be run: the first ones, and those of the adapters."""
 
 from __future__ import annotations
 
@@ -14,32 +14,41 @@ from places import ROOT
 from ctxpipe import ContextPipeline
 
 README = (ROOT / "README.md").read_text("utf-8")
-FIRST_PROGRAM: str = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[0]
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIRST_PROGRAM: str = PROGRAM.findall(README)[0]
+LOOP_PROGRAMS: list[str] = PROGRAM.findall((ROOT / "docs" / "loop.md").read_text("utf-8"))
+[SESSION_PROGRAM] = [program for program in LOOP_PROGRAMS if "pipeline.session(" in program]
+"""The program of docs/loop.md that keeps the whole history, with a shell as its tool."""
 
 
-def adoption_rows() -> dict[str, str]:
-    """What each row of the README's table of adapters has a reader write, by the page it links to.
+def adapter_programs() -> dict[str, str]:
+    """Return the program or the command in each section of "One line each", by the page it links.
 
-    Lines of Python, or one command.
+    A command is without its prompt.
     """
-    table = README.split("\n## Adopt it where your agent is\n")[1].split("\n## ")[0]
-    rows: dict[str, str] = {}
-    for row in re.findall(r"^\| .+ \| (.*`.+) \|$", table, re.MULTILINE):
-        [page] = re.findall(r"\]\(docs/([\w/-]+)\.md", row)
-        rows[Path(page).name] = "\n".join(re.findall(r"`([^`]+)`", row))
-    return rows
+    page = (ROOT / "docs" / "adapters" / "index.md").read_text("utf-8")
+    sections = page.split("\n## One line each\n")[1].split("\n## ")[0].split("\n### ")[1:]
+    programs: dict[str, str] = {}
+    for section in sections:
+        links = re.findall(r"\]\(([\w/.-]+)\.md", section)
+        [code] = re.findall(r"^```\w+\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        programs[Path(links[0]).name] = code.removeprefix("$ ")
+    return programs
 
 
-def run_row(page: str, pipeline: ContextPipeline, **names: Any) -> dict[str, Any]:
-    """What the row that links to *page* defines, run with *pipeline* and other *names*."""
+def run_adapter_program(page: str, pipeline: ContextPipeline, **names: Any) -> dict[str, Any]:
+    """Run the program of the section that links to *page* with *pipeline* and other *names*.
+
+    Returns the names that it defines.
+    """
     defined = {"pipeline": pipeline, **names}
-    exec(adoption_rows()[page], defined)  # noqa: S102  the README's
+    exec(adapter_programs()[page], defined)  # noqa: S102  the page's
     return defined
 
 
 def command_of(page: str) -> list[str]:
-    """The command in the row that links to *page*."""
-    return shlex.split(adoption_rows()[page])
+    """Return the command of the section that links to *page*."""
+    return shlex.split(adapter_programs()[page])
 
 
 def reader_environment(**settings: str) -> dict[str, str]:

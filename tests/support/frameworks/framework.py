@@ -1,4 +1,4 @@
-"""What the driver of a framework has: its rows on the page, and a run of its own agent."""
+"""What the driver of a framework has: its section of the page, and a run of its own agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mounts import result
 from places import ROOT
 from pydantic import BaseModel
 
-PAGE = ROOT / "docs" / "mounts" / "openai.md"
+PAGE = ROOT / "docs" / "adapters" / "openai.md"
 SECTION = "\n## Frameworks on the openai SDK\n"
 
 
@@ -49,7 +49,7 @@ class Job:
 
 
 class Framework(ABC):
-    """How the agent of a framework is run on the models that its row of the page makes.
+    """How the agent of a framework is run on the models that its section of the page makes.
 
     - The model says an output with fields as a text, or by the tool *structured*; with *asks_again*
       that is a request of its own.
@@ -62,7 +62,7 @@ class Framework(ABC):
     """
 
     package: ClassVar[str]
-    name: ClassVar[str]  # in the first cell of its row, which makes a model for each of the *apis*
+    name: ClassVar[str]  # heading of its section, which makes a model for each of the *apis*
     apis: ClassVar[tuple[str, ...]] = ("chat",)
     structured: ClassVar[str] = ""
     asks_again: ClassVar[bool] = False
@@ -78,9 +78,10 @@ class Framework(ABC):
         """Run an agent until it calls nothing."""
 
 
-def run_page_row(name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """What the row of the page for the framework of this *name* defines, run with *names*."""
-    table = PAGE.read_text("utf-8").split(SECTION)[1].split("\n## ")[0]
-    [cell] = re.findall(rf"^\| {re.escape(name)} [\d.]+ \| (.+?) \|", table, re.MULTILINE)
-    exec("\n".join(re.findall(r"`([^`]+)`", cell)), names)  # noqa: S102  the page's
+def run_page_section(name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the program in the page's section of the framework *name*, and return its *names*."""
+    sections = PAGE.read_text("utf-8").split(SECTION)[1].split("\n### ")
+    [section] = [section for section in sections if section.startswith(f"{name}\n")]
+    [program] = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    exec(program, names)  # noqa: S102  the page's
     return names

@@ -1,6 +1,6 @@
 """A LangChain agent: one middleware, and its state keeps every message.
 
-python -m examples.mounts.langchain_agent
+python -m examples.adapters.langchain_agent
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from langchain_openai import ChatOpenAI
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, Tool, offload_tools
 from ctxpipe.adapters.langchain import ctxpipe_middleware
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import read_log, script
+from examples.adapters.scripted import read_log, script
 
 
 def structured(reader: Tool) -> StructuredTool:

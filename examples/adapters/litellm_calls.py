@@ -1,6 +1,6 @@
 """A loop on LiteLLM: one callback, for every provider that it knows.
 
-python -m examples.mounts.litellm_calls
+python -m examples.adapters.litellm_calls
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.litellm import ctxpipe_logger
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import as_function, script, tool_message
+from examples.adapters.scripted import as_function, script, tool_message
 
 import litellm  # isort: skip  after ctxpipe, which keeps it from asking the network for prices
 

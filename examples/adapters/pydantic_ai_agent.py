@@ -1,6 +1,6 @@
 """A pydantic-ai agent: one capability, and the run's messages stay as they were.
 
-python -m examples.mounts.pydantic_ai_agent
+python -m examples.adapters.pydantic_ai_agent
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ctxpipe
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.pydantic_ai import Ctxpipe
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import read_log, script
+from examples.adapters.scripted import read_log, script
 
 
 def by_schema(reader: ctxpipe.Tool) -> Tool[Any]:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Claude Code with the hook: install it into a project, run it as Claude Code does, take it out.
 #
-#     sh examples/mounts/claude_code.sh
+#     sh examples/adapters/claude_code.sh
 set -e
 project=$(mktemp -d)
 python=${PYTHON:-python3}

@@ -1,6 +1,6 @@
 """A loop on the openai SDK: one line where the client is made, nothing else changes.
 
-python -m examples.mounts.openai_chat
+python -m examples.adapters.openai_chat
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.testing import OpenAIServer
-from examples.mounts.scripted import as_function, script, tool_message
+from examples.adapters.scripted import as_function, script, tool_message
 
 TOOL: Any = {
     "type": "function",

@@ -1,6 +1,6 @@
 """A client of ``ctxpipe mcp`` reads back what was offloaded.
 
-python -m examples.mounts.mcp_reader
+python -m examples.adapters.mcp_reader
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from ctxpipe import LocalStorage
-from examples.mounts.scripted import read_log
+from examples.adapters.scripted import read_log
 
 
 async def main(folder: str) -> None:

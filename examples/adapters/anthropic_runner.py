@@ -1,6 +1,6 @@
 """The anthropic SDK's own tool runner: one middleware on the client, nothing else changes.
 
-python -m examples.mounts.anthropic_runner
+python -m examples.adapters.anthropic_runner
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.testing import MessagesServer
 from ctxpipe.tools import as_beta_tools
-from examples.mounts import scripted
+from examples.adapters import scripted
 
 
 @beta_async_tool
