@@ -13,7 +13,7 @@ HELD_BY: dict[str, dict[str, list[str]]] = tomllib.loads(
     (TESTS / "project/held_by.toml").read_text("utf-8")
 )
 # the first column of such a table
-HEADS = {"troubleshooting": "problem", "security": "crossing", "storage": "what happens"}
+HEADS = {"troubleshooting": "problem", "security": "attack or mistake", "storage": "what happens"}
 TESTS_NAMED = sorted({test for rows in HELD_BY.values() for row in rows.values() for test in row})
 
 
