@@ -118,11 +118,11 @@ def spelled(value: object) -> set[str]:
 def test_a_page_has_programs_settings_a_result_and_what_can_go_wrong(page: Path):
     text = TEXTS[page]
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    promised = [block for block in blocks_of(page) if block.promised is not None]
+    outputs = [block for block in blocks_of(page) if block.expected is not None]
 
     assert {"Settings", "The result", "What can go wrong"} <= set(headings)
     assert "| what you see | why, and what to do |" in text
-    assert len(promised) >= 1
+    assert len(outputs) >= 1
     introduction = text.split("\n\n")[1]
     assert len(re.findall(r"[.:](?=\s|$)", introduction)) <= 4, introduction
 

@@ -18,5 +18,4 @@ def test_each_section_is_run_with_the_version_that_it_names():
     assert sorted(sections) == sorted(
         (adapter.row, adapter.oldest) for adapter in ADAPTERS if adapter.row
     )
-    assert SECTIONS.count("
-### ") == len(sections)
+    assert SECTIONS.count("\n### ") == len(sections)

@@ -18,7 +18,7 @@ from readme import adapter_programs
 
 from ctxpipe import settings
 from ctxpipe.lab import demo
-from scripts.pages import blocks_of, pattern_of
+from scripts.pages import blocks_of, output_pattern
 
 README = (ROOT / "README.md").read_text("utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text("utf-8")
@@ -47,15 +47,15 @@ def test_it_says_what_the_demo_prints(capsys):
 
 
 def test_what_a_turn_prints_is_what_the_page_of_the_loop_prints():
-    [promised] = [
-        block.promised
+    [expected] = [
+        block.expected
         for block in blocks_of(ROOT / "docs" / "loop.md")
-        if block.promised is not None and "DirectOffload [job]" in block.promised
+        if block.expected is not None and "DirectOffload [job]" in block.expected
     ]
     [shown] = re.findall(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
     assert shown.count("\n") == 4
-    assert re.match(pattern_of(promised.split("[Tool result")[0]), shown)
+    assert re.match(output_pattern(expected.split("[Tool result")[0]), shown)
 
 
 def test_the_table_of_settings_names_every_variable_with_its_default():
