@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from html import unescape
+from pathlib import Path
 
 from places import ROOT
 
@@ -44,6 +45,31 @@ def test_a_signature_has_a_line_for_each_parameter(site):
 
     for name in parameters:
         assert re.search(rf"^    {name}: .*,$", shown, re.MULTILINE)
+
+
+def shown(page: Path) -> str:
+    """Return the text of a built *page*."""
+    return unescape(re.sub(r"<[^>]+>", "", page.read_text("utf-8")))
+
+
+def test_the_reference_shows_import_paths(site):
+    headings = re.findall(
+        r"^\s+(ctxpipe[\w.]*\.\w+)$", shown(site / "api/stages/index.html"), re.MULTILINE
+    )
+
+    for name in ("DirectOffload", "MediaOffload", "Preview", "Evidence", "Breaker", "RatioGate"):
+        assert f"ctxpipe.{name}" in headings
+
+
+def test_the_reference_shows_defaults_as_values(site):
+    pages = {page.parent.name: shown(page) for page in (site / "api").rglob("index.html")}
+
+    assert [
+        name for name, text in pages.items() if re.search(r"= \(?(setting|lambda)\b", text)
+    ] == []
+    assert "min_chars: int = 1_000," in pages["stages"]
+    assert "ratio: float | Decimal = 0.2" in pages["stages"]
+    assert "max_retries: int = 2," in pages["summarizers"]
 
 
 def test_a_page_asks_no_other_machine_for_anything(site):
