@@ -17,7 +17,7 @@ from ctxpipe import settings
 
 SETTING = re.compile(r"setting\((\w+)\)")
 OPTIONAL_SETTING = re.compile(r"optional_setting\(\w+\)")
-LAMBDA = re.compile(r"field\(default_factory=lambda: (\w+)\)")
+LAMBDA = re.compile(r"field\(default_factory=lambda: (.+?)(?:, \w+=\w+)*\)")
 FACTORY = re.compile(r"field\(default_factory=(\w+\.\w+)\)")
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
