@@ -136,7 +136,7 @@ def recall_rules(
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One text that leaves the context: the block that it is in, and its storage key."""
+    """A text that leaves the context: the block that it is in, and its storage key."""
 
     item: ToolResult | ToolCall
     key: str

@@ -88,7 +88,7 @@ class RestoredFiles:
 
     @property
     def messages(self) -> list[Message]:
-        """One user message for each file, the most recent first."""
+        """A user message for each file, the most recent first."""
         return [file.message for file in self.files]
 
     @property
