@@ -419,7 +419,7 @@ def _quote(name: str) -> str:
 # Obstacles to a compaction ------------------------------------------------------------------------
 
 
-def obstacle(rest: Sequence[Message]) -> str:
+def reason_to_postpone(rest: Sequence[Message]) -> str:
     """Return the reason why *rest* must not be compacted now; "" if it may.
 
     *rest* is the history without its head of system messages.

@@ -27,7 +27,7 @@ class ShownText(NamedTuple):
     is_current: bool
 
 
-def obstacle(views: Iterable[ShownText], text: str, redact: Callable[[str], str]) -> str:
+def reason_to_withhold(views: Iterable[ShownText], text: str, redact: Callable[[str], str]) -> str:
     """Return the reason why a file with this *text* must not come back; "" if it may.
 
     *views* are the texts that showed the file. A result may be a refusal in any words, and a tool

@@ -525,9 +525,9 @@ class Compact:
         if not turn.force and not is_over:
             return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
         head, rest = split_system(turn.messages)
-        obstacle = compact.obstacle(rest)
-        if obstacle:
-            return Skip(obstacle)
+        reason = compact.reason_to_postpone(rest)
+        if reason:
+            return Skip(reason)
         fixed_tokens = turn.overhead + await turn.counter.count(head)
         raw = await turn.raw_tokens()
         must_cut = not compact.open_tail(rest) or _has_protected_thinking(turn, rest)

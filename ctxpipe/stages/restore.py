@@ -22,7 +22,7 @@ from ..edits.restore import (
     was_changed,
     working_set,
 )
-from ..edits.shown import obstacle
+from ..edits.shown import reason_to_withhold
 from ..errors import SettingsError, StorageError, storage_errors
 from ..messages import Message, ensure_messages
 from ..placeholders.summaries import restored_text
@@ -397,7 +397,7 @@ class _WorkingSetReader:
             return current
         text = await in_thread(self.redact, current.text)
         if not current.is_view:
-            reason = await in_thread(obstacle, file.views, text, self.redact)
+            reason = await in_thread(reason_to_withhold, file.views, text, self.redact)
             if reason:
                 raise StorageError(errno.EACCES, f"{file.path!r}: {reason}")
         return replace(current, text=text)

@@ -36,9 +36,9 @@ from ctxpipe.edits.compact import (
     extract_commands,
     facts_to_keep,
     gather_facts,
-    obstacle,
     open_tail,
     pinned_messages,
+    reason_to_postpone,
     replacements,
 )
 from ctxpipe.messages import Message, check, pending_calls, split_system
@@ -661,8 +661,8 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
     ],
 )
 def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why):
-    assert obstacle(history).startswith(why)
-    assert bool(obstacle(history)) == bool(why)
+    assert reason_to_postpone(history).startswith(why)
+    assert bool(reason_to_postpone(history)) == bool(why)
 
 
 # System messages from the middle ------------------------------------------------------------------

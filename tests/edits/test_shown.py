@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ctxpipe.edits.shown import ShownText, obstacle
+from ctxpipe.edits.shown import ShownText, reason_to_withhold
 
 FILE = '{\n  "host": "db.internal",\n  "db_login": "hunter2",\n\t"größe": 3\n}\n'
 LINES = FILE.splitlines()
@@ -15,7 +15,7 @@ LONG = ", ".join(f'"key{n}": "value {n}"' for n in range(400))
 
 
 def reason(*views: str, text: str = FILE, current: bool = True) -> str:
-    return obstacle([ShownText(view, current) for view in views], text, str)
+    return reason_to_withhold([ShownText(view, current) for view in views], text, str)
 
 
 REFUSALS = [
@@ -163,7 +163,7 @@ def test_what_redact_hides_is_no_difference():
 
     views = [ShownText(FILE, True), ShownText(redact(FILE), True)]
 
-    assert obstacle(views, redact(FILE), redact) == ""
+    assert reason_to_withhold(views, redact(FILE), redact) == ""
 
 
 @pytest.mark.parametrize(
