@@ -8,7 +8,12 @@ share a name, or send none, do not disturb each other.
 
 Conversations are looked up by their beginning, the first message and the first reply to it, both in
 memory and in journals: the id of a session is derived from the name and the beginning. However many
-conversations exist, a lookup reads only a few ids.
+conversations exist, a lookup reads only a few ids. For example, three conversations called "job-42"
+have these sessions:
+
+    job-42                     first message "Fix bug A."
+    job-42/<digest of first>   first message "Fix bug B.", first reply "I read b.py."
+    job-42/<digest of both>    first message "Fix bug B.", first reply "I run the tests."
 """
 
 from __future__ import annotations
@@ -182,18 +187,18 @@ def _end_of_prompt(codec: ItemReader, items: Sequence[Item]) -> int:
     return end or len(items)
 
 
-def session_ids(name: str, begins: Beginning) -> Iterator[str]:
-    """Yield the session ids for a conversation *name* with this beginning, the preferred one first.
+def session_ids(name: str, beginning: Beginning) -> Iterator[str]:
+    """Yield the ids that the session of a conversation may have, the preferred one first.
 
     The first id is the name itself. If another conversation uses it, the next ids add the digest of
     the first message, and then also that of the first reply. A conversation without a name is named
     by the digest of its first message.
     """
-    root = name or f"{UNNAMED}-{begins.first.hex()[:12]}"
+    root = name or f"{UNNAMED}-{beginning.first.hex()[:12]}"
     yield root
-    yield sibling_id(root, begins.first)
-    if begins.reply:
-        yield sibling_id(root, begins.first + begins.reply)
+    yield sibling_id(root, beginning.first)
+    if beginning.reply:
+        yield sibling_id(root, beginning.first + beginning.reply)
 
 
 # The conversations --------------------------------------------------------------------------------
@@ -212,7 +217,7 @@ class Dialog:
     name: str
     session: Conversation
     codec: ItemReader = field(repr=False)
-    begins: Beginning = field(repr=False)
+    beginning: Beginning = field(repr=False)
     translation: Translation | Verbatim = field(init=False, repr=False)
     items: Sequence[Item] = field(default=(), repr=False)
     body: Body | None = field(default=None, repr=False)
@@ -324,14 +329,14 @@ class Conversations:
         # Up to the second reply, because the results of calls follow the first one.
         end = _end_of_prompt(codec, items)
         second = next(itertools.islice(_replies(codec, items[:end]), 1, None), end)
-        begins = beginning_of(translation_of(codec).read(items[:second]).messages)
-        if begins is None:
+        beginning = beginning_of(translation_of(codec).read(items[:second]).messages)
+        if beginning is None:
             return None
         dialog = None
         while dialog is None:  # another request may begin the same while journals are read
-            dialog, is_certain = self._find_continued(name, codec, begins, items)
+            dialog, is_certain = self._find_continued(name, codec, beginning, items)
             if not is_certain:
-                dialog = await self._open(name, codec, begins, items, open_session, dialog)
+                dialog = await self._open(name, codec, beginning, items, open_session, dialog)
                 if dialog is not None:
                     self.share(dialog.session, name)
         if not name:
@@ -344,7 +349,7 @@ class Conversations:
         else:
             dialog.size += weight(items[len(dialog.items) :])
         dialog.items = items
-        dialog.begins = begins
+        dialog.beginning = beginning
         dialog.body = body
         self._dialogs[dialog] = None
         self.bytes += dialog.bytes
@@ -460,21 +465,21 @@ class Conversations:
 
     def _places(self, dialog: Dialog) -> Iterator[tuple[dict[object, list[Dialog]], object]]:
         """Yield each index that contains *dialog*, with its key there."""
-        yield self._by_key, (dialog.name, type(dialog.codec), dialog.begins)
+        yield self._by_key, (dialog.name, type(dialog.codec), dialog.beginning)
         if not dialog.is_provisional:
             yield self._by_id, dialog.session.session_id
 
     def _find_continued(
-        self, name: str, codec: ItemReader, begins: Beginning, items: Sequence[Item]
+        self, name: str, codec: ItemReader, beginning: Beginning, items: Sequence[Item]
     ) -> tuple[Dialog | None, bool]:
         """Return the conversation in memory with which *items* have the most in common.
 
         The second value is True if certainly no journal contains more of it. If *items* contain
         several new replies, another process has forwarded some of them.
         """
-        candidates = list(self._by_key.get((name, type(codec), begins), ()))
-        if begins.reply:
-            candidates += self._by_key.get((name, type(codec), Beginning(begins.first)), ())
+        candidates = list(self._by_key.get((name, type(codec), beginning), ()))
+        if beginning.reply:
+            candidates += self._by_key.get((name, type(codec), Beginning(beginning.first)), ())
         best = None
         most = 0
         for dialog in candidates:
@@ -482,11 +487,11 @@ class Conversations:
             if continuation.is_continued and continuation.same >= most:
                 best = dialog
                 most = continuation.same
-        if best is None or (best.is_provisional and begins.reply):
+        if best is None or (best.is_provisional and beginning.reply):
             return None, False
         if best.session.journal is None or best.session.has_unsaved:
             return best, True
-        if best.begins.reply != begins.reply:
+        if best.beginning.reply != beginning.reply:
             return best, False
         new_reply_count = len(list(_replies(codec, items[most:])))
         return best, new_reply_count <= 1
@@ -495,27 +500,29 @@ class Conversations:
         self,
         name: str,
         codec: ItemReader,
-        begins: Beginning,
+        beginning: Beginning,
         items: Sequence[Item],
         open_session: OpenSession,
         likely: Dialog | None,
     ) -> Dialog | None:
-        """Return the conversation that begins with *begins*, from memory or from a journal.
+        """Return the conversation with this *beginning*, from memory or from a journal.
 
         It is *likely*, a conversation in memory, unless its journal contains more. Returns None if
         other conversations were added to memory while journals were read.
         """
-        is_new = {Beginning(begins.first)}
+        without_reply = {Beginning(beginning.first)}
         session_id = ""
-        for session_id in session_ids(name, begins):
+        for session_id in session_ids(name, beginning):
             holders = list(self._by_id.get(session_id, ()))
             session = open_session(session_id, is_id_used=bool(holders))
             lines = await _histories(session)
             if holders != list(self._by_id.get(session_id, ())):
                 return None
+            # The id is this conversation's if another history with the same beginning is stored
+            # there, or if nothing there has a reply yet.
             beginnings = {beginning_of(line) for line in lines}
-            beginnings |= {holder.begins for holder in holders}
-            if begins not in beginnings and not beginnings <= is_new:
+            beginnings |= {holder.beginning for holder in holders}
+            if beginning not in beginnings and not beginnings <= without_reply:
                 continue  # the id belongs to another conversation
             if likely in holders:
                 history_length = len(likely.session.known)
@@ -525,10 +532,11 @@ class Conversations:
             elif holders and session.journal is None:
                 nearest = max(holders, key=lambda holder: holder.compare(items).same)
                 session = nearest.session.fork()
-            return Dialog(name, session, codec, begins)
-        # So far it equals the beginning of others. It is shaped without a journal until then.
+            return Dialog(name, session, codec, beginning)
+        # All ids belong to others with the same first message. Until its first reply shows whether
+        # this conversation continues one of them, it is shaped without a journal.
         session = open_session(session_id, is_id_used=True).fork()
-        return Dialog(name, session, codec, begins, is_provisional=True)
+        return Dialog(name, session, codec, beginning, is_provisional=True)
 
 
 def _item_keys(item: object) -> Iterator[bytes]:

@@ -62,9 +62,9 @@ NOT_SHAPEABLE = "a request of this kind is not shaped"
 """Reason of a request that is sent unchanged without an error."""
 
 NO_ARGUMENTS: JsonObject = {"request": {}}
-BULK = 200_000
-"""Size in bytes from which a body is parsed in a worker thread, not on the event loop."""
-MAX_HELD = 1 << 20
+MAX_INLINE_BYTES = 200_000
+"""Maximum size of a body that is parsed on the event loop; a larger one in a worker thread."""
+MAX_HELD_BYTES = 1 << 20
 """Maximum number of bytes at the beginning of a stream that are held back from the client."""
 STREAM = "text/event-stream"
 ANY_EVENT = (b'"type"',)
@@ -393,7 +393,8 @@ class HttpExchange(Exchange):
     async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
         """Shape the request in *raw*.
 
-        *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding.
+        *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding. An
+        error is logged, and then `content` returns *raw*.
         """
         self.raw = raw
         try:
@@ -402,7 +403,7 @@ class HttpExchange(Exchange):
             self._decoded = raw
             earlier_bodies = self._conversations.bodies()
             body = await in_thread_if(
-                len(raw) > BULK, read_body, raw, self.format.key, *earlier_bodies
+                len(raw) > MAX_INLINE_BYTES, read_body, raw, self.format.key, *earlier_bodies
             )
             self.reason: str = NOT_SHAPEABLE
             if body is None or not self.format.is_shapeable(body.values, body.items):
@@ -426,7 +427,7 @@ class HttpExchange(Exchange):
                 agent_model=self.agent_model,
             )
             if self.is_shaped:
-                self._write()
+                self._write_content()
         except TooDeep as error:
             self.reason = str(error)
             self.is_too_deep = True
@@ -436,8 +437,8 @@ class HttpExchange(Exchange):
             self.reason = warn(UNSHAPED, error)
             self.is_shaped = False
 
-    def _write(self) -> None:
-        """Write the `content`."""
+    def _write_content(self) -> None:
+        """Set the `content` to the body with the shaped items and the request options."""
         values: JsonObject = {}
         if self.format is MESSAGES:
             before = self.body.values
@@ -500,7 +501,7 @@ class HttpExchange(Exchange):
             self._refusal += chunk[: MAX_TEXT - len(self._refusal)]
             return
         self._read(self._reader.feed(chunk))
-        if self.is_undecided and self._size > MAX_HELD:
+        if self.is_undecided and self._size > MAX_HELD_BYTES:
             self._decide()
 
     def end(self) -> None:
@@ -546,7 +547,7 @@ class HttpExchange(Exchange):
             self.refusal = refusal_in(status, self._refusal)
         if self.is_dry or not await self.shorten(self.refusal):
             return False
-        self._write()
+        self._write_content()
         self.is_recovered = True
         return True
 
