@@ -454,7 +454,7 @@ def stretched(history: Sequence[Message], times: int) -> list[Message]:
         content: Any = message["content"]
         if message["role"] == "assistant":
             is_bare = isinstance(content, str)
-            content = repeat(content) if is_bare else list(map(stretch, content))
+            content = repeat(content) if is_bare else [stretch(block) for block in content]
         longer.append({**message, "content": content})
     return longer
 
@@ -493,7 +493,7 @@ def test_each_call_that_leaves_is_one_step_and_its_file_holds_its_texts(history:
     ]
     assert [step.number for step in plan.steps] == list(range(1, len(plan.steps) + 1))
     stays = [message for part in plan.parts if isinstance(part, dict) for message in [part]]
-    kept = {id(message) for message in history if id(message) in set(map(id, stays))}
+    kept = {id(message) for message in history if id(message) in {id(stay) for stay in stays}}
     staying = set(range(len(history))).difference(plan.leaving_indices)
     assert {id(history[index]) for index in staying} == kept
     assert len(step_texts(plan, {})) == len(plan.steps)

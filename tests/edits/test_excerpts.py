@@ -75,7 +75,7 @@ def test_a_higher_least_value_keeps_fewer_lines():
     passage = LeavingText(f"{text}\nsrc/server.py\n", "call", 1)
 
     def kept(value: float) -> int:
-        return sum(map(len, chosen(passage, min_value=value).values()))
+        return sum(len(lines) for lines in chosen(passage, min_value=value).values())
 
     assert kept(1.0) >= kept(10.0) >= kept(50.0)
     assert kept(1.0) > kept(50.0)

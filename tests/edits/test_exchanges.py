@@ -19,7 +19,7 @@ LONG = "word " * 400
 
 
 def sums(messages: Sequence[Message]) -> list[int]:
-    return [0, *accumulate(map(COUNTER.message, messages))]
+    return [0, *accumulate(COUNTER.message(message) for message in messages)]
 
 
 def index_of(messages: Sequence[Message], keep_recent: int) -> ExchangeIndex:

@@ -247,7 +247,7 @@ def test_textual_results_long_enough_are_offloadable_oldest_first():
     found = offloadable(history, 100)
 
     assert [result.tool_use_id for result in found] == ["long", "listed"]
-    assert list(map(total_characters, ([one] for one in found))) == [100, 127]
+    assert [total_characters([result]) for result in found] == [100, 127]
     assert prescan(history, 100).offloadable_chars == 227
 
 

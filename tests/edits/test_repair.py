@@ -93,11 +93,11 @@ def test_a_call_without_a_result_gets_an_honest_error():
         user("go"), assistant(tool_use("a")), user("never mind"), assistant("ok"), user("so?")
     )
 
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert mended[2] == user(INTERRUPTION, text("never mind"))
+    assert repaired[2] == user(INTERRUPTION, text("never mind"))
     assert INTERRUPTION["is_error"]
-    assert [mended[i] is history[i] for i in (0, 1, 3, 4)] == [True] * 4
+    assert [repaired[i] is history[i] for i in (0, 1, 3, 4)] == [True] * 4
 
 
 def test_only_the_unanswered_call_of_a_batch_gets_an_error():
@@ -167,12 +167,14 @@ def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order():
 
 def test_the_new_id_of_a_second_call_with_the_same_id_is_unique():
     ids = ("a", "a-2", "a", "a")
-    history = conversation(user("go"), assistant(*map(tool_use, ids)), user(*map(tool_result, ids)))
+    calls = [tool_use(call_id) for call_id in ids]
+    results = [tool_result(call_id) for call_id in ids]
+    history = conversation(user("go"), assistant(*calls), user(*results))
 
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert [block["id"] for block in content(mended, 1)] == ["a", "a-2", "a-3", "a-4"]
-    assert faults(mended) == []
+    assert [block["id"] for block in content(repaired, 1)] == ["a", "a-2", "a-3", "a-4"]
+    assert faults(repaired) == []
 
 
 def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupted():
@@ -180,10 +182,10 @@ def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupte
         user("go"), assistant(tool_use("a")), assistant(tool_use("a")), user(tool_result("a", "x"))
     )
 
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert [block["content"] for block in content(mended, 2)] == ["x", INTERRUPTED]
-    assert faults(mended) == []
+    assert [block["content"] for block in content(repaired, 2)] == ["x", INTERRUPTED]
+    assert faults(repaired) == []
 
 
 def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go():
@@ -200,10 +202,10 @@ def test_calls_and_results_are_repaired_in_sdk_objects_too():
         "Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]}
     )
 
-    mended = repair([user("go"), reply, user("stop")])
+    repaired = repair([user("go"), reply, user("stop")])
 
-    assert mended[1] is reply
-    assert mended[2] == user(INTERRUPTION, text("stop"))
+    assert repaired[1] is reply
+    assert repaired[2] == user(INTERRUPTION, text("stop"))
 
 
 # Single messages ----------------------------------------------------------------------------------
@@ -285,8 +287,8 @@ def test_thinking_in_a_message_that_is_not_the_assistants_goes():
 def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Message]):
     before = list(thoughts(history))
 
-    for mended in repair(history):
-        said = [as_dict(block) for block in blocks(mended) if kind(block) in THINKING]
+    for repaired in repair(history):
+        said = [as_dict(block) for block in blocks(repaired) if kind(block) in THINKING]
         if said:
             # From one message, not pieced together; a part of it only where thinking stood at the
             # end.
@@ -371,10 +373,10 @@ def test_of_too_many_marks_the_last_four_stay():
         user(marked("a"), marked("b")), assistant("ok"), user(*[marked() for _ in range(3)])
     )
 
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert mended == conversation(user(text("a"), marked("b")), assistant("ok"), history[2])
-    assert mended[2] is history[2]
+    assert repaired == conversation(user(text("a"), marked("b")), assistant("ok"), history[2])
+    assert repaired[2] is history[2]
 
 
 def test_marks_inside_a_tool_result_are_counted_and_taken_away_too():
@@ -388,13 +390,13 @@ def test_marks_inside_a_tool_result_are_counted_and_taken_away_too():
         user(marked(), marked(), marked()),
     )
 
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert check(mended) == []
-    assert content(mended, 2) == [
+    assert check(repaired) == []
+    assert content(repaired, 2) == [
         {**tool_result("a", [text("x"), text("y")]), "cache_control": {"type": "ephemeral"}}
     ]
-    assert mended[4] is history[4]
+    assert repaired[4] is history[4]
 
 
 # Every history ------------------------------------------------------------------------------------
@@ -407,9 +409,9 @@ def test_a_repaired_history_breaks_no_rule(history: list[Message]):
 
 @given(broken_histories())
 def test_a_second_repair_changes_nothing(history: list[Message]):
-    mended = repair(history)
+    repaired = repair(history)
 
-    assert repair(mended) is mended
+    assert repair(repaired) is repaired
 
 
 @given(broken_histories())
@@ -425,11 +427,11 @@ def test_repairing_never_modifies_its_input(history: list[Message]):
 def test_repairing_keeps_the_head_and_ends_with_the_user_if_the_input_did(
     history: list[Message],
 ):
-    mended = repair(history, encoding=False)
+    repaired = repair(history, encoding=False)
     heads = [m for m in history if m["role"] == "system"]
 
-    assert [m for m in mended if m["role"] == "system"] == heads
-    spoken = [m for m in mended if m["role"] != "system"]  # one may have moved to the very end
+    assert [m for m in repaired if m["role"] == "system"] == heads
+    spoken = [m for m in repaired if m["role"] != "system"]  # one may have moved to the very end
     if history and history[-1]["role"] == "user" and spoken:
         assert spoken[-1]["role"] == "user"
 

@@ -151,7 +151,7 @@ def test_after_any_edits_the_same_messages_are_stale(data: st.DataObject):
 
     assert apply_edits(history, edits) == context
     left = [id(context[index]) for index in stale if context[index] not in inserted]
-    assert left == [name for name in marked if name in set(map(id, context))]
+    assert left == [name for name in marked if name in {id(message) for message in context}]
 
 
 # Finding ------------------------------------------------------------------------------------------

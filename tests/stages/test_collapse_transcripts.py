@@ -56,7 +56,8 @@ async def contexts(
     for new in turns(history):
         stop += len(new)
         found.append(await session.run(history[:stop]))
-    assert list(map(digest, await session.history())) == list(map(digest, history))
+    stored = await session.history()
+    assert [digest(message) for message in stored] == [digest(message) for message in history]
     return found
 
 
@@ -108,8 +109,9 @@ async def test_nothing_that_leaves_is_lost(shared, tmp_path, file: Path):
         last = result.messages
         for report in result.reports:
             if isinstance(report.detail, Collapsed) and report.detail.archive:
-                archived.update(map(digest, await load_archive(report.detail.archive)))
-    here = archived | set(map(digest, last))
+                messages = await load_archive(report.detail.archive)
+                archived.update(digest(message) for message in messages)
+    here = archived | {digest(message) for message in last}
 
     assert {digest(message) for message in history} <= here
     for message in last:
