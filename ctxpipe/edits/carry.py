@@ -142,6 +142,10 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
             continue
         for place, block in enumerate(blocks(message)):
             is_leading = is_leading and is_opaque(block)
+            for part in inner_blocks(block):
+                # References to tools are carried with their call, by `_tool_loads`.
+                if is_reference(part) and kind(part) != "tool_reference":
+                    candidates.append(_reference_in_result(part, index, place))
             if not is_carried(block) or _call_id(block) in answered_calls:
                 continue
             if last_instructions.get(_instruction(block), (index, place)) == (index, place):
@@ -158,6 +162,13 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
                     )
                 )
     return candidates
+
+
+def _reference_in_result(part: Block, index: int, place: int) -> Candidate:
+    """Return a candidate for *part* of a tool's result, which the user passes on by itself."""
+    alone = cast("Message", {"role": "user", "content": [part]})
+    name = block_kind(part)
+    return Candidate(CarryKind.BLOCK, index, place, [alone], name, _target(part), alone)
 
 
 def _last_instructions(messages: Sequence[Message]) -> dict[str, tuple[int, int]]:

@@ -223,8 +223,13 @@ def after_summary(
 
 
 def _block_digests(message: Message) -> list[bytes]:
-    """Return the digest of each block of *message*, as a message of its own."""
-    content = as_blocks(message)
+    """Return the digest of each block of *message*, as a message of its own.
+
+    The blocks in results have one, too: references in them may have been carried on.
+    """
+    content: list[Block] = []
+    for block in as_blocks(message):
+        content += [block, *inner_blocks(block)]
     return [digest(with_content(message, [block])) for block in content]
 
 

@@ -105,9 +105,15 @@ def first_request(messages: Sequence[Message]) -> int:
 
 
 def indices_to_carry(messages: Sequence[Message]) -> set[int]:
-    """Return the indices of the messages with unknown blocks, references, or loaded tools."""
+    """Return the indices of the messages with unknown blocks, references, or loaded tools.
+
+    A reference in a result counts as any other part of the result.
+    """
     indices: set[int] = set()
     for candidate in blocks_to_carry(messages):
+        content = blocks(messages[candidate.index])
+        if candidate.origin is not None and kind(content[candidate.place]) == "tool_result":
+            continue
         indices |= set(range(candidate.index, candidate.index + len(candidate.messages)))
     return indices
 

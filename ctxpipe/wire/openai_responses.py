@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from .._values import JsonDict, JsonObject
-from ..messages import as_dict, compact_json, field, kind, without_surrogates
+from ..messages import MEDIA, as_dict, compact_json, field, kind, without_surrogates
 from ..messages.vocabulary import tool_name
 from ..providers.response_items import (
     ANSWERED_ITEMS,
@@ -449,6 +449,12 @@ def _new_part(block: JsonObject) -> JsonDict:
     file = file_fields(block)
     if file is not None:
         return {"type": "input_file", **file}
+    source = block.get("source")
+    if kind(block) in MEDIA and kind(source) == "file":
+        part_type = "input_image" if kind(block) == "image" else "input_file"
+        return {"type": part_type, "file_id": field(source, "file_id")}
+    if kind(block) == "document" and kind(source) == "url":
+        return {"type": "input_file", "file_url": field(source, "url")}
     return {"type": "input_text", "text": block_text(block)}
 
 

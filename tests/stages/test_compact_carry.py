@@ -153,6 +153,21 @@ async def test_unknown_blocks_in_the_middle_stay_in_their_order_and_are_the_same
     assert check(context) == []
 
 
+async def test_references_in_results_stay_when_the_results_are_summarized():
+    picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    document = {"type": "document", "source": {"type": "file", "file_id": "file_1"}}
+    draw = step("a", "draw", {}, [text("drawn"), picture])
+    export = step("b", "export", {}, [document])
+    history = [user("Go."), *draw, *export, *work(20, results=4_000)]
+
+    first, report = await compacted(history, target=30_000)
+    second, _ = await compacted([*first, *work(20, results=4_000)], target=30_000)
+
+    assert carried(first) == carried(second) == [picture, document]
+    assert not report.left_out
+    assert check(first) == check(second) == []
+
+
 async def test_tools_that_a_search_has_loaded_stay_loaded():
     search = step("s", "find_tools", {}, [{"type": "tool_reference", "tool_name": "create_event"}])
     history = [user("Book it."), *search, *work(20)]
