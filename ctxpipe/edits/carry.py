@@ -71,8 +71,8 @@ class Candidate:
 
     *index* and *place* are the message and block at which it begins. *origin* is the message that
     it is a block of, None for whole messages. *name* is its name in reports, *target* the file or
-    address that it refers to. *is_answered* is False for words that the model has not answered:
-    they are always in the context and do not count. *shorten* returns a shorter candidate with a
+    address that it refers to. *is_answered* is False for words that the model has not answered,
+    and for a system prompt: they are always in the context and do not count. *shorten* returns a shorter candidate with a
     number of characters; *chars* is the current number.
     """
 
@@ -150,6 +150,8 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
                 continue
             if last_instructions.get(_instruction(block), (index, place)) == (index, place):
                 carry_kind = CarryKind.LEADING if is_leading else CarryKind.BLOCK
+                # At the beginning they are the system prompt, which no budget may remove.
+                is_system_prompt = is_leading and _instruction(block) != ""
                 candidates.append(
                     Candidate(
                         carry_kind,
@@ -159,6 +161,7 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
                         name=block_kind(block),
                         target=_target(block),
                         origin=message,
+                        is_answered=not is_system_prompt,
                     )
                 )
     return candidates
@@ -380,7 +383,11 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
     the message.
     """
     sizes = dict(zip(candidates, tokens, strict=True))
-    leading = [candidate for candidate in candidates if candidate.kind == CarryKind.LEADING]
+    leading = [
+        candidate
+        for candidate in candidates
+        if candidate.kind == CarryKind.LEADING and candidate.is_answered
+    ]
     if sum(sizes[candidate] for candidate in leading) > max_tokens:
         for candidate in leading:
             sizes[replace(candidate, kind=CarryKind.BLOCK)] = sizes.pop(candidate)

@@ -153,6 +153,16 @@ async def test_unknown_blocks_in_the_middle_stay_in_their_order_and_are_the_same
     assert check(context) == []
 
 
+async def test_a_system_prompt_in_the_first_message_stays_however_large_it_is():
+    prompt = {"type": "opaque", "kind": "system message", "json": "word " * 500}
+    history = [user(prompt, "Go."), *work(20)]
+
+    context, report = await compacted([*history, *work(1)], target=600)
+
+    assert blocks(context[0])[0] == prompt
+    assert not report.left_out
+
+
 async def test_references_in_results_stay_when_the_results_are_summarized():
     picture = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
     document = {"type": "document", "source": {"type": "file", "file_id": "file_1"}}
