@@ -72,8 +72,8 @@ class Candidate:
     *index* and *place* are the message and block at which it begins. *origin* is the message that
     it is a block of, None for whole messages. *name* is its name in reports, *target* the file or
     address that it refers to. *is_answered* is False for words that the model has not answered,
-    and for a system prompt: they are always in the context and do not count. *shorten* returns a shorter candidate with a
-    number of characters; *chars* is the current number.
+    and for a system prompt: they are always in the context and do not count. *shorten* returns a
+    shorter candidate with a number of characters; *chars* is the current number.
     """
 
     kind: CarryKind
