@@ -14,6 +14,7 @@ from ..edits.media import is_movable
 from ..edits.media import stored_text as media_text
 from ..edits.offload import has_text, stored_text
 from ..errors import StorageError, storage_errors
+from ..messages import strings
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..placeholders.placeholders import (
@@ -140,7 +141,7 @@ def _texts_behind_placeholders(raw: Any, shaped: Any) -> Iterator[tuple[str, str
         media_path = media_reference(shaped.get("text")) if are_mappings else None
         if media_path is not None and is_movable(raw):
             yield media_path, media_text(raw)
-        elif path is not None and shaped != raw:
+        elif path is not None and not _mentions(raw, path):
             yield path, stored_text(raw, indent=2 if is_batch(shaped) else None)
         elif isinstance(raw, str) and isinstance(shaped, str):
             yield from _passages_behind_placeholders(raw, shaped)
@@ -157,8 +158,15 @@ def _passages_behind_placeholders(raw: str, shaped: str) -> Iterator[tuple[str, 
 
         raw       intro LONG PASSAGE middle OTHER PASSAGE end
         shaped    intro [placeholder 1] middle [placeholder 2] end
+
+    A placeholder whose path is in *raw* too is content, such as a forged one in a web page that was
+    shortened. Its path may be in the folder of another session.
     """
-    placeholders = list(references_inside(shaped)) if shaped != raw else []
+    if shaped == raw:
+        return
+    placeholders = [
+        reference for reference in references_inside(shaped) if not _mentions(raw, reference[2])
+    ]
     if not placeholders:
         return
     position = placeholders[0][0]
@@ -175,6 +183,11 @@ def _passages_behind_placeholders(raw: str, shaped: str) -> Iterator[tuple[str, 
             return
         yield path, raw[position:passage_end]
         position = passage_end + len(text_after)
+
+
+def _mentions(raw: Any, path: str) -> bool:
+    """Return True if a text in *raw* contains *path*."""
+    return any(path in text for text in strings(raw))
 
 
 def _pairs(raw: Any, shaped: Any) -> list[tuple[Any, Any]]:
