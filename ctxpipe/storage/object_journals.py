@@ -86,12 +86,12 @@ class JournalPosition:
         """Number of entries of the journal that were read."""
         return self.end - self.base
 
-    def after(self, read: StoredObject) -> JournalPosition:
-        """Return the position after the object at `end`, which is *read*."""
-        if read.next_number:
-            number = max(read.next_number, self.end + 1)
-            return JournalPosition(number, number, "", read.tombstone or self.tombstone)
-        return replace(self, end=self.end + 1, journal=self.journal or read.token)
+    def after(self, stored: StoredObject) -> JournalPosition:
+        """Return the position after the object at `end`, which is *stored*."""
+        if stored.next_number:
+            number = max(stored.next_number, self.end + 1)
+            return JournalPosition(number, number, "", stored.tombstone or self.tombstone)
+        return replace(self, end=self.end + 1, journal=self.journal or stored.token)
 
 
 @dataclass(eq=False, repr=False)
@@ -134,7 +134,7 @@ class ObjectJournal(SharedJournal):
             timeout=self.timeout,
         )
         self._positions: dict[str, JournalPosition] = {}
-        self._checked: dict[str, float] = {}  # by folder: time of the last check
+        self._check_times: dict[str, float] = {}  # by folder: time of the last check
         self._has_conditions = False  # True once the store has refused to overwrite an object
 
     async def aclose(self) -> None:
@@ -149,7 +149,7 @@ class ObjectJournal(SharedJournal):
         """
         NUMBER.check("max_age", max_age)
         now = self.clock()
-        deleted = 0
+        deleted_count = 0
         for folder, (numbers, written) in (await self._list()).items():
             if written > now - max_age:
                 continue
@@ -157,10 +157,10 @@ class ObjectJournal(SharedJournal):
             if last is None:
                 continue
             if not last.next_number:
-                deleted += await self._end_journal(folder, numbers[-1])
+                deleted_count += await self._end_journal(folder, numbers[-1])
             elif written <= now - self.tombstone_days * DAY_SECONDS:
                 await self._bucket.delete([_path(folder, number) for number in numbers])
-        return deleted
+        return deleted_count
 
     async def _end_journal(self, folder: str, last_number: int) -> int:
         """End the journal in *folder* and overwrite its entries; return their number.
@@ -215,10 +215,10 @@ class ObjectJournal(SharedJournal):
             first = 0
         return position.journal or None, entries[max(0, start - first) :], position.tombstone
 
-    async def _set_aside(self, session: str, seen: str) -> bool:
+    async def _set_aside(self, session: str, journal: str) -> bool:
         folder = _folder(session)
         position, _ = await self._read_on(folder, self._positions.get(folder, JournalPosition()))
-        while position.journal == seen:
+        while position.journal == journal:
             if await self._end(folder, position, position.tombstone):
                 return True
             position, _ = await self._read_on(folder, position)
@@ -235,18 +235,18 @@ class ObjectJournal(SharedJournal):
         names: list[str] = []
 
         async def read(folder: str) -> None:
-            last = await self._get(folder, listed[folder][0][-1], header_only=True)
+            last = await self._get(folder, folders[folder][0][-1], header_only=True)
             if last is not None and last.name:
                 names.append(last.name)
 
-        listed = await self._list()
-        await at_once(read, listed)
+        folders = await self._list()
+        await at_once(read, folders)
         return names
 
     async def _lease(self, session: str, token: str) -> bool:
         """Acquire or renew the lease.
 
-        A lease that has expired stays as it is, and the next lease has the next number: of several
+        An expired lease is not changed, and the next lease has the next number: of several
         processes that find an expired lease only one can create the next.
         """
         content = f"{token} {self.clock() + LEASE_SECONDS}".encode()
@@ -301,14 +301,14 @@ class ObjectJournal(SharedJournal):
         entries: list[str] = []
         while True:
             numbers = range(position.end, position.end + at_once_count)
-            for number, read in zip(numbers, await self._get_all(folder, numbers), strict=True):
-                if read is None:
+            for number, stored in zip(numbers, await self._get_all(folder, numbers), strict=True):
+                if stored is None:
                     return position, entries
                 if number != position.end:
-                    break  # after the end of a journal reading goes on at another number
-                position = position.after(read)
-                entries.append(read.entry)
-                if read.next_number:
+                    break  # after the end of a journal another number is read next
+                position = position.after(stored)
+                entries.append(stored.entry)
+                if stored.next_number:
                     entries.clear()
             at_once_count = min(4 * at_once_count, _MOST_AT_ONCE)
 
@@ -338,11 +338,11 @@ class ObjectJournal(SharedJournal):
         The store is asked at most once in TOUCH_SECONDS.
         """
         now = time.monotonic()
-        checked = self._checked.get(folder)
-        if checked is not None and now - checked < TOUCH_SECONDS:
+        last_check = self._check_times.get(folder)
+        if last_check is not None and now - last_check < TOUCH_SECONDS:
             return False
-        remember(self._checked, folder, now)
-        if checked is None or not position.journal:
+        remember(self._check_times, folder, now)
+        if last_check is None or not position.journal:
             return False
         return await self._bucket.head(_path(folder, position.base)) is None
 
@@ -381,23 +381,23 @@ class ObjectJournal(SharedJournal):
 
     async def _list(self) -> dict[str, tuple[list[int], float]]:
         """Return the sorted numbers of each session's objects, and the time of the last write."""
-        listed: dict[str, tuple[list[int], float]] = {}
+        folders: dict[str, tuple[list[int], float]] = {}
         async for item in self._bucket.list(f"{_JOURNALS}/"):
             match = _PATH.fullmatch(item["path"])
             if match is None:
                 continue
             folder = match[1]
-            numbers, written = listed.get(folder, ([], 0.0))
+            numbers, written = folders.get(folder, ([], 0.0))
             numbers.append(int(match[2]))
-            listed[folder] = numbers, max(written, item["last_modified"].timestamp())
-        for numbers, _ in listed.values():
+            folders[folder] = numbers, max(written, item["last_modified"].timestamp())
+        for numbers, _ in folders.values():
             numbers.sort()
-        return listed
+        return folders
 
 
 def _may_write(new: NewEntry, position: JournalPosition) -> bool:
     """Return True if *new* is the next entry of the journal at *position*."""
-    is_other_journal = bool(new.seen) and new.seen != position.journal
+    is_other_journal = bool(new.last_journal) and new.last_journal != position.journal
     is_deleted = new.tombstone is not None and position.tombstone not in ("", new.tombstone)
     return new.number == position.count and not is_other_journal and not is_deleted
 
@@ -435,10 +435,10 @@ def _decode(content: bytes) -> StoredObject:
         header = json.loads(first_line)
         form = header["form"]
         if "next" in header:
-            read = StoredObject("", "", "", int(header["next"]), str(header["tombstone"]))
+            stored = StoredObject("", "", "", int(header["next"]), str(header["tombstone"]))
         else:
             text = entry.decode("utf-8", "surrogatepass")
-            read = StoredObject(str(header["token"]), text, str(header["name"]))
+            stored = StoredObject(str(header["token"]), text, str(header["name"]))
     except (ValueError, TypeError, LookupError, RecursionError):
         text = content.decode("utf-8", "replace")
         return StoredObject(content_hash(text, 16), text)
@@ -446,4 +446,4 @@ def _decode(content: bytes) -> StoredObject:
         raise StorageError(
             errno.ENOTSUP, f"the journal was written by a newer ctxpipe, in form {form}; update it"
         )
-    return read
+    return stored

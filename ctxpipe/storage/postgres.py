@@ -72,7 +72,7 @@ comment on table TABLE is 'ctxpipe journal, form 1';
 """
 _READ_FORM = "select to_regclass('TABLE'), obj_description(to_regclass('TABLE'), 'pg_class')"
 # A writer of a session holds the advisory lock until the end of the transaction. The statements
-# after it must see what was committed before the lock was granted, hence "read committed". The
+# after it must see what was committed before the lock was granted, therefore "read committed". The
 # timeout is for a lock of an older version of ctxpipe, whose client may have vanished.
 _BEGIN = """
 begin isolation level read committed read write;
@@ -166,12 +166,12 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
         cursor = AsyncClientCursor(connection)
         parts: list[str] = []
-        wanted: list[bool] = []
+        are_results_wanted: list[bool] = []
 
         def add(statement: str, values: Any, *are_wanted: bool) -> None:
             query = _VALUE.sub(r"%(\1)s", self._sql(statement).strip())
             parts.append(cursor.mogrify(query.encode(), values))
-            wanted.extend(are_wanted)
+            are_results_wanted.extend(are_wanted)
 
         is_transaction = session != "" or len(statements) > 1
         if is_transaction:
@@ -183,7 +183,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
             add(statement, self._storable(values), statement.split()[0] == "select")
         if is_transaction:
             parts.append("commit")
-        return ";\n".join(parts).encode(), wanted
+        return ";\n".join(parts).encode(), are_results_wanted
 
     def _storable(self, values: Any) -> Any:
         """Return *values* with an entry that this database can store."""
@@ -298,15 +298,15 @@ def _read_conninfo(conninfo: str) -> dict[str, Any]:
 
 
 async def _rows(
-    connection: AsyncConnection[Any], message: bytes, wanted: Sequence[bool]
+    connection: AsyncConnection[Any], message: bytes, are_results_wanted: Sequence[bool]
 ) -> list[Any]:
-    """Run *message*; return the rows of the results that are *wanted*."""
+    """Run *message*; return the rows of the results that are wanted."""
     from psycopg import AsyncClientCursor
 
     cursor = AsyncClientCursor(connection)
     await cursor.execute(message)
     rows: list[Any] = []
-    for is_wanted in wanted:
+    for is_wanted in are_results_wanted:
         if is_wanted:
             rows += await cursor.fetchall()
         cursor.nextset()
@@ -338,14 +338,14 @@ def _connection_class() -> type[AsyncConnection[Any]]:
 def _reporting(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     """Run *steps*, which wait until the socket is ready, and report progress after each one."""
     try:
-        wanted = next(steps)
+        readiness = next(steps)
         while True:
-            ready = yield wanted
+            ready = yield readiness
             if ready & 1:
                 note_progress()
             elif ready:
                 note_sent()
-            wanted = steps.send(ready)
+            readiness = steps.send(ready)
     except StopIteration as end:
         answer: T = end.value
         return answer

@@ -172,7 +172,7 @@ class RedisJournal(ServerJournal):
         keys.append(self._tombstone_key(new.session))
         milliseconds = int((self.max_age or 0) * 1000)
         tombstone = "-" if new.tombstone is None else new.tombstone
-        entry = (new.number, new.entry, new.token, new.seen or "", milliseconds, new.name)
+        entry = (new.number, new.entry, new.token, new.last_journal or "", milliseconds, new.name)
         size = len(new.entry)
         answer = await self._eval(_APPEND, keys, *entry, tombstone, size=size)
         return answer.decode() if answer else None
@@ -216,9 +216,9 @@ class RedisJournal(ServerJournal):
         tombstone = tombstone or old_tombstone
         return journal and journal.decode(), entries, tombstone and tombstone.decode()
 
-    async def _set_aside(self, session: str, seen: str) -> bool:
-        keys = self._keys(session, "journal", f"aside:{seen}", "asides")
-        return bool(await self._eval(_RENAME, keys, seen))
+    async def _set_aside(self, session: str, journal: str) -> bool:
+        keys = self._keys(session, "journal", f"aside:{journal}", "asides")
+        return bool(await self._eval(_RENAME, keys, journal))
 
     async def _delete(self, session: str, tombstone: str) -> None:
         keys: list[str | bytes] = [self._tombstone_key(session)]

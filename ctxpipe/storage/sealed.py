@@ -168,9 +168,9 @@ class Journal:
         hashers = [hmac.new(key, None, "sha256") for key in keys]
         start = "\0".join((self._session_id, str(self.count), self.seal, ""))
         for piece in (start, *body):
-            encoded = piece.encode("utf-8", "surrogatepass")
+            chunk = piece.encode("utf-8", "surrogatepass")
             for hasher in hashers:
-                hasher.update(encoded)
+                hasher.update(chunk)
         return [hasher.hexdigest()[:32] for hasher in hashers]
 
     def _refuse(self, line: str) -> None:

@@ -40,9 +40,10 @@ Contents: TypeAlias = tuple[str | None, Sequence[str], str | None]
 class NewEntry:
     """Entry that is written if *number* is the next number of the journal.
 
-    *session* is the session's folder name, *name* its id as JSON. *seen* is the name of the journal
-    that the writer has read: nothing is written to another one. *tombstone* is the tombstone that
-    existed when the writer started: nothing is written after a newer deletion. None checks neither.
+    *session* is the session's folder name, *name* its id as JSON. *last_journal* is the name of the
+    journal that the writer has read: nothing is written to another one. *tombstone* is the
+    tombstone that existed when the writer started: nothing is written after a newer deletion. None
+    disables the check.
     """
 
     session: str
@@ -50,7 +51,7 @@ class NewEntry:
     entry: str
     token: str
     name: str
-    seen: str | None = None
+    last_journal: str | None = None
     tombstone: str | None = None
 
 
@@ -74,7 +75,7 @@ class SharedJournal(ABC):
     def __post_init__(self) -> None:
         check_settings(self, texts=_TEXTS, redact=FUNCTION.optional, tombstone_days=POSITIVE)
         self.redact = self.redact or getattr(self.texts, "redact", None)
-        self._seen: dict[str, str | None] = {}  # by session: name of the last journal read
+        self._last_journals: dict[str, str | None] = {}  # by session: name of the last journal read
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal.
@@ -84,7 +85,7 @@ class SharedJournal(ABC):
         if "\n" in entry or "\0" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line without NUL")
         session = session_folder(session_id)
-        seen = self._seen.get(session) if number else None
+        last_journal = self._last_journals.get(session) if number else None
         generation = running_generation(session)
         new = NewEntry(
             session,
@@ -92,13 +93,13 @@ class SharedJournal(ABC):
             entry,
             secrets.token_hex(8),
             json.dumps(session_id),
-            seen,
+            last_journal,
             generation.first_tombstone(self) if generation else None,
         )
         journal = await self._append(new)
         if journal is None:
             return False
-        remember(self._seen, session, journal)
+        remember(self._last_journals, session, journal)
         return True
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
@@ -108,7 +109,7 @@ class SharedJournal(ABC):
         generation = running_generation(session)
         if generation is not None:
             generation.check(self, tombstone or "")
-        remember(self._seen, session, journal)
+        remember(self._last_journals, session, journal)
         return list(entries)
 
     async def set_aside(self, session_id: str, /) -> str:
@@ -117,10 +118,10 @@ class SharedJournal(ABC):
         Return "" if there is no journal, or not the one that was read last. Raises StorageError.
         """
         session = session_folder(session_id)
-        seen = self._seen.get(session)
-        if seen is None:
+        journal = self._last_journals.get(session)
+        if journal is None:
             return ""
-        return f"{session}/{seen}" if await self._set_aside(session, seen) else ""
+        return f"{session}/{journal}" if await self._set_aside(session, journal) else ""
 
     async def delete(self, session_id: str, /) -> None:
         """Delete the session's journal, and those that were set aside.
@@ -130,7 +131,7 @@ class SharedJournal(ABC):
         SESSION_ID.check("session_id", session_id)
         session = session_folder(session_id)
         await self._delete(session, new_tombstone())
-        self._seen.pop(session, None)
+        self._last_journals.pop(session, None)
 
     async def sessions(self, prefix: str | None = None, /) -> list[str]:
         """Return the ids of the sessions with a journal: with *prefix*, it and those below it.
@@ -166,7 +167,7 @@ class SharedJournal(ABC):
 
     async def _give_back(self, session: str, token: str) -> None:
         """Release the lease, also if the caller is being cancelled."""
-        # The scope shields from anyio, which cancels every await; the task goes on when asyncio
+        # The scope shields from anyio, which cancels every await; the task continues when asyncio
         # cancels its caller, which happens once.
         with CancelScope(shield=True), suppress(StorageError):  # the lease expires by itself
             await run_to_completion(self._release(session, token))
@@ -198,8 +199,8 @@ class SharedJournal(ABC):
         """Return the journal of *session*, its entries from *start* on, and its tombstone."""
 
     @abstractmethod
-    async def _set_aside(self, session: str, seen: str) -> bool:
-        """Rename the journal if its name is *seen*; return False if it is not."""
+    async def _set_aside(self, session: str, journal: str) -> bool:
+        """Rename the journal if its name is *journal*; return False if it is not."""
 
     @abstractmethod
     async def _delete(self, session: str, tombstone: str) -> None:

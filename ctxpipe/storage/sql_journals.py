@@ -28,7 +28,8 @@ select :session, :number, :entry, :token
 where :number = (select coalesce(max(number), -1) + 1 from TABLE where session = :session)
 and not exists (
     select 1 from TABLE where number = 0 and (
-        (session = :session and token <> :seen) or (session = :deleted and token <> :tombstone)
+        (session = :session and token <> :last_journal)
+        or (session = :tombstone_row and token <> :tombstone)
     )
 )
 on conflict do nothing
@@ -48,16 +49,16 @@ select token from TABLE where session = :session and number = 0 and exists (
 _ENTRIES = """
 select number, entry, token from TABLE
 where session = :session and (number >= :start or number = 0)
-union all select -2, '', token from TABLE where session = :deleted order by number
+union all select -2, '', token from TABLE where session = :tombstone_row order by number
 """
 _FIRST = "select token from TABLE where session = :session and number = 0"
 _RENAME = """
 update TABLE set session = :name where session = :session and number >= 0 and exists (
-    select 1 from TABLE where session = :session and number = 0 and token = :seen
+    select 1 from TABLE where session = :session and number = 0 and token = :last_journal
 )
 """
 _DELETE = """
-delete from TABLE where session = :session or session = :deleted
+delete from TABLE where session = :session or session = :tombstone_row
 or (session > :session || '/' and session < :session || '0')
 """
 _OLD_TOMBSTONES = "delete from TABLE where session > '/' and session < '0' and AGE >= :seconds"
@@ -97,27 +98,27 @@ class SQLJournal(SharedJournal):
         return int(count)
 
     async def _append(self, new: NewEntry) -> str | None:
-        row = {**asdict(new), "deleted": _tombstone_row(new.session)}
+        row = {**asdict(new), "tombstone_row": _tombstone_row(new.session)}
         statements = [(each, row) for each in (_APPEND, _NAME_SESSION, _JOURNAL_IF_WRITTEN)]
         rows = await self._transact(*statements, session=new.session)
         return rows[0][0] if rows else None
 
     async def _entries(self, session: str, start: int) -> Contents:
-        values = {"session": session, "start": start, "deleted": _tombstone_row(session)}
+        values = {"session": session, "start": start, "tombstone_row": _tombstone_row(session)}
         rows = await self._transact((_ENTRIES, values))
         tokens = {number: token for number, _, token in rows if number <= 0}
         entries = [entry for number, entry, _ in rows if number >= start]
         return tokens.get(0), entries, tokens.get(-2)
 
-    async def _set_aside(self, session: str, seen: str) -> bool:
-        values = {"session": session, "seen": seen, "name": f"{session}/{seen}"}
+    async def _set_aside(self, session: str, journal: str) -> bool:
+        values = {"session": session, "last_journal": journal, "name": f"{session}/{journal}"}
         rows = await self._transact((_FIRST, values), (_RENAME, values), session=session)
-        return rows == [(seen,)]
+        return rows == [(journal,)]
 
     async def _delete(self, session: str, tombstone: str) -> None:
-        deleted = _tombstone_row(session)
-        row = {"session": deleted, "number": 0, "entry": "", "token": tombstone}
-        values = {"session": session, "deleted": deleted}
+        tombstone_row = _tombstone_row(session)
+        row = {"session": tombstone_row, "number": 0, "entry": "", "token": tombstone}
+        values = {"session": session, "tombstone_row": tombstone_row}
         await self._transact((_DELETE, values), (_INSERT, row), session=session)
 
     async def _sessions(self) -> list[str]:

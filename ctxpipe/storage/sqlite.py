@@ -72,7 +72,9 @@ class SQLiteJournal(SQLJournal):
         self._availability = Availability(name, self._trial)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._opened: list[tuple[int, int] | None] = []  # device and inode of each open file
+        self._file_identities: list[
+            tuple[int, int] | None
+        ] = []  # device and inode of each open file
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -138,7 +140,7 @@ class SQLiteJournal(SQLJournal):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None:
-            if _identity(self.path) != self._opened[0]:
+            if _identity(self.path) != self._file_identities[0]:
                 self._leave_replaced()
             elif self._has_log():
                 return self._connection
@@ -164,15 +166,15 @@ class SQLiteJournal(SQLJournal):
             database.close()
             raise
         self._connection = database
-        self._opened = [_identity(f"{self.path}{end}") for end in _FILES]
+        self._file_identities = [_identity(f"{self.path}{end}") for end in _FILES]
         return database
 
     def _has_log(self) -> bool:
-        """Return True if the log is the one that was opened, which other processes read as well.
+        """Return True if the log still has its name, so that other processes read it too.
 
-        A connection goes on writing to a log that was removed, where nobody else finds it.
+        SQLite does not notice that its log was removed, and would continue to write to it.
         """
-        log = self._opened[1]
+        log = self._file_identities[1]
         return log is None or _identity(f"{self.path}-wal") == log
 
     def _leave_replaced(self) -> None:
@@ -186,9 +188,9 @@ class SQLiteJournal(SQLJournal):
             os.path.basename(self.path),
             change,
         )
-        opened = self._opened
+        identities = self._file_identities
         self._drop()
-        for end, identity in zip(_FILES[1:], opened[1:], strict=True):
+        for end, identity in zip(_FILES[1:], identities[1:], strict=True):
             name = f"{self.path}{end}"
             if identity is not None and _identity(name) == identity:
                 with suppress(FileNotFoundError):
@@ -218,7 +220,7 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
     if not os.path.exists(path):
-        # The file is private whatever the umask; SQLite gives its other files the same mode.
+        # The file is private with every umask; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
     # With timeout=0 no thread waits for a lock.
     return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)

