@@ -11,6 +11,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from anyio import move_on_after
+
 from .._threads.threads import PerLoop
 from ..errors import SettingsError, StorageError
 from ..settings import POSITIVE, TEXT, check_extra, check_settings
@@ -112,6 +114,7 @@ end
 
 _FIRST_PAGE = 1 << 16  # bytes
 _LARGEST_PAGE = 1 << 22  # bytes
+_CLOSE_SECONDS = 1.0
 _SENTINEL_SECONDS = 0.5  # limit for one sentinel, then the next one is tried
 # First words of errors with which a server refuses a request for the moment.
 _TEMPORARY_ERRORS = (
@@ -273,11 +276,10 @@ class RedisJournal(ServerJournal):
 
     # The client -----------------------------------------------------------------------------------
 
-    async def _open(self) -> Any:
+    async def _open(self, holder: _ClientHolder) -> _SharedClient:
         """Return the client of this event loop: a cluster needs a client of another class."""
-        holder = self._client.get()
         async with holder.lock:
-            if holder.client is None:
+            if holder.current is None:
                 client = self._new_client()
                 try:
                     if self._is_cluster is None:
@@ -288,8 +290,8 @@ class RedisJournal(ServerJournal):
                 if self._is_cluster and self._sentinels is None:
                     await _close(client)
                     client = self._new_cluster_client()
-                holder.client = client
-            return holder.client
+                holder.current = _SharedClient(client)
+            return holder.current
 
     def _new_client(self) -> Any:
         from redis.asyncio import Redis
@@ -346,14 +348,27 @@ class RedisJournal(ServerJournal):
         return f"{super()._explain(error)}: {without_secret(text, _password_in(self.url))}"
 
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        holder = self._client.get()
+        shared: _SharedClient | None = None
         try:
-            return await work(await self._open())
+            shared = await self._open(holder)
+            shared.users += 1
+            return await work(shared.client)
         except Exception as error:
             if self._is_temporary(error):
                 # Connect again: the server may have another address or another role.
                 self._is_cluster = None
-                await self._client.get().close()
+                if shared is not None:
+                    shared.is_replaced = True
+                    if holder.current is shared:
+                        holder.current = None
             raise
+        finally:
+            if shared is not None:
+                shared.users -= 1
+                # Not earlier: a cluster's client opens connections again for its other users.
+                if shared.is_replaced and not shared.users:
+                    await _close(shared.client)
 
     async def _ask_nothing(self, connection: Any) -> None:
         [key] = self._keys("trial", "trial")
@@ -385,27 +400,43 @@ def _tag_in_slot_of(key: str) -> bytes:
     return two_bytes
 
 
+@dataclass(eq=False)
+class _SharedClient:
+    """Client with the number of its calls; one that is replaced is closed after the last call."""
+
+    client: Any
+    users: int = 0
+    is_replaced: bool = False
+
+
 class _ClientHolder:
     """Client of one event loop, created at first use."""
 
     def __init__(self) -> None:
-        self.client: Any = None
+        self.current: _SharedClient | None = None
         self.lock: asyncio.Lock = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connections; the next call opens new ones."""
-        client = self.client
-        self.client = None
-        if client is not None:
-            await _close(client)
+        shared = self.current
+        self.current = None
+        if shared is not None:
+            shared.is_replaced = True
+            await _close(shared.client)
 
 
 async def _close(client: Any) -> None:
-    """Close the connections of *client*, and those to sentinels."""
-    await client.aclose()
-    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
-    for sentinel in getattr(manager, "sentinels", ()):
-        await sentinel.aclose()
+    """Close the connections of *client* and to sentinels, also if the caller is cancelled."""
+    with move_on_after(_CLOSE_SECONDS, shield=True):
+        await client.aclose()
+        nodes = getattr(client, "nodes_manager", None)
+        if nodes is not None:
+            # `aclose` of a cluster's client closes nothing before it has read the topology.
+            await nodes.aclose()
+            await nodes.aclose("startup_nodes")
+        manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+        for sentinel in getattr(manager, "sentinels", ()):
+            await sentinel.aclose()
 
 
 class _Sentinels(NamedTuple):
