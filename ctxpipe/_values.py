@@ -471,9 +471,11 @@ def is_equal(one: object, other: object) -> bool:
 
 
 def find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
-    """Yield the place in *value* of each text that is a key of *locations*, and its location.
+    """Yield each text in *value* that is a key of *locations*: its place, and `locations[text]`.
 
-    A place is a list of keys and indices, such as ``["content", 0, "text"]``.
+    A place is a list of keys and indices, such as ``["content", 0, "text"]``. The last text comes
+    first. Keys of mappings are not searched, values of keys that are no text are skipped, and so
+    are texts with lone surrogates.
     """
     pending: list[tuple[Any, list[Any]]] = [(value, [])]
     while pending:

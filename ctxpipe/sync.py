@@ -228,7 +228,16 @@ class Session:
             wait_for(stream_manager.__aexit__(None, None, None))
 
     def history(self, *, branch: str | None = None) -> list[Message]:
-        """Return the complete history; see `ctxpipe.Session.history`."""
+        """Return the complete history of the last turn, read from the journal if there is one.
+
+        Cache marks are removed from messages of the journal. In a new process, the result is the
+        longest branch of the journal, or the branch named *branch* (the name of the first is "").
+        If the storage has ``redact=``, the messages are redacted, and a warning is logged. The
+        calling thread waits for the result.
+
+        Raises StorageError, which names the message, if a part is missing. Raises SettingsError if
+        the journal was written without texts (``history=False``), or has no such branch.
+        """
         return wait_for(self._session.history(branch=branch))
 
     def branches(self) -> list[str]:

@@ -17,10 +17,11 @@ _VALUE_CHARS = 100  # visiting a value takes as long as reading this many charac
 
 
 def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
-    """Return True if the messages from *start* on take more than some milliseconds to read.
+    """Return True if the messages from *start* on are so many or so long that reading them is slow.
 
-    The answer itself takes no longer than that. A message may be any value; nothing is assumed
-    about its form.
+    The limits are 200 messages and a `weight` of 300,000: reading more would block an event loop
+    for some milliseconds. The answer itself takes no longer than that. A message may be any value;
+    nothing is assumed about its form.
     """
     return len(messages) - start > _MANY_MESSAGES or weight(messages[start:], _BULKY) > _BULKY
 

@@ -83,7 +83,12 @@ def _limit(job: Job) -> None:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Let the system end this process after *seconds*, even while C code runs."""
+    """Set a timer after which the system ends this process, even while C code runs.
+
+    A later call replaces the timer. Zero or less counts as a millisecond. SIGALRM gets its default
+    action, which ends the process, and is unblocked. Does nothing on Windows, which has no such
+    timer.
+    """
     if not hasattr(signal, "setitimer"):
         return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -170,7 +170,11 @@ def _was_denied(result: object) -> bool:
 
 
 def written_paths(call: ToolCall) -> list[str]:
-    """Return the paths that *call* writes, each once."""
+    """Return the distinct paths that *call* writes, as it spells them.
+
+    They are read from the name and the input of the call; no file is opened. Paths are not
+    normalized: ``a`` and ``./a`` are two.
+    """
     return list(dict.fromkeys(path for path, is_written in _paths(call) if is_written))
 
 

@@ -119,7 +119,11 @@ def is_reference(block: Block) -> bool:
 
 
 def is_carried(block: Block) -> bool:
-    """Return True if a compaction carries *block* of a user's message over unchanged."""
+    """Return True if *block* is one that a compaction does not summarize, by its kind.
+
+    That is a block of a kind that ctxpipe does not know, or a reference to a file or tool. It is
+    only a candidate: whether it stays in the context depends on the budget.
+    """
     return is_opaque(block) or is_reference(block)
 
 

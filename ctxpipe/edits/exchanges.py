@@ -70,7 +70,11 @@ def exchange_length(messages: Sequence[Message], index: int) -> int:
 
 
 def _is_answered(messages: Sequence[Message], index: int) -> bool:
-    """Return True if the next message has exactly one plain result for each call at *index*."""
+    """Return True if the next message has exactly one result for each call at *index*.
+
+    Returns False if two calls have the same id, or if a result contains any block besides texts,
+    images and documents. Returns True if there are neither calls nor results.
+    """
     results = list(tool_results(messages[index + 1 : index + 2]))
     result_ids = sorted(result.tool_use_id for result in results)
     call_ids = sorted(call.id for call in tool_calls(messages, index, index + 1))

@@ -112,9 +112,10 @@ def result_characters(content: _Content) -> int:
 
 
 def document_characters(message: Message) -> int:
-    """Return the characters of the text documents in *message*.
+    """Return the number of characters of all text documents in *message*, also inside results.
 
-    `characters` counts none of them: the requirement says that documents count nothing.
+    A document without text, such as a PDF in base64, counts 0. `characters` counts 0 for every
+    document; the running totals for batch offloading add the two numbers.
     """
     chars = 0
     for block in as_blocks(message):
@@ -222,11 +223,12 @@ _STEP_CHARS = 2**18
 
 
 def placeholder_file(call_id: str, text: str) -> str | None:
-    """Return the name of the file that the placeholder *text* points to.
+    """Return the name of the file that the placeholder *text* points to, without its folder.
 
     *text* is a result of the call *call_id*, or a part of its input. Returns None if it is no
-    placeholder. A tool may print a text that looks like one, so a name counts only if it is derived
-    from the call's own id. Look for the file in the session's own folder only.
+    placeholder. A tool may print a text that looks like a placeholder, so the result is also None
+    if the name of the file does not contain *call_id* in its safe form. Look for the file only in
+    the folder of the same session.
     """
     path = any_reference(text, MAX_PREVIEW_CHARS)
     if path is None:
@@ -625,10 +627,11 @@ def long_read_backs(messages: Sequence[Message], start: int, rules: OffloadRules
 
 
 def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """Return the place of the first block that batch offloading replaced; None if there is none.
+    """Return the place of the first placeholder of batch offloading, or None if there is none.
 
-    The model saw the original when it wrote what follows. Direct offloading leaves no such trace:
-    it acts before the model has seen anything.
+    The place is (message index, block index) of a tool result, or of a call with such a text in its
+    input. The model saw the original text when it wrote what follows. Placeholders of direct
+    offloading have other words and are skipped: they replaced a text before the model saw it.
     """
     places: list[tuple[int, int]] = []
     for result in tool_results(messages):

@@ -152,7 +152,11 @@ def merge_functions(
 
 
 def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
-    """Return True if *definition* belongs to the section of *run*."""
+    """Return True if *definition* belongs to the same section as the functions of *run*.
+
+    That is a function at most *max_line_span* lines below the first function of *run*. *run* has at
+    least one definition, in the order of the file; a definition that is no function stands alone.
+    """
     first = run[0]
     if not first.type == definition.type == "function":
         return False

@@ -203,9 +203,10 @@ def is_message_key(role: str, key: object) -> bool:
 
 
 def is_directive(message: Message) -> bool:
-    """Return True if *message* is a system message that only sets options.
+    """Return True if *message* is a system message without content that has ``output_config``.
 
-    Such a message is empty and may be anywhere in the conversation.
+    It only sets options of the output, and may be anywhere in the conversation. An empty system
+    message without ``output_config`` is no directive.
     """
     is_empty = message["role"] == "system" and not message["content"]
     return is_empty and bool(field(message, "output_config"))

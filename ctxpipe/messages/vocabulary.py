@@ -173,9 +173,11 @@ def has_thinking(message: Message) -> bool:
 
 
 def is_bound(block: Block) -> bool:
-    """Return True if *block* is thinking whose signature covers the messages before it.
+    """Return True if *block* is thinking that the API accepts only after unchanged messages.
 
-    Thinking of APIs without signatures, such as `reasoning_content`, is not bound.
+    That is every ``redacted_thinking`` block, and every ``thinking`` block unless its signature is
+    `UNSIGNED`: ctxpipe gives that signature to thinking of APIs without signatures, such as
+    `reasoning_content`. Such a block must leave if a message before it changes.
     """
     name = kind(block)
     if name == "thinking":

@@ -337,7 +337,12 @@ class CacheDiagnostics:
 
     @staticmethod
     def _obstacle(entry: _WrittenPrefix, request: _Request, prompt: Prompt) -> Difference | None:
-        """Return why *request* cannot read *entry*; None if it can."""
+        """Return the reason why *request* cannot read the cache entry *entry*, or None if it can.
+
+        The reason is one of four: the entry has expired, the request was sent before the entry
+        could be read, no cache mark of *prompt* follows the entry, or the next mark is too many
+        blocks away.
+        """
         now = request.sent.seconds
         cause = entry.obstacle(prompt.marks, now)
         if cause is not Cause.LIFETIME and entry.readable_from >= request.event:

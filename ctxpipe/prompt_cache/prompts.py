@@ -286,7 +286,10 @@ def _part(message: Message, size: Callable[[Block], int]) -> PromptPart:
 
 
 def _setting(value: object) -> int:
-    """Return a digest of *value*; 0 if it is not set (the SDK's "not given" is falsy)."""
+    """Return a hash of *value* that is valid in this process; 0 for a falsy value.
+
+    The SDK's value for an argument that is not set is falsy too.
+    """
     return hash(compact_json(value)) if value else 0
 
 

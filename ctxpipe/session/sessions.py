@@ -129,7 +129,11 @@ class Sessions:
             await storage.delete(session_id)
 
     def _estimate_bytes(self, conversation: Conversation) -> int:
-        """Return the estimated size of *conversation*, reading only messages that are new."""
+        """Return the estimated memory of the messages of *conversation*, in bytes.
+
+        Messages that were measured in an earlier call are not read again, unless the history has
+        become shorter since.
+        """
         history = conversation.known
         appended_messages = conversation.appended
         count = len(history) + len(appended_messages)

@@ -42,7 +42,13 @@ def pointers_of(stages: Sequence[Stage]) -> dict[bool, Pointers]:
 def stages_again(
     matches: DecisionMatches, start: int, pointers: Mapping[bool, Pointers]
 ) -> dict[int, OffloadAgain]:
-    """Return a stage for each storage of *pointers*, by negative places: they run first."""
+    """Return a stage for each storage object of *pointers*, by its place in the pipeline.
+
+    The places are negative, -1 for the last of them, so these stages run before all others.
+    *pointers* has the file names and placeholders of batch offloading (True) and direct offloading
+    (False). *matches* are the texts that other conversations of the same name moved to files. The
+    stages leave the messages before index *start* unchanged.
+    """
     stages: dict[int, OffloadAgain] = {}
     storages = {id(each.storage): each.storage for each in pointers.values()}
     for place, storage in enumerate(storages.values(), -len(storages)):

@@ -164,7 +164,12 @@ async def offload_tool_results(
 async def _write_results(
     writer: TextWriter, results: Sequence[ToolResult], name: str, indent: int | None
 ) -> tuple[str, ...]:
-    """Write each of *results* to a file, named *name* with the result's id in place of ``{}``."""
+    """Write each of *results* to a file; return the locations from *writer*, in the same order.
+
+    *name* is a key with an optional folder; the safe form of the result's id replaces its ``{}``.
+    *indent* is that of the JSON in which blocks are stored; None means compact. Raises StorageError
+    if a file cannot be written.
+    """
     keys = [name.format(safe_name(result.tool_use_id)) for result in results]
     texts = [offload.stored_text(result.content, indent=indent) for result in results]
     return tuple(await writer.write(list(zip(keys, texts, strict=True))))

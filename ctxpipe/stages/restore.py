@@ -243,10 +243,16 @@ class Restore:
     async def read_again(
         self, messages: Sequence[Message], counter: TokenCounter, session_id: str, storage: object
     ) -> RestoredFiles:
-        """Return the files that calls in *messages* used last, read again, the most recent first.
+        """Read the files that calls in *messages* used last again, and sort them by the limits.
 
-        Results that were moved to files of *storage*, in the folder of *session_id*, count as they
-        were shown.
+        The result has the texts that fit (``files``) and those that do not (``unfit``), each with
+        the file that was used last at the beginning, the paths of files that do not exist any more
+        (``deleted``), and ``warnings``. A file that must not or cannot be read raises nothing: it
+        adds a warning, which is also logged at the level DEBUG.
+
+        A file comes back only if the conversation has shown it. A result may have been moved to a
+        file of *storage* in the folder of *session_id*; that text counts as shown too, if *storage*
+        can read it. *counter* counts the tokens for the limits.
         """
         files_by_placeholder = await in_thread(files_of_results, messages)
         offloaded_texts = await read_offloaded(storage, session_id, files_by_placeholder)
@@ -279,7 +285,13 @@ class Restore:
         return _merge_names(root, files) if root else files
 
     def _check(self, path: str, location: str) -> None:
-        """Raise StorageError if the file *path* of a call, at *location*, must not be read."""
+        """Raise StorageError if the file at *path*, as a call spells it, must not be read.
+
+        *location* is the path to test: the caller passes first *path* itself, then the real path of
+        the file. A file is refused if *path* has line breaks or other control characters, or if
+        *deny* returns True for *location*. For files below *work_dir*, *deny* gets the path
+        relative to that folder.
+        """
         if not is_one_line(path):
             reason = "its name has line breaks or other control characters"
             raise StorageError(errno.EACCES, f"{path!r}: {reason}")

@@ -87,6 +87,11 @@ class LocalFiles:
             raise StorageError(number, f"{path!r}: {reason}") from error
 
     def _real_path(self, path: str) -> str:
+        """Return the absolute path of the file *path*, relative to the root, without links.
+
+        Raises PermissionError, which the caller turns into StorageError, if the file is outside the
+        root, or if *deny* returns True for its path below the root, as spelled or without links.
+        """
         root = os.path.realpath(self.root)
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:

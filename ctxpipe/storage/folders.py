@@ -85,7 +85,11 @@ class ignore_absent(suppress):  # noqa: N801  a context manager like `suppress`
 
 @contextmanager
 def ignore_unsupported() -> Iterator[None]:
-    """Ignore that the file system has no modes or cannot sync; raise real errors."""
+    """Ignore every OSError of link, chmod or fsync except those with a number in `FAULTS`.
+
+    File systems report with many different numbers, also EPERM and EACCES, that they have no modes
+    or cannot sync. Errors in `FAULTS`, such as a full disk or a missing file, are raised.
+    """
     try:
         yield
     except OSError as error:
@@ -248,6 +252,10 @@ class PinnedFolder:
             raise self._replacement_error()
 
     def _pin(self, folder: int) -> None:
+        """Record the real path of the folder, and the device and inode of the open *folder*.
+
+        A later access fails if another folder is at the path. Raises OSError.
+        """
         self.real = os.path.realpath(self.path)
         self._identity = _identity(folder)
 

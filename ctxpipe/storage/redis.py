@@ -294,6 +294,10 @@ class RedisJournal(ServerJournal):
             return holder.current
 
     def _new_client(self) -> Any:
+        """Return a new client for one server or the master of the sentinels; not for a cluster.
+
+        It connects at its first command. The driver repeats no command.
+        """
         from redis.asyncio import Redis
 
         if self._sentinels is not None:

@@ -151,6 +151,11 @@ async def a_secret_is_hidden_in_everything_that_is_written(place: StoragePlace) 
 
 
 async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> None:
+    """Check that a write stores nothing if the redaction rule raises an error.
+
+    Checks `write` of a text storage and `save` of an archive: each must raise StorageError.
+    Journals are not checked. Raises ContractBroken if the storage breaks this promise.
+    """
     storage = await place.redacting_storage(refuse)
     healthy = await place.storage()
     if isinstance(storage, TextWriter):

@@ -209,7 +209,14 @@ class ScriptedServer(ABC):
         return self._refusal(failure, exchange)
 
     def _check(self, exchange: Received) -> Failure | None:
-        """Check and count a request; return the API's error, or None if it is valid."""
+        """Decode and validate a request; return the API's error response, or None if it is valid.
+
+        The checks of headers and size come first; their error is returned before the body is read.
+        The parsed body is stored as ``exchange.body``, all errors in it as ``exchange.problems``;
+        only the first of them is in the response, with HTTP status 400. A body that cannot be
+        decoded or parsed is such an error too, and raises nothing. `_problems` also counts the
+        tokens of a valid request.
+        """
         failure = self._early_failure(exchange)
         if failure is not None:
             return failure

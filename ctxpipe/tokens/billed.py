@@ -17,10 +17,10 @@ _MISSING = object()
 
 
 def server_summary(message: Message) -> int | None:
-    """Return the index of the last block with a summary by the server, or None.
+    """Return the index of the last block of *message* with a summary by the server, or None.
 
-    The API ignores all content before such a block. A compaction block without content is a
-    summary that failed, and the API ignores that block.
+    The API ignores all content before such a block. A compaction block without content is a summary
+    that failed, and the API ignores that block.
     """
     last_index = None
     for index, block in enumerate(blocks(message)):

@@ -132,10 +132,11 @@ async def answer(
 async def answer(
     block: Block, tools: Iterable[Tool], *, others: Iterable[str] = ()
 ) -> ToolResultBlockParam | None:
-    """Return the tool_result block for *block*, answered by the one of *tools* that it calls.
+    """Run the tool that the tool_use *block* calls, and return its tool_result block.
 
-    Returns None if *block* is no ``tool_use``, or calls one of the *others*: tools that the caller
-    runs itself. A call of an unknown tool gets an error result that lists the available tools.
+    Returns None if *block* is no ``tool_use``, or names one of the *others*: names of tools that
+    the caller runs itself. A tool that fails raises nothing: the result has ``is_error`` and a text
+    for the model. So does the result for an unknown tool; its text lists *tools* and *others*.
 
     Raises SettingsError if *others* is a single text.
     """

@@ -568,6 +568,11 @@ def _move_systems_to_user(groups: Sequence[_Group], items: Sequence[Item]) -> No
 
 
 def _as_unit(group: _Group) -> Unit:
+    """Return *group* as a unit: one message, with the indices of its items in ascending order.
+
+    Results become a message of the user. A single text block becomes a plain text as content.
+    Indices without a gap become a range.
+    """
     role = "user" if group.side == "result" else group.side
     content: object = group.blocks
     if len(group.blocks) == 1 and kind(group.blocks[0]) == "text":

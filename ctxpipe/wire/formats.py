@@ -58,9 +58,10 @@ class Format:
         return isinstance(items, list) and bool(items)
 
     def state_id(self, values: JsonObject) -> str:
-        """Return the id of the state that the provider stores, "" if it stores none.
+        """Return the id of the stored conversation that a request continues, "" if there is none.
 
-        The state is the part of the conversation before this request.
+        *values* are the fields of the request. This base class returns "": the provider stores
+        nothing, and the request contains the whole conversation.
         """
         del values
         return ""
@@ -168,7 +169,10 @@ class Responses(Format):
     has_items = True
 
     def state_id(self, values: JsonObject) -> str:
-        """Return the id of the previous response, or that of the conversation."""
+        """Return the id of the stored conversation that a request continues, "" if there is none.
+
+        It is the field ``previous_response_id`` of *values*, otherwise the id of ``conversation``.
+        """
         conversation = values.get("conversation")
         state_id = values.get("previous_response_id") or field(conversation, "id") or conversation
         return state_id if isinstance(state_id, str) else ""
