@@ -23,28 +23,29 @@ __all__ = [
 
 
 class CtxpipeError(Exception):
-    """Base of every error that ctxpipe raises."""
+    """Base class of every error that ctxpipe raises on purpose; catch it to catch them all."""
 
 
 class InvalidHistory(CtxpipeError, ValueError):
-    """A history is not a valid list of Anthropic messages; the text names the index."""
+    """A history is not a valid list of Anthropic messages; the error text names the index."""
 
 
 class SessionDeleted(CtxpipeError):
     """The conversation was deleted while a session used it; the session has dropped its memory.
 
-    Nothing of it is sent or written again. The next messages begin a new conversation.
+    No message of the deleted conversation is sent or written again. The session object stays
+    usable: the next messages that it gets begin a new conversation of the same name.
     """
 
 
 class SettingsError(CtxpipeError, ValueError):
-    """A setting in code or in the environment is invalid; the text names it."""
+    """A setting in code or in the environment is invalid; the error text names the setting."""
 
 
 class StorageError(CtxpipeError, OSError):
     """A text could not be written to a storage, or read from it.
 
-    The cause is the error of the operating system or the driver.
+    Its ``__cause__`` is the error of the operating system, or of the driver of the storage.
     """
 
 
@@ -67,7 +68,7 @@ def storage_errors() -> Iterator[None]:
 
 
 class SummaryFailed(CtxpipeError):
-    """The summarizer gave up; the history stays as it was."""
+    """No summary could be written, after all retries; the history stays unchanged."""
 
 
 class TranscriptError(CtxpipeError, ValueError):
@@ -77,7 +78,7 @@ class TranscriptError(CtxpipeError, ValueError):
 class VocabularyError(CtxpipeError, OSError):
     """A rank file of the tokenizer is missing or damaged.
 
-    The text names it and says how to repair it.
+    The error text names the file and says how to repair it.
     """
 
 

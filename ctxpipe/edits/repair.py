@@ -98,12 +98,15 @@ _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 def repair(
     messages: list[Message], *, encoding: bool = True, other_marks: OtherMarks = NO_OTHER_MARKS
 ) -> list[Message]:
-    """Return *messages* with every broken rule repaired; the very same list if nothing is broken.
+    """Return *messages* with all repairable faults repaired; the very same list if there are none.
 
-    `RULES` says what is done for each rule. Thinking blocks are never joined, moved or changed.
-    Valid messages stay the same objects. If *encoding* is True, lone surrogates are replaced by
-    U+FFFD. *other_marks* are the cache marks in the rest of the request. A value that no client can
-    encode stays unchanged.
+    ``ctxpipe.messages.rules.RULES`` lists the repair for each rule that `check` reports. Valid
+    messages stay the same objects, and thinking blocks are never joined, moved or changed. If
+    *encoding* is True, lone surrogates are replaced by U+FFFD.
+
+    One fault cannot be repaired: a value that no client can send as JSON, such as one nested too
+    deeply. It stays unchanged, and `check` still reports it. *other_marks* describes the cache
+    marks in the system prompt and the tools, as for `check`.
     """
     for _ in range(_PASSES):
         problems = check(messages, encoding=encoding, other_marks=other_marks)

@@ -157,10 +157,11 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A *rule* of the Messages API that message *index* breaks.
+    """A broken rule of the Messages API, in the message at *index*.
 
     *text* describes the fault. *block* is the index of the block at fault; None if the message as a
-    whole is at fault.
+    whole is at fault. *rule* is the id of the rule, such as "empty";
+    ``ctxpipe.messages.rules.RULES`` lists all rules.
     """
 
     index: int
@@ -199,12 +200,17 @@ def check(
     columns: Columns | None = None,
     other_marks: OtherMarks = NO_OTHER_MARKS,
 ) -> list[Problem]:
-    """Return the rules of the Messages API that *messages* break, from message *start* on.
+    """Return a `Problem` for each rule of the Messages API that is broken, from message *start* on.
 
-    A call at the end that still waits for its result is no problem. Without *encoding*, lone
-    surrogates are no problem either, because stages store them unchanged. *columns* are those of
-    the messages before *start*, or of more; the facts of the others are added to them. Without
-    *columns* all messages are read. *other_marks* are the cache marks in the rest of the request.
+    The list is empty if *messages* are valid; no error is raised. A call at the end that still
+    waits for its result is no problem. If *encoding* is False, lone surrogates (halves of a
+    character that cannot be sent as UTF-8) are not reported.
+
+    *other_marks* describes the cache marks (``cache_control``) in the system prompt and the tools,
+    which count against the same limit of four; by default there are none. *columns* is for callers
+    that check a growing history: sums over messages that were read in an earlier call, at least
+    those before *start*. The call adds the messages that *columns* does not have yet. Without
+    *columns* all messages are read.
     """
     messages = cast("list[Message]", messages)
     head = head_length(messages)

@@ -76,8 +76,8 @@ KNOWN_KINDS = (
 class ToolCall:
     """A tool_use block with its place: the index of the message and of the block.
 
-    *program* is set if the call was made by code that a server tool, such as code execution, runs:
-    it is the id of the server tool's call. None if the model made the call.
+    *program* is None if the model made the call itself. If the call was made by code that a server
+    tool runs, such as code execution, *program* is the id of that server tool's call.
     """
 
     message: int
@@ -89,7 +89,7 @@ class ToolCall:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Message and block index: the key that `rewrite` takes."""
+        """Message index and block index, as a pair."""
         return self.message, self.block
 
 
@@ -108,7 +108,7 @@ class ToolResult:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Message and block index: the key that `rewrite` takes."""
+        """Message index and block index, as a pair."""
         return self.message, self.block
 
 
@@ -277,12 +277,12 @@ def results_by_id(messages: Sequence[Message]) -> dict[str, ToolResult]:
 
 
 def pending_calls(messages: Sequence[MessageLike]) -> list[ToolCall]:
-    """Return the tool calls of the last message, which still wait for their results."""
+    """Return the tool calls in the last message: their results are still missing."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))
 
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Return the head, which is the leading system messages, and the other messages."""
+    """Return two lists: the system messages at the beginning, and all messages after them."""
     body = head_length(messages)
     return list(messages[:body]), list(messages[body:])
 

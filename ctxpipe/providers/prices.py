@@ -45,7 +45,7 @@ _CLIFFS = Requirement(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prices:
-    """Prices of a model, in dollars per token.
+    """Prices of a model, in dollars per token (those of `relative` have another unit).
 
     *input* is the price of a prompt token without the cache, *write* of one that is written to the
     cache, *read* of one that is read from it. *ttl_seconds* is the lifetime of a cache entry after
@@ -81,7 +81,12 @@ class Prices:
 
     @classmethod
     def relative(cls, *, read: float = 0.1) -> Prices:
-        """Return prices in units of the input price, for comparisons of any model."""
+        """Return prices as multiples of the input price, for comparisons without a model's prices.
+
+        A prompt token without the cache costs 1, a token read from the cache *read*, a token
+        written to it 1.25 (2 for a lifetime of an hour), and an output token 5. The lifetime is 300
+        s.
+        """
         return cls(1.0, 1.25, 2.0, read, 5.0)
 
     @property
@@ -127,9 +132,9 @@ def prices_of(
 ) -> Prices:
     """Return the prices of *model* at the time *at* (default: now), without network access.
 
-    They come from the library genai-prices. Keyword arguments with the names of the fields of
-    `Prices` replace listed prices. If the list has no price for writing to the cache or reading
-    from it, the input price is used: such a model caches nothing.
+    The prices are in dollars per token and come from the library genai-prices. Keyword arguments
+    with the names of the fields of `Prices` replace listed prices. If the list has no price for
+    writing to the cache or reading from it, the input price is used: such a model caches nothing.
 
     Raises SettingsError if the model is not listed and *input* or *output* is missing.
     """

@@ -71,14 +71,15 @@ class AgentAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentModel(ABC):
-    """The model that an agent itself uses, which an adapter provides for writing summaries.
+    """Access to the model that an agent itself uses, so that it can write the summaries.
 
-    *name* is the name of the agent's model. *summary_model* is the name of the model for summaries
-    that the user gave to the adapter, None by default. *api* is the API that the agent uses, such
-    as "anthropic"; "" if unknown.
+    Each adapter has its own subclass and creates the object; implement one only for an adapter of
+    your own. *name* is the name of the agent's model, None if unknown. *summary_model* is the
+    adapter's argument of that name, None by default. *api* is the API that the agent uses, such as
+    "anthropic"; "" if unknown.
 
-    A subclass implements `ask` with the objects of a framework. So the prompt is sent to the same
-    host as the agent's own requests, with the same credentials.
+    A subclass implements `ask` with the client of the agent. So the prompt is sent to the same host
+    as the agent's own requests, with the same credentials.
     """
 
     name: str | None = None
@@ -94,28 +95,34 @@ class AgentModel(ABC):
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
         """Send *prompt* to *model*, by default the agent's own, and return the answer.
 
-        *max_tokens* is the number of tokens that the answer needs. An implementation may leave it
-        out if the API requires no limit. Raises the errors of the framework.
+        *max_tokens* is the number of output tokens that is sufficient for the answer. Send it as
+        the output limit of the request; an API that does not require a limit may be called without
+        one. Raises the errors of the framework.
         """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AgentSummarizer:
-    """Summarizer that asks the model that the agent itself uses, through the agent's own client.
+    """Summarizer that asks the agent's own model, through the agent's own client.
 
-    `Compact` uses it by default. The adapter or the session of the agent provides *agent_model*; a
-    user does not set it. Without it, as in `ContextPipeline.run`, `ExtractiveSummarizer` writes the
-    summary, and a warning is logged. Credentials are never taken from the environment.
+    `Compact` uses it by default. *agent_model* is how the agent's model is reached. Leave it None:
+    the adapter or the session of the agent sets it when a summary is due. Where nothing sets it, as
+    in ``ContextPipeline.run``, `ExtractiveSummarizer` writes the summary without a model, and a
+    warning is logged. Credentials are never taken from the environment.
 
     *model* is the name of another model of the same provider. By default it is the adapter's
     ``summary_model=``, or else SUMMARY_MODEL if the environment sets it, or else the agent's model.
 
-    *max_words* limits the summary. *focus* is the subject that it should attend to. *window* is the
-    context window of the model in tokens; by default the listed one, or *default_window* if none is
-    listed. If the history does not fit, the middle of long blocks is left out, and a history that
-    is still too long is summarized in parts. *max_tokens* limits the answer. An answer that is cut
-    off is requested once more, with half the words and up to twice the *max_tokens*. *counter*
-    counts the tokens of the prompt.
+    *max_words* is the largest number of words that the prompt asks for. *focus* is a subject to
+    which the summary should pay special attention. *window* is the context window of the
+    summarizing model in tokens. By default it is the window that the package genai-prices lists for
+    the model, or *default_window* if it lists none; in a pipeline that is the window of its budget.
+    If the history does not fit, the middle of long blocks is left out, and a history that is still
+    too long is summarized in parts.
+
+    *max_tokens* is the output limit of the request, by default 512 + 3 x *max_words*, at most half
+    of the window. A summary that exceeds it is requested once more, with half the words and up to
+    twice the *max_tokens*. *counter* counts the tokens of the prompt.
 
     Raises SettingsError for an invalid setting.
     """

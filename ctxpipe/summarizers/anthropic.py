@@ -57,28 +57,37 @@ _COMPLETE = frozenset({"end_turn", "stop_sequence"})
 class AnthropicSummarizer:
     """Summarizer that asks a Claude model with the *client*, an ``AsyncAnthropic``.
 
-    With mode "transcript" a separate, inexpensive *model* (by default SUMMARY_MODEL) reads the
-    history as a text that is marked as data. If the text exceeds the *window* of the model in
-    tokens, the middle of long blocks is left out, and a text that is still too long is summarized
-    in parts.
+    With mode "transcript" the history is sent as one text that is marked as data, so a separate,
+    inexpensive *model* can read it. If the text exceeds *window*, the context window of that model
+    in tokens, the middle of long blocks is left out, and a text that is still too long is
+    summarized in parts.
 
-    With mode "inline" the request for the summary is appended to the agent's own conversation, so
-    that it reads the agent's prompt cache. Give the *model*, *system* and *tools* of the agent, and
-    in *request_options* the other arguments of its requests, such as ``thinking``. An inline
-    request that is too long is sent again as a transcript.
+    With mode "inline" the request for the summary is appended as a last message to the agent's own
+    conversation, so that it reads the agent's prompt cache. Give the *model*, *system* and *tools*
+    of the agent, and in *request_options* the other arguments of its requests, such as
+    ``thinking``. An inline request that is too long is sent again as a transcript.
 
-    *max_words* limits the summary, *max_tokens* the answer; its default is sufficient for
-    *max_words*. An answer that is cut off is requested once more, with half the words and up to
-    twice the limit. *focus* is the subject that the summary should attend to. *counter* counts the
+    *max_words* is the largest number of words that the prompt asks for. *max_tokens* is the output
+    limit of the request, by default 512 + 3 x *max_words*, at most half of the window. A summary
+    that exceeds it is requested once more, with half the words and up to twice the *max_tokens*.
+    *focus* is a subject to which the summary should pay special attention. *counter* counts the
     tokens of the prompt. The client's own retries are switched off, because `Retry` repeats
     requests.
 
-    Without *client*, `Compact` uses the agent's own client if the agent uses Anthropic's API, with
-    the agent's own model unless *model* or SUMMARY_MODEL is set. If the agent uses another API, it
-    logs a warning and uses `ExtractiveSummarizer`: credentials from the environment are never used
-    for a provider that the agent does not use. If nothing is known about the agent, or outside of a
-    pipeline, a client is created from ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN. If neither is set,
-    `ExtractiveSummarizer` writes the summary, and ``Summary.writer`` names it.
+    The model is *model* if it is set. With a *client* of your own, or one from the environment, the
+    default is SUMMARY_MODEL: an environment variable, or else a small Claude model.
+
+    Without *client*, there are three cases:
+
+    - The adapter or session reports that the agent uses Anthropic's API. Then `Compact` uses the
+      agent's own client. The model is *model*, else the adapter's ``summary_model=``, else
+      SUMMARY_MODEL if the environment sets it, else the agent's own model.
+    - It reports that the agent uses another API. Then `Compact` logs a warning and uses
+      `ExtractiveSummarizer`: the history is not sent to a provider that the agent does not use,
+      even if the environment has credentials for it.
+    - Nothing is known about the agent, as in ``ContextPipeline.run`` or outside of a pipeline. Then
+      a client is created from ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN. If neither is set,
+      `ExtractiveSummarizer` writes the summary, and ``Summary.writer`` names it.
 
     Raises SettingsError for an invalid setting, or for mode "inline" without *model*.
     """

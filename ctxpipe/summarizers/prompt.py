@@ -228,15 +228,17 @@ class PromptSummarizer:
 
         Compact(PromptSummarizer(ask), archive=storage)
 
-    If *ask* has a second parameter that is required or named ``model``, it also gets *model*: a
-    name, by default SUMMARY_MODEL if the environment sets it, otherwise None, so that *ask*
-    chooses. *ask* raises an exception if it fails; it is then called again, as `Retry` of `Compact`
-    defines. If it retries by itself, set ``Retry(max_retries=0)``.
+    *ask* may have a second parameter for the name of a model: a required one, or one named
+    ``model``. It then gets *model*, by default SUMMARY_MODEL if the environment sets it. Otherwise
+    it gets None, and *ask* chooses the model. If *ask* fails, it should raise an exception.
+    `Compact` then calls it again, as its ``breaker.retry``, a `Retry`, defines. If *ask* retries by
+    itself, switch that off: ``Compact(…, breaker=Breaker(retry=Retry(max_retries=0)))``.
 
-    *max_words* limits the summary. *focus* is the subject that it should attend to. *window* is the
-    context window of the model in tokens. If the history does not fit, the middle of long blocks is
-    left out (the archive has them), and a history that is still too long is summarized in parts.
-    *counter* counts the tokens of the prompt.
+    *max_words* is the largest number of words that the prompt asks for. *focus* is a subject to
+    which the summary should pay special attention. *window* is the context window of the model in
+    tokens. If the history does not fit, the middle of long blocks is left out (the archive has
+    them), and a history that is still too long is summarized in parts. *counter* counts the tokens
+    of the prompt.
 
     Raises SettingsError for an invalid setting, or an *ask* that cannot be called this way.
     """

@@ -40,15 +40,18 @@ class Summarizer(Protocol):
     """
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        """Summarize *messages* for an agent that continues the work from the summary alone.
+        """Return a summary of *messages*, from which alone an agent can continue the work.
 
         *messages* may begin with an earlier summary; its contents belong in the new one. They are
         copies, which may be modified.
 
-        Three kinds of errors are handled by the caller, `summarize_with_retry`. PromptTooLong: the
-        messages are too long for one request, and are summarized in parts. SummaryRefused: another
-        attempt cannot help. Any other exception: the summary is requested again, except after a
-        programming error such as TypeError, or an HTTP status such as 401, which would recur.
+        `Compact` calls it through `summarize_with_retry`, which handles three kinds of errors:
+
+        - `PromptTooLong`: the messages are too long for one request. They are summarized in parts.
+        - `SummaryRefused`: the same request would fail again. It is not repeated; if the error
+          names another summarizer, that one is asked once.
+        - Any other exception: the summary is requested again, as `Retry` defines. After an error
+          that would recur, such as TypeError or HTTP status 401, it is not.
         """
         ...
 
@@ -57,8 +60,9 @@ class PromptTooLong(SummaryFailed):
     """Error of a summarizer: the messages do not fit into one request.
 
     `summarize_with_retry` then summarizes them in parts. *refused* is True if the model refused a
-    request, and False if the summarizer found out without one. *instead* is a summarizer to use
-    from now on; with it the messages are not split.
+    request, and False if the summarizer noticed the length before it sent one. If *instead* is set,
+    the messages are not split: this other summarizer gets them, and all later requests for the same
+    summary.
     """
 
     def __init__(
@@ -70,10 +74,11 @@ class PromptTooLong(SummaryFailed):
 
 
 class SummaryRefused(SummaryFailed):
-    """Error of a summarizer: the model refused, or its answer was cut off.
+    """Error of a summarizer: the model refused to write, or its answer was cut off.
 
-    The same request would fail again, so it is not repeated. *instead* is another summarizer to
-    try once, such as one that asks for a shorter summary; None if there is no other.
+    The same request would fail again, so it is not repeated. If *instead* is set, this other
+    summarizer is asked, once: for example one that asks for a shorter summary after an answer that
+    was cut off. If it is None, no summary is written.
     """
 
     def __init__(self, text: str, *, instead: Summarizer | None = None) -> None:

@@ -65,7 +65,9 @@ _MAX_REFUSALS = 4  # requests refused as too long; each time the history is cut 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Number and duration of the attempts to get a summary; a setting of `Breaker`.
+    """Number and duration of the attempts to get a summary.
+
+    Set it with ``Compact(…, breaker=Breaker(retry=Retry(…)))``.
 
     After a failure the summary is requested again, up to *max_retries* times. An attempt that takes
     longer than *attempt_seconds* is cancelled, and all attempts together take at most
@@ -102,10 +104,11 @@ class AttemptTimeout(SummaryFailed, TimeoutError):
 class FinishedParts:
     """Summary of the first part of a history that is too long for one request.
 
-    `summarize_with_retry` stores here what it has when it fails or is cancelled, so that the next
-    attempt does not pay for it again. *summary* describes the first *count* messages, whose digest
-    is *digest*. *summarizer* is the one that was configured, *writer* the one to continue with: a
-    summarizer may name another one for the rest (see `PromptTooLong`).
+    `summarize_with_retry` fills this object when it fails or is cancelled, so that the next call
+    does not pay for the same part again. *summary* describes the first *count* messages, whose
+    digest is *digest*. *summarizer* is the one that the caller configured. *writer* is the one that
+    writes the remaining parts: the same one, unless an error named another
+    (``PromptTooLong.instead``).
     """
 
     summarizer: Summarizer | None = None

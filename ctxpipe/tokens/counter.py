@@ -87,7 +87,8 @@ class TokenCounter:
         self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
         self._memo: Memo[str | bytes, int] = Memo(memo_bytes)
         self.encoded_chars: int = 0
-        """The number of characters that were encoded so far, without those the memo saved."""
+        """Number of characters encoded so far, without texts whose count was remembered.
+        """
 
     def __repr__(self) -> str:
         return f"TokenCounter({self._encoder!r})"
@@ -116,9 +117,9 @@ class TokenCounter:
         return self._sum(parts.content_parts([block]))
 
     def block_estimate(self, block: Block, /) -> int:
-        """Return the raw tokens of *block*, estimated if counting would take long.
+        """Return the raw tokens of *block*; an estimate of them if counting would take long.
 
-        A long text whose count is not remembered is estimated at one token per four characters.
+        A long text that was not counted before is estimated at one token per four characters.
         """
         tokens, new_texts = self._split(parts.content_parts([block]))
         for text in new_texts:
@@ -135,9 +136,10 @@ class TokenCounter:
     ) -> tuple[int, int]:
         """Return an estimate of the tokens of *message*, and a lower bound of them.
 
-        A long text that is not in *new_message*, which replaces the message, is not encoded: it is
-        estimated by *tokens_per_char*. The lower bound reads a text only as far as needed to find
-        *enough_tokens*.
+        The pair is for a message that leaves the context, with *new_message* in its place. A long
+        text that *new_message* does not contain is not encoded: the estimate is its characters x
+        *tokens_per_char*. For the lower bound such a text is read only until *enough_tokens* are
+        found.
         """
         remaining_parts = parts.content_parts(field(new_message, "content"))
         estimate = 0
@@ -305,7 +307,7 @@ def count_tokens(
     *,
     counter: Counting | None = None,
 ) -> int:
-    """Return the raw tokens of *messages*, and of *system* and *tools* if there are any.
+    """Return the raw tokens of *messages*, *system* and *tools* together, as tiktoken counts them.
 
     *system* is a text or a list of text blocks, *tools* are the tool definitions. *counter* counts
     the texts, by default tiktoken's encoding cl100k_base. Long texts block the calling thread while
@@ -315,10 +317,11 @@ def count_tokens(
 
 
 def conservative(tokens: int) -> int:
-    """Return ceil(1.5 x *tokens*), a safe estimate of the tokens that the API counts.
+    """Return ceil(1.5 x tokens), a cautious estimate of the tokens that the API counts.
 
-    *tokens* are raw tokens. Use it to compare with a limit as long as the API has not reported the
-    usage of a request; later, `Ledger.estimate` is closer.
+    *tokens* are raw tokens (counted by tiktoken). The API usually counts up to 1.5 times as many;
+    for some languages, and for images, more. Compare the result with a limit as long as the API has
+    not reported the usage of a request; later, `Ledger.estimate` is closer.
     """
     return -(-3 * tokens // 2)
 

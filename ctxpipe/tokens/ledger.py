@@ -149,15 +149,19 @@ class Savings(NamedTuple):
 
 
 class Ledger:
-    """The running token totals of one conversation; a turn counts only its new messages.
+    """Running token totals of one conversation; a turn counts only its new messages.
 
-    Messages before the last summary by the server are not counted, because the API ignores them.
-    The ledger notices that a message was replaced, inserted or removed since the last call. It does
-    not notice an edit inside a message that it has counted, except in the list of blocks of the
-    last message.
+    Raw tokens are those that *counter* counts, by default with tiktoken. Messages before the last
+    summary by the server (a ``compaction`` block) are not counted, because the API ignores them.
 
-    After `observe`, `estimate` returns the tokens that the API will report. Before, it returns the
-    raw count, so that no content is removed because of a factor that was never measured.
+    Each call compares its messages with those of the last call, and counts those that were
+    replaced, inserted or removed. A message object that was already counted is not read again. So
+    an edit inside it stays unnoticed, with one exception: blocks added to the list of the last
+    message.
+
+    After `observe`, `estimate` returns the tokens that the API will probably report. Before, it
+    returns the raw count, so that no content is removed because of a factor that was never
+    measured.
     """
 
     def __init__(self, counter: Counting | None = None) -> None:
@@ -168,12 +172,13 @@ class Ledger:
         self._ignored_tokens = 0  # of the messages before the last summary by the server
         self._last_content: object = None  # of the last message when it was counted
         self.unchanged_count: int = 0
-        """The number of leading messages unchanged since the last call; a `rewind` lowers it."""
+        """Number of leading messages that are counted and unchanged; `rewind` lowers it.
+        """
         self._samples: dict[str | None, UsageSample] = {}
         # By model the first and the last usage that were not compared with a count yet.
         self._pending: dict[str | None, list[PendingUsage]] = {}
         self.model: str | None = None
-        """The model that `estimate` is for: the model of the last `observe`."""
+        """Model for which `estimate` is calibrated: that of the last `observe`; None if unknown."""
 
     # Counting -------------------------------------------------------------------------------------
 
@@ -183,13 +188,13 @@ class Ledger:
 
     @property
     def prefix_total(self) -> int:
-        """The raw tokens of the leading messages that are unchanged since the last call."""
+        """Raw tokens of the first *unchanged_count* messages."""
         return max(0, self._sums[self.unchanged_count] - self._ignored_tokens)
 
     async def total(
         self, messages: Sequence[Message], *, unchanged_count: int | None = None
     ) -> int:
-        """Return the raw tokens of *messages*.
+        """Return the raw tokens of *messages*, without those before the last summary by the server.
 
         With *unchanged_count* the caller guarantees that this many leading messages equal those of
         the last call. Without it they are compared.
@@ -212,11 +217,12 @@ class Ledger:
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
     ) -> Savings:
-        """Return the tokens that *after* saves, which differs from *before* from *first* on.
+        """Return the raw tokens by which *after* is shorter than *before*.
 
-        *first* is the index of the first different message. Encoding a long text that leaves the
-        context anyway would be wasted time. So if it is certain that *after* has fewer tokens, such
-        texts are estimated, by the tokens per character of the messages that were counted last.
+        *first* is the index of the first message that differs. A long text of *before* that is not
+        in *after* is estimated, by the tokens per character of the messages that were counted last,
+        as long as it is certain that *after* has fewer tokens: encoding a text that leaves the
+        context would be wasted time.
         """
         same = self._count_unchanged(list(before), self.unchanged_count)
         is_new = same <= first and len(before) == len(after)
@@ -341,17 +347,19 @@ class Ledger:
     def estimate(self, raw: int) -> int:
         """Return the tokens that the API will report for a request of *raw* tokens.
 
-        *raw* includes the system prompt and the tools. For a context that has grown, the estimate
-        is the last reported count and the price of the appended tokens. For a context that became
-        smaller it is a share of that count. It is never below *raw*.
+        *raw* includes the system prompt and the tools. For a context that has grown since the last
+        reported usage, the estimate is the reported tokens, plus the appended raw tokens times the
+        ratio of reported to raw tokens that was measured on earlier growth (from 1 to 2.25). For a
+        context that became smaller, the reported tokens are reduced in proportion to *raw*. The
+        estimate is never below *raw*.
         """
         return self._sample.estimate(raw)
 
     def measured_estimate(self, raw: int) -> int:
-        """Return a lower estimate, which does not extrapolate far beyond the measured tokens.
+        """Return `estimate`, or less for a context that has grown far beyond the last usage.
 
-        At most ten times the tokens of the last usage are estimated by the measured price; all
-        others count once. Otherwise it is the same as `estimate`.
+        The measured ratio is applied to at most ten times the raw tokens of the last request with a
+        usage. Each further appended raw token counts as one token.
         """
         sample = self._sample
         return sample.estimate(raw, max_priced=MAX_EXTRAPOLATION * sample.raw)
@@ -367,16 +375,17 @@ class Ledger:
         ]
 
     def last_bill(self, model: str | None) -> int:
-        """Return the tokens reported for the last request to *model*; 0 before its first usage."""
+        """Return the tokens that *model* reported for its last request; 0 before the first."""
         self._take_pending_usages()
         return self._samples.get(model, _NO_SAMPLE).reported_tokens
 
     def can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
-        """Return True if *refusal* can mean a prompt of *raw* tokens to *model*.
+        """Return True if the numbers in *refusal* fit a prompt of *raw* tokens to *model*.
 
-        The window of the refusal must not be smaller than the last prompt that the model accepted.
-        Its number of tokens must not be far below *raw*. It may be far above while the model has
-        not reported a usage, because the raw count can be far too low, as for images.
+        A refusal may quote the numbers of another request. So its window must not be smaller than
+        the last prompt that the model accepted, and its number of tokens not less than half of
+        *raw*. An upper bound (2.25 x *raw* + 32,000 tokens) applies only after a usage was
+        reported: before, the raw count may be far too low, as for images.
         """
         if refusal.window is not None and refusal.window < self.last_bill(model):
             return False
@@ -387,7 +396,7 @@ class Ledger:
         return not self.samples or is_possible(raw, refusal.tokens)
 
     def load(self, samples: Iterable[SavedSample]) -> None:
-        """Add the *samples* of another ledger of this conversation."""
+        """Add the `samples` of another ledger of this conversation, as from an earlier process."""
         for model, raw, reported_tokens, start_raw, start_reported_tokens in samples:
             if is_possible(raw, reported_tokens):
                 growth_start = (start_raw, start_reported_tokens)
@@ -403,12 +412,13 @@ class Ledger:
         model: str | None = None,
         is_certain: bool = False,
     ) -> None:
-        """Calibrate by the *usage* of a reply to *messages* and *overhead* other raw tokens.
+        """Calibrate `estimate` by the *usage* of the reply to a request with *messages*.
 
-        *usage* may also be the complete reply. A usage that is not possible for such messages is
-        ignored, unless it *is_certain*, such as the number that a refusal reports for this request.
-        The messages are counted only when an estimate is needed. So nothing is encoded if no stage
-        needs one.
+        *usage* may also be the complete reply. *overhead* is the raw token count of the rest of the
+        request: the system prompt and the tools. *model* is the model that replied. A usage that is
+        not possible for such messages is ignored, unless *is_certain* is True, for a number that
+        the API reported for exactly this request in a refusal. The messages are counted only when
+        an estimate is needed. So nothing is encoded if no stage needs one.
         """
         self.model = model
         reported_tokens = context_tokens(usage)
