@@ -1,10 +1,10 @@
-"""An agent loop that is killed at any moment and goes on.
+"""An agent loop that resumes after a kill at any moment.
 
-The session owns the history, the journal keeps it.
+The session owns the history, and its journal stores it.
 
     python -m examples.durable_loop "How are errors handled here?" --folder src --state .ctxpipe
 
-Start it again with the same arguments, and it goes on where it was: calls without a result are
+Started again with the same arguments, it resumes where it was killed: calls without a result are
 answered first.
 """
 
@@ -31,12 +31,12 @@ MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
 async def work(
     session: Session, client: anthropic.AsyncAnthropic, tools: list[Tool], task: str
 ) -> None:
-    """Work on *task*, or go on with it, until the model has nothing left to call."""
+    """Begin or resume *task*, until the model calls no tool."""
     history = await session.history()
     if not history:
         session.append({"role": "user", "content": task})
     elif history[-1]["role"] == "assistant" and not pending_calls(history):
-        return  # it was done before
+        return  # the task was finished before
     calls = pending_calls(history)
     while True:
         if calls:
@@ -50,9 +50,9 @@ async def work(
 
 
 async def run_tool(call: ToolCall, tools: list[Tool]) -> ToolResultBlockParam:
-    """The result of one call, which may run twice.
+    """Return the result of one call.
 
-    Its process may die before the result is written down.
+    A call may run twice: the process may be killed before the result is in the journal.
     """
     block: ToolUseBlockParam = {
         "type": "tool_use",
@@ -76,5 +76,5 @@ if __name__ == "__main__":
     parser.add_argument("task")
     parser.add_argument("--folder", default=".")
     parser.add_argument("--state", default=".ctxpipe")
-    given = parser.parse_args()
-    asyncio.run(main(given.task, given.folder, given.state))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.task, arguments.folder, arguments.state))

@@ -1,8 +1,8 @@
-"""A LangGraph node that sends a shaped context, beside the graph's own checkpointer.
+"""A LangGraph node that sends a shaped context; the graph keeps its own checkpointer.
 
-The checkpointer keeps the graph's state with the full history, message by message. The session is
-named after the thread, and its journal keeps which context the history has become: after a restart
-the model gets the same bytes, and no summary is made twice.
+The checkpointer stores the graph's state with the full history, message by message. The session is
+named after the thread, and its journal stores which context the history became: after a restart
+the model receives the same bytes, and no summary is written twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class State(TypedDict):
 def build_graph(
     sessions: Sessions, client: anthropic.AsyncAnthropic, tools: list[Tool], model: str
 ) -> StateGraph[State]:
-    """A model that calls *tools* until it has an answer; compile it with a checkpointer."""
+    """Return a graph whose model calls *tools* until it answers; compile it with a checkpointer."""
     definitions = [tool.definition for tool in tools]
 
     async def ask(state: State, config: RunnableConfig) -> State:
@@ -41,7 +41,8 @@ def build_graph(
         return {"messages": [{"role": "user", "content": results}]}
 
     def has_calls(state: State) -> str:
-        return "act" if any(map(is_call, state["messages"][-1]["content"])) else END
+        content = state["messages"][-1]["content"]
+        return "act" if any(is_call(block) for block in content) else END
 
     graph = StateGraph(State)
     graph.add_node("ask", ask)

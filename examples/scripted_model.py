@@ -1,9 +1,7 @@
-"""A stand-in for the model.
+"""A scripted model that surveys a Python package, and uses only what the request shows.
 
-It surveys a Python package, and knows nothing but what stands in the request.
-
-Each step looks at the calls and results in the context and says what is to be done next, so a
-context that lost something makes the survey fail or never end.
+Each step reads the calls and results in the context and decides what to do next, so a context that
+lost something makes the survey fail or never end.
 """
 
 from __future__ import annotations
@@ -56,19 +54,19 @@ class Call:
 
     @property
     def pointer(self) -> str | None:
-        """Where the result lies, if it was offloaded."""
+        """Path of the file with the result, if it was offloaded."""
         found = POINTER.match(self.result)
         return found[1] if found else None
 
     @property
     def visible(self) -> str:
-        """What the context shows of the result: all of it, its preview, or nothing."""
+        """The part of the result that the context shows: all of it, its preview, or nothing."""
         return self.result.partition("characters:\n")[2] if self.pointer else self.result
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the request shows."""
+    """The calls and results that the request shows."""
 
     calls: Sequence[Call]
 
@@ -88,8 +86,12 @@ class Context:
         return next(self.named(name, **arguments), None)
 
     def read_back(self, pointer: str) -> tuple[str, int | None]:
-        """What the context holds of an offloaded text, and where to read on; None at its end."""
-        text, offset = "", 0
+        """Return the part of an offloaded text that was read back, and the next offset.
+
+        The offset is None at the end of the text.
+        """
+        text = ""
+        offset = 0
         pages = {
             call.input["offset"]: call.result for call in self.named("read_offloaded", path=pointer)
         }
@@ -97,14 +99,16 @@ class Context:
             more = NEXT_PAGE.search(pages[offset])
             if more is None:
                 return text + pages[offset], None
-            text, offset = text + pages[offset][: more.start()], int(more[1])
+            text += pages[offset][: more.start()]
+            offset = int(more[1])
         return text, offset
 
 
 def survey(body: RequestBody) -> Answer:
-    """The next step of the survey.
+    """Return the next step of the survey.
 
-    List, read and outline every module, look for some subjects, go back to some results, report.
+    It lists, reads and outlines every module, searches for some subjects, reads some results again,
+    and reports.
     """
     context = Context.of(body.get("messages", []))
     steps = (
@@ -116,8 +120,7 @@ def survey(body: RequestBody) -> Answer:
         longest_read_again,
     )
     step = next((step for take in steps if (step := take(context))), None)
-    # Thinking that comes back in a later request is bound to all that stands before it, as with the
-    # newer models.
+    # As with newer models, the signature of thinking covers everything before it in the request.
     return (
         answer(thinking(f"{len(context.calls)} calls so far."), *step.blocks)
         if step
@@ -132,7 +135,7 @@ def words(content: object) -> str:
     return "".join(part.get("text", "") for part in parts)
 
 
-# Steps: each is an answer with calls, or None when it is done -------------------------------------
+# Steps: each returns an answer with calls, or None if it is finished -----------------------------
 
 
 def listed(context: Context) -> Answer | None:
@@ -208,7 +211,7 @@ def read_on(context: Context, pointer: str, why: str) -> Answer | None:
 
 
 def modules(context: Context) -> dict[str, int]:
-    """The modules that the listing names, with their sizes."""
+    """Return the modules that the listing names, with their sizes."""
     call = context.first("list_dir")
     listing = (
         "" if call is None else context.read_back(call.pointer)[0] if call.pointer else call.result
@@ -218,7 +221,7 @@ def modules(context: Context) -> dict[str, int]:
 
 
 def longest(context: Context) -> tuple[str, str | None]:
-    """The longest module, and where the text that was read lies if it was offloaded."""
+    """Return the longest module, and the path of its text if that was offloaded."""
     sizes = modules(context)
     path = max(sizes, key=lambda name: sizes[name], default="")
     call = context.first("read_file", path=path)
@@ -226,7 +229,7 @@ def longest(context: Context) -> tuple[str, str | None]:
 
 
 def purpose(context: Context, path: str) -> str:
-    """The first line of the module's docstring, as far as the context still shows it."""
+    """Return the first line of the module's docstring, if the context still shows it."""
     call = context.first("read_file", path=path)
     seen = (
         call.visible or (context.read_back(call.pointer)[0] if call.pointer else "") if call else ""

@@ -1,18 +1,19 @@
-"""A chat service of several workers: any of them answers any turn of any session.
+"""A chat service of several workers, each of which can answer any turn of any session.
 
-The journals are in PostgreSQL, the texts in an S3; a worker keeps nothing that another one needs.
+The journals are in PostgreSQL and the texts in an S3 bucket. No worker has data that another one
+needs.
 
     python -m examples.service --port 8001 --postgres postgresql://… --bucket texts
     python -m examples.service --port 8002 --postgres postgresql://… --bucket texts
 
 A turn is ``POST /sessions/NAME/turns`` with ``{"after": 3, "messages": […]}``: the messages that
 follow the first three. The answer is a stream of server-sent events: "text" with parts of the
-reply, then "done" with its content and the number of messages now, or "error". Whoever gets no
-"done" sends the turn again, with ``"again": true``, to any worker: what was recorded is not
-recorded twice, and a reply that was recorded is not asked for again. ``GET /sessions/NAME`` is the
-whole history, and ``DELETE`` removes all that is kept of it.
+reply, then "done" with its content and the new number of messages, or "error". A client that
+receives no "done" sends the turn again, with ``"again": true``, to any worker: no message is
+recorded twice, and a recorded reply is not requested again. ``GET /sessions/NAME`` returns the
+complete history, and ``DELETE`` removes all stored data of the session.
 
-With ``--root FOLDER`` all is kept in a folder, for the workers of one machine.
+With ``--root FOLDER`` everything is stored in a folder, for the workers of one machine.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ from ctxpipe import (
 from ctxpipe.summarizers import AnthropicSummarizer
 
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
-LEASE_SECONDS = 10.0  # so that two workers do not make the same summary
+LEASE_SECONDS = 10.0  # two workers then do not write the same summary
 
 
 class Service:
-    """The turns of all sessions, of which this worker holds some in memory."""
+    """The turns of all sessions; this worker has some of the sessions in memory."""
 
     def __init__(self, texts: Any, journal: Any, client: anthropic.AsyncAnthropic) -> None:
         window = int(os.environ.get("CTXPIPE_WINDOW", "200000"))
-        self.texts, self.journal, self.client = texts, journal, client
+        self.texts = texts
+        self.journal = journal
+        self.client = client
         self.pipeline = ContextPipeline(
             [
                 DirectOffload(texts, min_chars=2000),
@@ -72,7 +75,7 @@ class Service:
         self.running: set[asyncio.Task[None]] = set()
 
     async def answer(self, name: str, turn: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The events of one turn, which goes on although nobody listens any longer."""
+        """Yield the events of one turn; the turn continues after the client disconnects."""
         events: asyncio.Queue[str] = asyncio.Queue()
         task = asyncio.create_task(self._run(name, turn, events))
         self.running.add(task)
@@ -84,7 +87,7 @@ class Service:
         try:
             done = await self._turn(name, turn, events)
             events.put_nowait(as_event("done", done))
-        except Exception as error:  # noqa: BLE001  whatever it was, the caller learns that it failed
+        except Exception as error:  # noqa: BLE001  the client receives every failure
             events.put_nowait(as_event("error", {"error": type(error).__name__}))
         finally:
             events.put_nowait("")
@@ -92,7 +95,8 @@ class Service:
     async def _turn(
         self, name: str, turn: Mapping[str, Any], events: asyncio.Queue[str]
     ) -> dict[str, Any]:
-        messages, after = turn["messages"], turn["after"]
+        messages = turn["messages"]
+        after = turn["after"]
         session = self.sessions.get(name)
         if turn.get("again"):
             recorded = await self.history(name)
@@ -105,12 +109,12 @@ class Service:
             async for text in stream.text_stream:
                 events.put_nowait(as_event("text", text))
             reply = await stream.get_final_message()
-        # The reply is in the journal now: what the caller has seen is never lost.
+        # The reply is in the journal now: text that the client has received is never lost.
         content = reply.to_dict()["content"]
         return {"content": content, "known": after + len(turn["messages"]) + 1}
 
     async def history(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """What is recorded of a session, whichever workers have written it."""
+        """Return the recorded history of a session, by all workers that have written it."""
         session = self.pipeline.new_session(name, journal=self.journal)
         messages: list[dict[str, Any]] = json.loads(json.dumps(await session.history()))
         return messages
@@ -122,7 +126,7 @@ class Service:
 
 
 def as_event(kind: str, data: object) -> str:
-    """A server-sent event."""
+    """Return the text of a server-sent event."""
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
@@ -154,7 +158,10 @@ def application(service: Service) -> Starlette:
 
 
 def shared_storage(postgres: str, bucket: str, endpoint: str | None) -> tuple[Any, Any]:
-    """Texts in an S3, whose credentials are in the environment, and journals in PostgreSQL."""
+    """Return a storage of texts in an S3 bucket, and one of journals in PostgreSQL.
+
+    The credentials of the bucket are in the environment.
+    """
     options: dict[str, Any] = {}
     if endpoint:  # not Amazon's, such as that of a test
         options = {"endpoint": endpoint, "client_options": {"allow_http": True}}
@@ -169,14 +176,14 @@ if __name__ == "__main__":
     parser.add_argument("--bucket", default="ctxpipe")
     parser.add_argument("--endpoint")
     parser.add_argument("--root", default=".ctxpipe")
-    given = parser.parse_args()
-    folder = LocalStorage(given.root)
-    kept: tuple[Any, Any] = folder, folder
-    if given.postgres:
-        kept = shared_storage(given.postgres, given.bucket, given.endpoint)
+    arguments = parser.parse_args()
+    folder = LocalStorage(arguments.root)
+    storages: tuple[Any, Any] = folder, folder
+    if arguments.postgres:
+        storages = shared_storage(arguments.postgres, arguments.bucket, arguments.endpoint)
     uvicorn.run(
-        application(Service(*kept, anthropic.AsyncAnthropic())),
+        application(Service(*storages, anthropic.AsyncAnthropic())),
         host="127.0.0.1",
-        port=given.port,
+        port=arguments.port,
         log_level="warning",
     )

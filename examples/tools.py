@@ -1,7 +1,4 @@
-"""Four tools over one folder, for an agent that looks and does not touch.
-
-list_dir, read_file, grep and run_python.
-"""
+"""Four tools for an agent that reads a folder: list_dir, read_file, grep and run_python."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ T = TypeVar("T")
 
 
 def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
-    """The tools, confined to *folder*.
+    """Return the tools, which read only below *folder*.
 
     They raise ToolInputError with a text that the model can act on.
     """
@@ -46,7 +43,8 @@ def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
         return await in_thread(lambda: text_of(inside(root, arguments.get("path"))) or "[empty]")
 
     async def grep(arguments: Mapping[str, object]) -> str:
-        pattern, path = arguments.get("pattern"), arguments.get("path", ".")
+        pattern = arguments.get("pattern")
+        path = arguments.get("path", ".")
         return await in_thread(
             lambda: "\n".join(matches(root, inside(root, path), str(pattern))) or "[no match]"
         )
@@ -80,7 +78,7 @@ def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
 
 
 def existing_folder(text: str) -> Path:
-    """*text* as the folder that it names, for a command line."""
+    """Return the folder that *text* names, for a command line."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {text}")
@@ -88,7 +86,7 @@ def existing_folder(text: str) -> Path:
 
 
 def definition(name: str, description: str, arguments: tuple[str, ...]) -> ToolParam:
-    """A tool whose arguments are all texts; a path may be left out."""
+    """Return the definition of a tool whose arguments are texts; a path may be left out."""
     properties = {argument: {"type": "string"} for argument in arguments}
     required = [argument for argument in arguments if argument != "path" or name == "read_file"]
     schema: dict[str, object] = {"type": "object", "properties": properties, "required": required}
@@ -96,16 +94,16 @@ def definition(name: str, description: str, arguments: tuple[str, ...]) -> ToolP
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Disk work, off the event loop. What the disk refuses, the model is told."""
+    """Run *work* on the disk in a thread; the model receives an error of the disk as a text."""
     try:
         return await anyio.to_thread.run_sync(work)
     except OSError as error:
-        told = str(error.strerror or error)
-        raise ToolInputError(f"{told}: {error.filename}" if error.filename else told) from error
+        text = str(error.strerror or error)
+        raise ToolInputError(f"{text}: {error.filename}" if error.filename else text) from error
 
 
 def inside(root: Path, path: object) -> Path:
-    """*path* below *root*, links followed."""
+    """Return *path* below *root*, with links followed."""
     if not isinstance(path, str) or "\0" in path:
         raise ToolInputError(f"path is {path!r}; give a path such as 'src/main.py'")
     found = (root / path).resolve()
@@ -115,7 +113,7 @@ def inside(root: Path, path: object) -> Path:
 
 
 def files(start: Path) -> Iterator[Path]:
-    """The files at or below *start*, sorted; nothing hidden, no links."""
+    """Yield the files at or below *start*, sorted, without hidden files and links."""
     if start.is_file():
         yield start
     for folder, names, entries in os.walk(start):
@@ -154,8 +152,7 @@ def matches(root: Path, start: Path, pattern: str) -> Iterator[str]:
 
 # Running programs ---------------------------------------------------------------------------------
 
-# Keeps an honest mistake from doing harm. It is no sandbox: run what you do not trust in a
-# container.
+# Stops honest mistakes. It is no sandbox: run programs that you do not trust in a container.
 GUARD = """
 import os, sys
 def guard(event, arguments, homes={homes!r}):
@@ -176,7 +173,10 @@ exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}}
 
 
 async def run(root: Path, guard: str, code: str) -> str:
-    """What the program prints, and how it ended. It has no environment, hence no keys."""
+    """Return what a program prints, and how it ended.
+
+    The program has no environment variables, and so no keys.
+    """
     try:
         with anyio.fail_after(SECONDS):
             done = await anyio.run_process(

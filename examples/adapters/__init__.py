@@ -1,1 +1,1 @@
-"""One small program for each adapter, which runs as it is against a scripted API on 127.0.0.1."""
+"""One small program for each adapter, to be run unchanged against a scripted API on 127.0.0.1."""

@@ -1,4 +1,4 @@
-"""A loop on LiteLLM: one callback, for every provider that it knows.
+"""A loop on LiteLLM, with one callback for every provider that LiteLLM supports.
 
 python -m examples.adapters.litellm_calls
 """
@@ -24,7 +24,7 @@ async def main(folder: str) -> None:
     storage = LocalStorage(folder)
     pipeline = ContextPipeline([DirectOffload(storage)])
     readers = offload_tools(storage)
-    tools = [{"type": "function", "function": TOOL}, *map(as_function, readers)]
+    tools = [{"type": "function", "function": TOOL}, *(as_function(reader) for reader in readers)]
     litellm.callbacks = [ctxpipe_logger(pipeline, session_id="job-42")]
     messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
     async with OpenAIServer(script()) as server:
@@ -36,13 +36,14 @@ async def main(folder: str) -> None:
                 api_base=server.base_url,
                 api_key="none",
             )
-            said = reply.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls:
+            message = reply.choices[0].message
+            messages.append(message.model_dump(exclude_none=True))
+            if not message.tool_calls:
                 break
-            messages += [await tool_message(call, readers) for call in said.tool_calls]
-    kept = sum(len(str(message)) for message in messages)
-    print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
+            messages += [await tool_message(call, readers) for call in message.tool_calls]
+    characters = sum(len(str(item)) for item in messages)
+    sent_bytes = len(server.requests[-1].raw)
+    print(f"{message.content} {characters:,} characters kept, {sent_bytes:,} bytes sent")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ async def main(folder: str) -> None:
     storage = LocalStorage(folder)
     pipeline = ContextPipeline([DirectOffload(storage)])
     readers = offload_tools(storage)
-    tools: list[Any] = [TOOL, *map(as_function, readers)]
+    tools: list[Any] = [TOOL, *(as_function(reader) for reader in readers)]
     async with OpenAIServer(script()) as server:
         client = AsyncOpenAI(
             base_url=server.base_url,
@@ -37,14 +37,15 @@ async def main(folder: str) -> None:
         messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
         while True:
             reply = await client.chat.completions.create(model="m", messages=messages, tools=tools)
-            said: Any = reply.choices[0].message
-            messages.append(said)
-            if not said.tool_calls:
+            message: Any = reply.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
                 break
-            messages += [await tool_message(call, readers) for call in said.tool_calls]
+            messages += [await tool_message(call, readers) for call in message.tool_calls]
         await client.close()
-    kept = sum(len(str(message)) for message in messages)
-    print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
+    characters = sum(len(str(item)) for item in messages)
+    sent_bytes = len(server.requests[-1].raw)
+    print(f"{message.content} {characters:,} characters kept, {sent_bytes:,} bytes sent")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The model of the examples: it calls the tool ``read_log`` three times, then says how it went."""
+"""The scripted model of the examples: it calls the tool ``read_log`` three times, then answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def read_log(day: int) -> str:
 
 
 def script() -> list[Reply]:
-    """What the model answers, in order."""
+    """Return the replies of the model, in order."""
     calls = [reply(tool_use("read_log", {"day": day}, id=f"call_{day}")) for day in (1, 2, 3)]
     return [*calls, "All three days are quiet."]
 
 
 def as_function(tool: Tool) -> dict[str, Any]:
-    """The definition of *tool*, as chat completions have it."""
+    """Return the definition of *tool* in the form of chat completions."""
     definition = tool.definition
     function = {
         "name": definition["name"],
@@ -36,9 +36,10 @@ def as_function(tool: Tool) -> dict[str, Any]:
 
 
 async def tool_message(call: Any, others: Sequence[Tool]) -> dict[str, Any]:
-    """The message that answers *call* of a chat completion: the log, or what *others* say.
+    """Return the message that answers *call* of a chat completion, by the log or by *others*.
 
-    Whatever name or arguments the model makes up, it reads an error and the loop goes on.
+    For an unknown name or wrong arguments it is an error that the model reads, and the loop
+    continues.
     """
 
     async def handle(arguments: Mapping[str, Any]) -> str:
