@@ -144,6 +144,19 @@ class Bucket:
         """
         return await self._availability.call(work)
 
+    async def call_for_each(self, work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+        """Await *work*, which sends small requests, for all *items* concurrently as one call.
+
+        Many requests wait for a free connection. In one call this wait counts only while no other
+        request is answered. Raises the first StorageError after all requests have ended.
+        """
+
+        async def work_on(item: T) -> None:
+            await work(item)
+            note_progress()
+
+        await self.call(partial(at_once, work_on, items))
+
     async def close(self) -> None:
         """Cancel the background task of this event loop."""
         await self._availability.stop()

@@ -240,7 +240,7 @@ class ObjectJournal(SharedJournal):
                 names.append(last.name)
 
         folders = await self._list()
-        await at_once(read, folders)
+        await self._bucket.call_for_each(read, folders)
         return names
 
     async def _lease(self, session: str, token: str) -> bool:
@@ -357,7 +357,7 @@ class ObjectJournal(SharedJournal):
         async def write(number: int) -> None:
             await self._bucket.put(_path(folder, number), content, use_multipart=False)
 
-        await at_once(write, range(end))
+        await self._bucket.call_for_each(write, range(end))
 
     async def _create(self, folder: str, number: int, content: bytes) -> bool:
         """Create an object; return False if it exists.

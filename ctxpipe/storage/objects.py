@@ -195,7 +195,7 @@ class ObjectStorage:
                     return
             missing_locations.append(location)
 
-        await at_once(check, locations)
+        await self._bucket.call_for_each(check, locations)
         return missing_locations
 
     # Records --------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class ObjectStorage:
         async def write(path: str) -> None:
             await self._bucket.put(path, b"", use_multipart=False)
 
-        await at_once(write, paths)
+        await self._bucket.call_for_each(write, paths)
         await self._undo_if_deleted([folder], paths)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
@@ -356,7 +356,7 @@ class ObjectStorage:
             elif session_folder(folder) == folder:  # a plain name is its own folder
                 session_ids.append(folder)
 
-        await at_once(read, folders)
+        await self._bucket.call_for_each(read, folders)
         return ids_below(prefix, session_ids)
 
     async def cleanup(self, *, max_age: float) -> Cleaned:

@@ -242,6 +242,19 @@ async def test_a_long_journal_that_is_delivered_slowly_is_no_failure():
     assert await anew.history() == history
 
 
+async def test_a_long_journal_is_deleted_while_its_requests_wait_for_each_other():
+    store: Any = Watched(stores.MemoryStore())
+    journal = ObjectJournal(store, connections=1, timeout=0.3)
+    for number in range(60):
+        assert await journal.append("s", number, f"entry {number}")
+    store.seconds = 0.02  # so that all requests together take longer than the timeout
+
+    await journal.delete("s")
+
+    store.seconds = 0.0
+    assert await journal.entries("s") == []
+
+
 async def test_turns_go_on_while_a_store_does_not_answer_and_one_notice_says_so():
     store: Any = Watched(stores.MemoryStore())
     journal = ObjectJournal(store, timeout=0.3)
