@@ -63,8 +63,9 @@ def ctxpipe_middleware(
     is too long" it sends a shorter context once. A request that needs no change is sent unchanged.
     After an internal error, which is logged, the original request is sent.
 
-    *session_id* names the conversation, or is a function that finds the name in the request's body.
-    Without it, the name is that of the block `conversation`, else the body's
+    *session_id* is the name of the conversation, or a function from the request's body to the name.
+    Without it, the name comes from an enclosing ``with conversation(name):`` (see
+    `ctxpipe.wire.conversation`), else from the body's ``metadata.session_id`` or
     ``metadata.user_id``. Conversations with the same name, or without a name, are distinguished by
     their histories, so side questions and sub-agents can share the client. *journal* stores each
     conversation separately.
@@ -77,10 +78,11 @@ def ctxpipe_middleware(
     else the environment variable SUMMARY_MODEL, else the model of the request. These requests are
     sent unchanged.
 
-    *threads* selects what happens to requests of "message threads", in which the tool runner leaves
-    the history with the server and sends only new messages, so that no context can be shaped. With
-    "decline" such a request is answered with the API's error "cannot be threaded"; from then on
-    the runner sends the whole history. With "pass" such a request is sent unchanged.
+    *threads* is about "message threads": the SDK's tool runner can store the history on the server
+    and send only the new messages, and then there is no history to shape. With "decline" the
+    middleware answers the first such request itself, with the API's error "cannot be threaded";
+    from then on the runner sends the whole history, which is shaped. With "pass" such requests are
+    sent unchanged.
 
     Raises SettingsError if an argument is invalid, or if the installed SDK has no middleware.
     """
@@ -124,13 +126,17 @@ def ctxpipe_client(
 ) -> DefaultAsyncHttpxClient:
     """Return an HTTP client for ``anthropic.AsyncAnthropic`` that sends the context.
 
-    It works like `ctxpipe_middleware`, which describes the other settings, with these differences.
-    Unchanged parts of a body keep their bytes. Requests of a thread are sent unchanged. Clients
-    that sign bodies, such as that of Bedrock, are not supported. Summaries are requested with the
-    URL and the headers of the request, and with the same *transport*.
+    It works like `ctxpipe_middleware`, which describes the common settings, with these differences.
+    Unchanged parts of a body keep their bytes. There is no setting *threads*: requests of message
+    threads are sent unchanged. Clients that sign bodies, such as that of Bedrock, are not
+    supported. Summaries are requested with the URL and the headers of the request, and with the
+    same transport.
 
-    A message of the user that begins with *observation* is read as the result of a call; then no
-    breakpoint is added. *transport* sends the requests; None selects the transport of the SDK,
+    *observation* is for agents without tool calls, whose model writes its actions as plain text and
+    gets their outcomes as user messages that begin with a fixed text, such as "Observation:". With
+    that text as *observation*, each reply counts as a tool call and each such message as its
+    result, so that stages can offload it; cache breakpoints are then not added. The default ""
+    switches this off. *transport* sends the requests; None selects the transport of the SDK,
     without the proxies of the environment. *settings* are further arguments of
     ``anthropic.DefaultAsyncHttpxClient``.
 

@@ -101,10 +101,11 @@ def ctxpipe_middleware(
     model is called with the original messages. Put it last in the list, so that it is the innermost
     middleware and sees the messages that are sent.
 
-    *session_id* names the conversation, or is a function that finds the name in the
-    ``ModelRequest``. Without it, the name is that of the block `conversation`, else that of the
-    thread. Conversations with the same name, such as sub-agents in a thread, or without a name, are
-    distinguished by their histories. *journal* stores each conversation separately.
+    *session_id* is the name of the conversation, or a function from the ``ModelRequest`` to the
+    name. Without it, the name comes from an enclosing ``with conversation(name):`` (see
+    `ctxpipe.wire.conversation`), else it is LangGraph's ``thread_id``. Conversations with the same
+    name, such as sub-agents in a thread, or without a name, are distinguished by their histories.
+    *journal* stores each conversation separately.
 
     Summaries are written by the agent's model, with its client and its credentials. *summary_model*
     is another model for them, or the name of another model of the same provider; without it the

@@ -62,20 +62,21 @@ def ctxpipe_logger(
     journal: JournalStorage | None = None,
     summary_model: str | None = None,
 ) -> CustomLogger:
-    """Return a ``CustomLogger`` that calls every model with the context instead of the history.
+    """Return a ``CustomLogger`` that replaces the history of each asynchronous call by the context.
 
-    One hook serves ``acompletion``, ``aresponses`` and ``anthropic.messages.acreate`` of every
-    provider, plain and streamed, in the SDK and in the proxy. The synchronous calls of LiteLLM have
-    no hook. The logger calibrates token counts by the usage. LiteLLM has no hook that repeats a
-    request: after a refusal because of the length the next attempt, by LiteLLM's own retry or by
-    the caller, is sent with a shorter context. After an internal error, which is logged, the
-    original messages are sent.
+    It works for ``acompletion``, ``aresponses`` and ``anthropic.messages.acreate`` with every
+    provider, plain and streamed, in the SDK and in the proxy. Synchronous calls of LiteLLM are sent
+    unchanged, because LiteLLM has no hook for them. The logger calibrates token counts by the
+    usage. LiteLLM has no hook that repeats a request: after a refusal because of the length the
+    next attempt, by LiteLLM's own retry or by the caller, is sent with a shorter context. After an
+    internal error, which is logged, the original messages are sent.
 
-    *session_id* names the conversation, or is a function that finds the name in the arguments of
-    the call. Without it, the name is that of the block `conversation`, else
-    ``litellm_session_id``, ``metadata.session_id``, ``metadata.user_id``, ``prompt_cache_key`` or
-    ``user``. Conversations with the same name, or without a name, are distinguished by their
-    histories. *journal* stores each conversation separately.
+    *session_id* is the name of the conversation, or a function from the arguments of the call to
+    the name. Without it, the name comes from an enclosing ``with conversation(name):`` (see
+    `ctxpipe.wire.conversation`), else from ``litellm_session_id``, ``metadata.session_id``,
+    ``metadata.user_id``, ``prompt_cache_key`` or ``user``. Conversations with the same name, or
+    without a name, are distinguished by their histories. *journal* stores each conversation
+    separately.
 
     Summaries are requested with ``litellm.acompletion`` from the provider of the call, with its URL
     and its credentials. Their model is *summary_model*, else the environment variable

@@ -38,8 +38,9 @@ READS = types.ToolAnnotations(
 def offload_server(storage: TextReader, *, session_id: str | None = None) -> Server[Any]:
     """Return a server of the official ``mcp`` package with the tools of `offload_tools`.
 
-    The tools read the content of *storage*, with *session_id* only that of this session. For
-    anything else the tool's result is an error.
+    The tools read only texts of *storage*. With *session_id* they read only those of this session,
+    and of conversations that an adapter found under the same name, such as sub-agents. A call that
+    names any other text gets an error as its result.
 
     Raises SettingsError if a setting is invalid, see `offload_tools`.
     """

@@ -45,14 +45,19 @@ def ctxpipe_client(
     response, plain or streamed. It calibrates token counts by the usage of the reply, and after a
     refusal because of the length it sends a shorter context once. A request that needs no change is
     sent byte for byte. After an internal error, which is logged, the original request is sent.
-    Content that the provider stores is not changed: requests with ``previous_response_id``,
-    ``conversation`` or a plain text, and everything up to a ``compaction`` item.
+    Three kinds of content are not changed: the history that the provider stores (requests with
+    ``previous_response_id`` or ``conversation``), an ``input`` that is a plain text, and everything
+    up to a compaction item.
 
-    *session_id* names the conversation, or is a function that finds the name in the request's body.
-    Without it, the name is that of the block `conversation`, else the body's ``prompt_cache_key``,
-    ``metadata.session_id`` or ``user``. Conversations with the same name, or without a name, are
-    distinguished by their histories. *journal* stores each conversation separately. A message of
-    the user in a chat that begins with *observation* is read as the result of a call.
+    *session_id* is the name of the conversation, or a function from the request's body to the name.
+    Without it, the name comes from an enclosing ``with conversation(name):`` (see
+    `ctxpipe.wire.conversation`), else from the body's ``prompt_cache_key``, ``metadata.session_id``
+    or ``user``. Conversations with the same name, or without a name, are distinguished by their
+    histories. *journal* stores each conversation separately. *observation* is for agents without
+    tool calls, whose model writes its actions as plain text and gets their outcomes as user
+    messages that begin with a fixed text, such as "Observation:". With that text as *observation*,
+    each reply of a chat counts as a tool call and each such message as its result, so that stages
+    can offload it. The default "" switches this off.
 
     Summaries are requested in the form and at the URL of the request, with its headers. Their model
     is *summary_model*, else the environment variable SUMMARY_MODEL, else the model of the request.

@@ -90,7 +90,7 @@ __all__ = ["Ctxpipe", "PydanticCodec"]
 
 
 class Ctxpipe(AbstractCapability[Any]):
-    """A capability that calls the model with the context instead of the history.
+    """Capability of pydantic-ai that calls the model with the context instead of the history.
 
     The context is prepared for each attempt and never stored: ``result.all_messages()`` has every
     message unchanged. The capability works for every model, plain and streamed. It calibrates token
@@ -98,10 +98,11 @@ class Ctxpipe(AbstractCapability[Any]):
     with a shorter context. After an internal error, which is logged, the original messages are
     sent.
 
-    *session_id* names the conversation, or is a function that finds the name in the ``RunContext``.
-    Without it, the name is that of the block `conversation`, else the run's ``conversation_id``.
-    Conversations with the same name, such as agents that a tool runs, or without a name, are
-    distinguished by their histories. *journal* stores each conversation separately.
+    *session_id* is the name of the conversation, or a function from the ``RunContext`` to the name.
+    Without it, the name comes from an enclosing ``with conversation(name):`` (see
+    `ctxpipe.wire.conversation`), else it is the run's ``conversation_id``. Conversations with the
+    same name, such as agents that a tool runs, or without a name, are distinguished by their
+    histories. *journal* stores each conversation separately.
 
     Summaries are written by the agent's model, with its client and its credentials. *summary_model*
     is another model for them, or the name of another model of the same provider; without it the

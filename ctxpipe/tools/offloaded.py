@@ -53,28 +53,31 @@ def offload_tools(
 
     *storage* is any `TextReader`, or a session. The tools:
 
-    - `read_offloaded` returns one page of a text, and `search_offloaded` the lines that match a
-      pattern. Both accept every form of path that a placeholder prints. A regular expression runs
-      in a separate process for at most two seconds. An image or document is returned as its
-      original block.
-    - `search_history` searches by words in everything that has left the context of one
-      conversation: that of *session_id*, otherwise that of a path in one of its placeholders. It
-      exists if the storage has a method ``contents``, like ctxpipe's own storages.
+    - ``read_offloaded`` returns one page of a text, and ``search_offloaded`` the lines that match a
+      pattern. Both take the path of an offloaded text as the placeholder in the context shows it. A
+      regular expression runs in a separate process for at most two seconds. An image or document is
+      returned as its original block.
+    - ``search_history`` searches by words in everything that has left the context of one
+      conversation: that of *session_id*. Without a *session_id* the model passes the path in any
+      placeholder of its context, and the conversation with that text is searched. The tool exists
+      if the storage has a method ``contents``, as ctxpipe's own storages have.
     - `compact_context`, with which the model requests a summary before the next turn, exists only
       for a session whose pipeline has a `Compact` stage. It refuses, with the reason, while the
       context is small or if the last summary is only a few turns old.
 
-    The tools read nothing outside the storage. With *session_id* they read only that session and
+    The tools read nothing outside of *storage*. With *session_id* they read only that session and
     conversations that an adapter found under the same name, such as sub-agents. If the storage has
     a method ``key(path)``, like LocalStorage, the key that it returns must be in the session's
     folder. A URL such as ``ctxpipe://session/name.md`` must name the session. Of any other path
-    only the last name is used, and is looked up in the session's folder.
+    only the last part is used: the name of a file in the session's folder. Without a *session_id* a
+    path may name any text of the storage.
 
-    With a session as *storage* the tools read only the texts of that session, from the storage of
-    its stages or of its journal, and `search_history` omits what the context still contains.
+    If *storage* is a session, the tools read from the storage of its stages, or else of its
+    journal, only the texts of that session, and ``search_history`` omits what the context still
+    contains. *session_id* must then be None.
 
-    An answer has at most *max_chars* characters of text. Answers are never offloaded again, except
-    images and documents.
+    An answer has at most *max_chars* characters of text. Stages recognize an answer as read back
+    from a file, and by default do not offload it again; images and documents may leave again.
 
     Raises SettingsError if *storage* cannot be read from, if *session_id* is no text, or if
     *max_chars* is not a whole number above 0.

@@ -27,9 +27,9 @@ class ToolInputError(CtxpipeError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A plain Anthropic tool definition with its async handler.
+    """Tool for the model: its definition for the Messages API, and the async function that runs it.
 
-    The handler takes the call's arguments and returns a text, or blocks of a tool result, such as
+    The *handler* takes the call's arguments and returns a text, or blocks of a tool result, such as
     an image.
     """
 
@@ -159,7 +159,7 @@ def unknown_tool(name: object, names: Iterable[str]) -> str:
 
 
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
-    """Return *tools* in the form that the SDK's tool runner takes.
+    """Return *tools* in the form that the tool runner of Anthropic's SDK takes.
 
     ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``: the client must be
     asynchronous.

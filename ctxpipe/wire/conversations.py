@@ -95,10 +95,10 @@ _block_name: ContextVar[str | None] = ContextVar("ctxpipe_conversation", default
 
 @contextmanager
 def conversation(name: str) -> Iterator[None]:
-    """Assign all requests in this block to the conversation *name*.
+    """Give all requests within the ``with`` statement the conversation *name*.
 
     Use it around code of another library that calls the client: ``with conversation("job-42"):``.
-    An adapter with a ``session_id`` ignores it. Raises SettingsError if the name is invalid.
+    An adapter with a *session_id* ignores it. Raises SettingsError if the name is invalid.
     """
     SESSION_ID.check("name", name)
     token = _block_name.set(name)
