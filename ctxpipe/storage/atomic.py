@@ -104,6 +104,7 @@ def replace_by_copy(folder: int, name: str, file: int) -> None:
 
 
 def _pieces_of(file: int) -> Iterator[bytes]:
+    """Yield the content of the open *file* from its start, in pieces. Raises OSError."""
     position = 0
     while piece := os.pread(file, _BUFFERED, position):
         yield piece

@@ -98,6 +98,11 @@ class Bucket:
         return None
 
     async def _receive(self, path: str, until: bytes) -> bytes:
+        """Return the content of the object at *path*, or its beginning up to the bytes *until*.
+
+        Each received piece counts as progress, which starts the time limit of the call again. The
+        result may contain bytes after *until*. Errors of the store are raised unchanged.
+        """
         result = await self.store.get_async(path)
         content = bytearray()
         async for piece in result.stream(min_chunk_size=_PIECE):
@@ -168,6 +173,11 @@ class Bucket:
         """
 
         async def send_in_turn() -> T:
+            """Wait for a free connection, then send the request; return its result.
+
+            Raises StorageError for an error of the store, and its subclass Unavailable for a failed
+            connection or an expired limit that took longer than PROMPT_SECONDS.
+            """
             async with self._limiter.get():
                 began = time.monotonic()
                 try:
@@ -193,6 +203,7 @@ async def at_once(work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> N
     errors: list[StorageError] = []
 
     async def work_on(item: T) -> None:
+        """Call *work* with *item*, and add its StorageError to *errors* instead of raising it."""
         try:
             await work(item)
         except StorageError as error:

@@ -109,6 +109,12 @@ def _folders_with_mark(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
+    """Yield the files in the open folder that its *mark* lists, and temporary files.
+
+    *folder* is the name of the folder, "" for the root; *descriptor* is the open folder. Each file
+    gets the time of the last change of the session's journal, None without a journal. Files of
+    other programs are skipped.
+    """
     files = dict(regular_files(descriptor))
     use_times: list[float] = []
     if folder and JOURNAL in files:
@@ -147,6 +153,13 @@ def choose_files(files: Iterable[OwnFile], limits: CleanupLimits, now: float) ->
 
 
 def _is_deletable(file: OwnFile, limits: CleanupLimits, now: float, remaining_bytes: int) -> bool:
+    """Return True if a cleanup may delete *file*.
+
+    *now* is in seconds since 1970; *remaining_bytes* is the size of the files that are not deleted
+    so far. A temporary file is deletable after STALE_SECONDS, an index always, notes only by their
+    age. Any other file is deletable if it is too old, or if the remaining files are too large
+    together, unless *limits* protect it.
+    """
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
     if file.name == INDEX:
@@ -175,6 +188,10 @@ def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
 
 
 def _delete(root: StorageRoot, file: OwnFile) -> bool:
+    """Delete *file* if it was not written since it was listed; return True if it was deleted.
+
+    Returns False for a file or folder that does not exist any more. Raises StorageError.
+    """
     with (
         ignore_absent(),
         root.folder(file.folder) as descriptor,

@@ -75,6 +75,11 @@ class LocalFiles:
         return await run_in_thread(self._read, path, max_bytes)
 
     def _read(self, path: str, max_bytes: int) -> FileText:
+        """Read the file *path* below the root, as UTF-8 text; return it with its real path.
+
+        Raises StorageError if the file is outside the root or denied, has more than *max_bytes*
+        bytes, is not UTF-8 text, or cannot be read.
+        """
         try:
             real = self._real_path(path)
             with open(self._open(real), "rb") as file:
@@ -105,6 +110,11 @@ class LocalFiles:
         return real
 
     def _open(self, real: str) -> int:
+        """Open the file *real*, an absolute path below the root, and return its descriptor.
+
+        Each folder is opened in the one before, without following links: a link that replaced a
+        folder meanwhile leads nowhere. Raises OSError, also for a folder, pipe or device.
+        """
         path = os.path.relpath(real, os.path.realpath(self.root))
         *folders, name = PurePath(path).parts or (".",)
         folder = self._folder.open()
@@ -133,6 +143,10 @@ def name_below(root: str | os.PathLike[str], path: str) -> str:
 
 
 def _decode(content: bytes, max_bytes: int) -> str:
+    """Return *content* as text. Raises OSError if it is too long, binary or no UTF-8 text.
+
+    It is too long with more than *max_bytes* bytes, and binary if it contains a NUL byte.
+    """
     if len(content) > max_bytes:
         reason = f"it holds more than the {max_bytes} bytes that are read at most"
         raise OSError(errno.EFBIG, reason)

@@ -158,6 +158,7 @@ def regular_files(
 
 
 def _refuse_special(info: os.stat_result) -> None:
+    """Raise OSError for a folder, pipe, device or socket; accept regular files and links."""
     if stat.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, no regular file")
     if stat.S_ISLNK(info.st_mode):
@@ -246,6 +247,10 @@ class PinnedFolder:
         return folder, is_new
 
     def _compare(self, folder: int) -> None:
+        """Raise RootError if the open *folder* is another one than at the first access.
+
+        The first folder that is compared is recorded.
+        """
         if self._identity is None:
             self._pin(folder)
         if self._identity != _identity(folder):
@@ -260,6 +265,7 @@ class PinnedFolder:
         self._identity = _identity(folder)
 
     def _replacement_error(self) -> RootError:
+        """Return the error for another folder at the path of this one."""
         return RootError(
             errno.ESTALE,
             f"{self.path} is no longer the folder that it was at first: a link or another folder "

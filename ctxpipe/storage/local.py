@@ -181,6 +181,11 @@ class LocalStorage:
             return claim(fd, temporary, name) or bool(has_content(fd, name, data))
 
     def _overwrite(self, folder: _OpenFolder, name: str, data: Sequence[bytes]) -> str:
+        """Write *data* to the file *name* in *folder*, replacing an older one; return its name.
+
+        The name differs from *name* if the file system ignores case and has a file whose name
+        differs only in case: that file stays. The file is complete at every moment. Raises OSError.
+        """
         fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
             # The file system ignores case, and the file is that of another id.
@@ -207,6 +212,11 @@ class LocalStorage:
         return await run_in_thread(self._read, location, offset, end)
 
     def _read(self, location: str, offset: int, end: int) -> Page:
+        """Return the characters from *offset* to *end* of the text at *location*, and its length.
+
+        The offset of the page is at most the length. Bytes that are not UTF-8 become replacement
+        characters. Raises StorageError if the text cannot be read.
+        """
         text = io.StringIO()
         position = 0
         with translate_errors(f"cannot read {location}"):
@@ -241,6 +251,11 @@ class LocalStorage:
         ) from first_error
 
     def _possible_keys(self, location: str) -> Iterator[str]:
+        """Yield the keys that *location* may mean, the most likely first.
+
+        *location* may be a path below the root, a path relative to the current folder, or a path
+        from a template, whose last two parts are the key. Paths that make no valid key are skipped.
+        """
         bases = (self.root, self._folders.real or os.path.realpath(self.root))
         paths = [os.path.relpath(os.path.join(base, location), base) for base in bases]
         # A path relative to the current folder, and a path from a template, end in the key.
@@ -266,6 +281,11 @@ class LocalStorage:
         return await lock.call_locked(self._save, folder, safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
+        """Write *record* to a new file in *folder*; return its path.
+
+        The name begins with *stem* and has the time; an existing file is never replaced. The record
+        is redacted and always written to the disk. Raises StorageError.
+        """
         where = os.path.join(self.root, folder)
         with (
             self._folders.folder(folder, create=True) as fd,
@@ -317,6 +337,7 @@ class LocalStorage:
         await self._folder_lock(folder).call_locked(self._save_index, folder, content)
 
     def _save_index(self, folder: str, content: bytes) -> None:
+        """Replace the search index of *folder* by *content*. Raises StorageError."""
         with (
             self._folders.folder(folder, create=True) as fd,
             translate_errors(f"cannot save the index below {os.path.join(self.root, folder)}"),
@@ -436,6 +457,10 @@ class LocalStorage:
         return await self._folder_lock("").call_locked(self._cleanup, limits)
 
     def _cleanup(self, limits: CleanupLimits) -> Cleaned:
+        """Delete files, notes, empty folders and tombstones by *limits*; return the deleted files.
+
+        Raises StorageError if a file cannot be deleted.
+        """
         now = self.clock()
         files = choose_files(find_files(self._folders), limits, now)
         result = delete_files(self._folders, files)
@@ -477,6 +502,11 @@ class LocalStorage:
         return self._lock(f"the journal in {folder}", partial(self._journals.ensure_free, folder))
 
     def _lock(self, name: str, ensure_free: Callable[[], None]) -> Availability:
+        """Return the `Availability` of the lock file *name*; create it at the first call.
+
+        *ensure_free* raises an error while another process holds the lock; it is tried in a worker
+        thread.
+        """
         lock = self._locks.get(name)
         if lock is None:
             lock = Availability(name, partial(run_in_thread, ensure_free))

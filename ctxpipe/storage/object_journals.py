@@ -177,6 +177,12 @@ class ObjectJournal(SharedJournal):
     # Operations of a database ---------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
+        """Write *new*; return the name of the journal, or None if nothing was written.
+
+        Nothing is written if another entry has its number, or if the journal was replaced or
+        deleted since it was read. An entry that an earlier attempt has written is recognized.
+        Raises StorageError.
+        """
         folder = _folder(new.session)
         header = {"form": FORM, "token": new.token, "name": new.name}
         content = await in_thread_if(len(new.entry) > _LONG, _encode, header, new.entry)
@@ -199,6 +205,12 @@ class ObjectJournal(SharedJournal):
         return position.journal
 
     async def _entries(self, session: str, start: int) -> Contents:
+        """Return the journal's name, its entries from *start* on, and the tombstone of the session.
+
+        Objects that an earlier call has read are not requested again, except before *start*. If the
+        journal was replaced since, the entries are all of the new one. The name is None without a
+        journal. Raises StorageError.
+        """
         folder = _folder(session)
         position = self._positions.get(folder, JournalPosition())
         known_end = position.end
@@ -216,6 +228,10 @@ class ObjectJournal(SharedJournal):
         return position.journal or None, entries[max(0, start - first) :], position.tombstone
 
     async def _set_aside(self, session: str, journal: str) -> bool:
+        """End the journal if its name is *journal*; return False if another one has replaced it.
+
+        Its objects stay in the bucket. Raises StorageError.
+        """
         folder = _folder(session)
         position, _ = await self._read_on(folder, self._positions.get(folder, JournalPosition()))
         while position.journal == journal:
@@ -225,6 +241,10 @@ class ObjectJournal(SharedJournal):
         return False
 
     async def _delete(self, session: str, tombstone: str) -> None:
+        """End the journal of the session with the *tombstone*, and overwrite all its objects.
+
+        It does so even if other processes write to the journal meanwhile. Raises StorageError.
+        """
         folder = _folder(session)
         position, _ = await self._read_on(folder, JournalPosition())
         while not await self._end(folder, position, tombstone):
@@ -232,6 +252,10 @@ class ObjectJournal(SharedJournal):
         await self._overwrite(folder, position.end, tombstone)
 
     async def _sessions(self) -> list[str]:
+        """Return the id of each session with a journal, as JSON, in any order.
+
+        Raises StorageError.
+        """
         names: list[str] = []
 
         async def read(folder: str) -> None:
@@ -262,6 +286,10 @@ class ObjectJournal(SharedJournal):
         return True
 
     async def _release(self, session: str, token: str) -> None:
+        """Release the lease of *session* if *token* holds it; otherwise do nothing.
+
+        The objects of earlier holders are deleted with it. Raises StorageError.
+        """
         paths: list[str] = []
         holder = None
         while holder not in (token, ""):
@@ -298,6 +326,13 @@ class ObjectJournal(SharedJournal):
     async def _read_to_end(
         self, folder: str, position: JournalPosition, at_once_count: int
     ) -> tuple[JournalPosition, list[str]]:
+        """Read the objects from *position* to the first that does not exist.
+
+        Return the position after the last one, and the entries of the journal that is there. At
+        first *at_once_count* objects are requested at the same time, then four times as many in
+        each step, up to a limit. Where a journal ends, its entries are dropped and reading goes on
+        with the next one. Raises StorageError.
+        """
         entries: list[str] = []
         while True:
             numbers = range(position.end, position.end + at_once_count)
@@ -313,6 +348,10 @@ class ObjectJournal(SharedJournal):
             at_once_count = min(4 * at_once_count, _MOST_AT_ONCE)
 
     async def _get_all(self, folder: str, numbers: Sequence[int]) -> list[StoredObject | None]:
+        """Request the objects *numbers* of *folder* at the same time; return them in that order.
+
+        An object that does not exist is None. Raises StorageError.
+        """
         if len(numbers) == 1:
             return [await self._get(folder, numbers[0])]
         objects: dict[int, StoredObject | None] = {}
@@ -326,6 +365,10 @@ class ObjectJournal(SharedJournal):
     async def _get(
         self, folder: str, number: int, *, header_only: bool = False
     ) -> StoredObject | None:
+        """Return object *number* of *folder*, or None if it does not exist. Raises StorageError.
+
+        With *header_only* only its first line is needed, and the download may stop after it.
+        """
         until = b"\n" if header_only else b""
         content = await self._bucket.get(_path(folder, number), until=until)
         if content is None:

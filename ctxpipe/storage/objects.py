@@ -190,6 +190,7 @@ class ObjectStorage:
         missing_locations: list[str] = []
 
         async def check(location: str) -> None:
+            """Add *location* to *missing_locations* if none of its possible keys has a text."""
             for key in possible_keys(location):
                 if await self._bucket.head(_text_path(key)):
                     return
@@ -285,6 +286,11 @@ class ObjectStorage:
         await self._touch(session_folder(session_id), session_id)
 
     async def _touch(self, name: str, session_id: str = "") -> None:
+        """Record the time of use of the session in the bucket, at most once in TOUCH_SECONDS.
+
+        *name* is the session's folder. The mark contains its id if it is known. Raises
+        SessionDeleted if the session was deleted meanwhile, StorageError if the store fails.
+        """
         folder = _object_folder(name)
         now = time.monotonic()
         if now - self._touch_times.get(folder, -TOUCH_SECONDS) < TOUCH_SECONDS:
@@ -319,6 +325,11 @@ class ObjectStorage:
         await self._check(session_folder(session_id))
 
     async def _check(self, name: str) -> None:
+        """Raise SessionDeleted if the session in folder *name* was deleted during its current turn.
+
+        Nothing is checked if no turn of this session is running in this task. Raises StorageError
+        if the store fails.
+        """
         generation = running_generation(name)
         if generation is not None:
             content = await self._bucket.get(_tombstone_path(name)) or b""
@@ -350,6 +361,7 @@ class ObjectStorage:
                 folders.add(folder)
 
         async def read(folder: str) -> None:
+            """Add the id of the session in *folder* to *session_ids*, if it is known."""
             content = await self._bucket.get(f"{folder}/{_USED}")
             if content:
                 session_ids.append(content.decode("utf-8", "surrogatepass"))
@@ -427,6 +439,10 @@ def _object_folder(folder: str) -> str:
 
 
 def _text_path(key: str) -> str:
+    """Return the path in the bucket of the text with the key *key*, ``<folder>/<name>``.
+
+    A name with characters that a path must not have is replaced by its hash.
+    """
     folder, name = _split(key)
     if not _NAME.fullmatch(name):
         name = f"={content_hash(name, 40)}"

@@ -322,6 +322,12 @@ class StorageRoot:
         return False
 
     def _drop(self, name: str, descriptor: int) -> bool:
+        """Remove the open folder *name* if it is empty except for its mark; return True if removed.
+
+        A temporary folder, and a folder without files whose session was deleted, is emptied first.
+        If another process writes into the folder meanwhile, it stays, with its mark. Raises
+        OSError.
+        """
         files = os.listdir(descriptor)
         mark = self.read_mark(name, descriptor)
         # Left by a process that was killed while it created, or deleted, the folder.
@@ -379,6 +385,11 @@ class StorageRoot:
     # Opening --------------------------------------------------------------------------------------
 
     def _open(self, name: str, *, create: bool) -> int:
+        """Open the folder *name* below the root, "" for the root itself; return its descriptor.
+
+        With *create* missing folders are created, those directly below the root with a mark. No
+        link is followed. Raises OSError, and RootError if the root was replaced.
+        """
         descriptor = self._open_root(create=create)
         parts = [part for part in name.split("/") if part]
         for depth, part in enumerate(parts):
@@ -428,6 +439,11 @@ class StorageRoot:
             os.close(folder)
 
     def _open_root(self, *, create: bool) -> int:
+        """Open the root and return its descriptor; with *create*, create it if it is missing.
+
+        The first call checks the root. A new or empty root gets a mark and a ``.gitignore``, if
+        this storage writes marks. Raises OSError, and RootError if the root was replaced.
+        """
         if create:
             root, is_new = self._pinned.create()
         else:

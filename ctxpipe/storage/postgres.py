@@ -143,11 +143,17 @@ class PostgresJournal(SQLJournal, ServerJournal):
     # Transactions ---------------------------------------------------------------------------------
 
     async def _transact(self, *statements: Statement, session: str = "") -> list[Any]:
+        """Run *statements* in one transaction, sent as one message; return the rows of all of them.
+
+        *session* is the session that the transaction changes, "" if it changes none. Raises
+        StorageError.
+        """
         size = 0
         for _, values in statements:
             size += sum(len(value) for value in values.values() if isinstance(value, str))
 
         async def transact(connection: AsyncConnection[Any]) -> list[Any]:
+            """Send the statements over *connection*; return the rows."""
             message = partial(self._message, connection, statements, session)
             text, selecting = await in_thread_if(size > _LONG, message)
             return await _rows(connection, text, selecting)
@@ -195,6 +201,11 @@ class PostgresJournal(SQLJournal, ServerJournal):
     # Connections ----------------------------------------------------------------------------------
 
     def _is_temporary(self, error: Exception) -> bool | None:
+        """Return True if the same call may succeed later; None if it is no error of the driver.
+
+        Temporary are errors of the connection unless the server refused it, a missing table, and
+        the server's errors with a code in `_TEMPORARY_ERRORS`.
+        """
         from psycopg import Error, OperationalError
 
         if isinstance(error, OSError) and not isinstance(error, StorageError):
@@ -207,6 +218,10 @@ class PostgresJournal(SQLJournal, ServerJournal):
         return code.startswith(_TEMPORARY_ERRORS) or code == _NO_TABLE
 
     def _explain(self, error: Exception) -> str:
+        """Describe *error* by its class and code, without text of a statement.
+
+        For a failed connection its text follows, with the password removed.
+        """
         from psycopg import OperationalError
 
         kind = super()._explain(error)
@@ -217,6 +232,11 @@ class PostgresJournal(SQLJournal, ServerJournal):
         return kind
 
     async def _attempt(self, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
+        """Call *work* once with a connection, after the table was created; return its result.
+
+        Errors are raised unchanged. After a temporary one all idle connections of this event loop
+        are closed.
+        """
         try:
             async with self._connection() as connection:
                 await self._migrate(connection)
@@ -236,6 +256,11 @@ class PostgresJournal(SQLJournal, ServerJournal):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Give the block an idle connection, or a new one if there is none.
+
+        If all connections are in use, it first waits for one. If the block raises, its connection
+        is closed.
+        """
         idle = self._idle.get()
         async with self._limiter.get():
             while idle and idle[-1].closed:
@@ -249,6 +274,10 @@ class PostgresJournal(SQLJournal, ServerJournal):
             idle.append(connection)
 
     async def _connect(self) -> AsyncConnection[Any]:
+        """Return a new connection in autocommit mode, without prepared statements, in UTF-8.
+
+        Raises an error of psycopg if the server refuses it or cannot be reached.
+        """
         options: dict[str, Any] = {
             name: value for name, value in _KEEPALIVES.items() if name not in self._parameters
         }
@@ -325,6 +354,10 @@ def _connection_class() -> type[AsyncConnection[Any]]:
 
     class Connection(AsyncConnection[Any]):
         async def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+            """Run *gen*, a protocol step of psycopg, and report its progress; return its result.
+
+            If the task is cancelled, the connection is closed at once.
+            """
             try:
                 return await waiting.wait_async(_reporting(gen), self.pgconn.socket, interval=0.1)
             except asyncio.CancelledError:

@@ -53,6 +53,10 @@ def encode_record(record: Record, redact: Redact | None = None, folder: str = ""
 
 
 def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
+    """Yield *items* as a JSON array in pieces, one item in each, indented below *margin*.
+
+    Each item is redacted first, unless *redact* is None. Raises StorageError if *redact* fails.
+    """
     separator = "["
     for item in items:
         yield f"{separator}\n{margin}  {_encode_value(item, margin + '  ', redact)}"
@@ -64,6 +68,10 @@ def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -
 
 
 def _encode_value(value: object, margin: str, redact: Redact | None) -> str:
+    """Return *value* as indented JSON whose further lines begin with *margin*.
+
+    It is redacted first, unless *redact* is None. Raises StorageError if *redact* fails.
+    """
     if redact:
         value = redact_message(value, redact)
     text = as_json(value, indent=2, ensure_ascii=False)
@@ -175,6 +183,7 @@ def redact_except_folder(folder: str, redact: Redact) -> Redact:
     part = f"/{folder}/"
 
     def redact_around(text: str) -> str:
+        """Return *text* redacted, except the folder in it."""
         if part not in text or redact(part) == part:
             return redact(text)
         # Redacted as one text, because a match may include text on both sides of the folder.
@@ -187,6 +196,10 @@ _FOLDER = "/\uf8ff/"  # a private-use character, which occurs in no text and no 
 
 
 def _call(redact: Redact, text: str) -> str:
+    """Return `redact(text)`, without lone surrogates unless *text* has some too.
+
+    Raises StorageError, without the text, if *redact* raises an error or returns no text.
+    """
     try:
         result: object = redact(text)
     except Exception as error:  # noqa: BLE001  whatever a user's function raises

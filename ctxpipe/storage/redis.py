@@ -171,6 +171,11 @@ class RedisJournal(ServerJournal):
     # Operations of a database ---------------------------------------------------------------------
 
     async def _append(self, new: NewEntry) -> str | None:
+        """Write *new*; return the name of the journal, or None if nothing was written.
+
+        Nothing is written if another entry has its number, or if the journal was replaced or
+        deleted since it was read. Raises StorageError.
+        """
         keys: list[str | bytes] = [*self._keys(new.session, "journal", "id")]
         keys.append(self._tombstone_key(new.session))
         milliseconds = int((self.max_age or 0) * 1000)
@@ -224,15 +229,24 @@ class RedisJournal(ServerJournal):
         return bool(await self._eval(_RENAME, keys, journal))
 
     async def _delete(self, session: str, tombstone: str) -> None:
+        """Delete all journals of *session*, and store the *tombstone* for *tombstone_days*.
+
+        Raises StorageError.
+        """
         keys: list[str | bytes] = [self._tombstone_key(session)]
         keys += self._keys(session, "journal", "id", "asides")
         milliseconds = int(self.tombstone_days * DAY_SECONDS * 1000)
         await self._eval(_DELETE, keys, tombstone, max(1, milliseconds))
 
     async def _sessions(self) -> list[str]:
+        """Return the id of each session with a journal, as JSON, in any order.
+
+        Raises StorageError.
+        """
         prefix = re.sub(r"([*?\[\]\\])", r"\\\1", self.prefix)
 
         async def read(redis: Redis) -> list[Any]:
+            """Scan the server for the keys of journals; return the ids that they contain."""
             keys: set[Any] = set()
             async for key in redis.scan_iter(match=f"{prefix}:{{*}}:id", count=1000):
                 keys.add(key)
@@ -306,12 +320,14 @@ class RedisJournal(ServerJournal):
         return Redis.from_url(self.url, **self._options(retries=0))
 
     def _new_cluster_client(self) -> Any:
+        """Return a new client for a cluster, which repeats a failed command at most twice."""
         from redis.asyncio import RedisCluster
 
         # With its second attempt the driver finds the node that has replaced a failed one.
         return RedisCluster.from_url(self.url, **self._options(retries=2))
 
     def _options(self, *, retries: int) -> dict[str, Any]:
+        """Return the options of a client: *retries* by the driver, no time limits."""
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
@@ -325,6 +341,11 @@ class RedisJournal(ServerJournal):
         }
 
     def _is_temporary(self, error: Exception) -> bool | None:
+        """Return True if the same call may succeed later; None if it is no error of the driver.
+
+        Refused credentials are not temporary. Errors of the connection and of a changing cluster
+        are.
+        """
         from redis import exceptions
 
         if isinstance(error, StorageError):
@@ -352,6 +373,10 @@ class RedisJournal(ServerJournal):
         return f"{super()._explain(error)}: {without_secret(text, _password_in(self.url))}"
 
     async def _attempt(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Call *work* once with the client of this event loop; return its result.
+
+        Errors are raised unchanged. After a temporary one the client is closed.
+        """
         holder = self._client.get()
         shared: _SharedClient | None = None
         try:

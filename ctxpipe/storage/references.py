@@ -54,6 +54,11 @@ def visible_path(reference: str, folder: str, location: str) -> str:
 
 
 def _leads_back(reference: object) -> bool:
+    """Return True if *reference* is a template whose paths lead back to the stored file.
+
+    That is a text of limited length with one ``{path}`` or ``{key}`` at its end, after a slash or
+    as the whole text, whose result can be recognized in a placeholder.
+    """
     if not isinstance(reference, str) or len(reference) > _MAX_TEMPLATE_CHARS:
         return False
     if reference.replace("{{", "").count("{") != 1:

@@ -132,6 +132,12 @@ class Journal:
         return await in_thread(self._verify, lines)
 
     def _verify(self, lines: Sequence[str]) -> tuple[list[Entry], bool]:
+        """Check *lines* and return their entries; True as second value if a line is damaged.
+
+        A line is valid if its seal fits the line before it. The entries end before the first
+        damaged line, which is reported to `_refuse`. The count and seal of the journal move on with
+        each valid line.
+        """
         entries: list[Entry] = []
         for line in lines:
             seal, _, body = line.partition(" ")
@@ -154,6 +160,10 @@ class Journal:
         return False
 
     def _seal_entry(self, entry: Entry) -> str:
+        """Return the line of *entry*: its seal, a space, and its values as JSON.
+
+        Characters outside ASCII are escaped only if a text has a lone surrogate.
+        """
         values = {"form": FORM, "signed": bool(self._keys), **entry._asdict()}
         del values["line"]
         body = list(json_pieces(values, ensure_ascii=False))
@@ -194,6 +204,10 @@ def _seal_of(line: str) -> str:
 
 
 def _decode(line: str) -> Entry:
+    """Return the entry in *line*, which is ``<seal> <JSON>``; the seal is not checked.
+
+    Raises one of the errors in `DAMAGED` for a damaged line, or one in another form.
+    """
     values = json.loads(line.partition(" ")[2])
     if values.pop("form") != FORM:
         raise ValueError("another form")

@@ -173,6 +173,10 @@ class SharedJournal(ABC):
             await run_to_completion(self._release(session, token))
 
     async def _renew(self, session: str, token: str) -> None:
+        """Renew the lease of *session* three times in LEASE_SECONDS, until the task is cancelled.
+
+        A renewal that fails raises nothing; the next one is tried.
+        """
         while True:
             await sleep(LEASE_SECONDS / 3)
             with suppress(StorageError):

@@ -98,12 +98,21 @@ class SQLJournal(SharedJournal):
         return int(count)
 
     async def _append(self, new: NewEntry) -> str | None:
+        """Write *new*; return the name of the journal, or None if nothing was written.
+
+        Nothing is written if another entry has its number, or if the journal was replaced or
+        deleted since it was read. Raises StorageError.
+        """
         row = {**asdict(new), "tombstone_row": _tombstone_row(new.session)}
         statements = [(each, row) for each in (_APPEND, _NAME_SESSION, _JOURNAL_IF_WRITTEN)]
         rows = await self._transact(*statements, session=new.session)
         return rows[0][0] if rows else None
 
     async def _entries(self, session: str, start: int) -> Contents:
+        """Return the journal's name, its entries from *start* on, and the tombstone of the session.
+
+        Name and tombstone are None if there is none. Raises StorageError.
+        """
         values = {"session": session, "start": start, "tombstone_row": _tombstone_row(session)}
         rows = await self._transact((_ENTRIES, values))
         tokens = {number: token for number, _, token in rows if number <= 0}
@@ -116,6 +125,7 @@ class SQLJournal(SharedJournal):
         return rows == [(journal,)]
 
     async def _delete(self, session: str, tombstone: str) -> None:
+        """Delete all journals of *session*, and store the *tombstone*. Raises StorageError."""
         tombstone_row = _tombstone_row(session)
         row = {"session": tombstone_row, "number": 0, "entry": "", "token": tombstone}
         values = {"session": session, "tombstone_row": tombstone_row}
@@ -125,6 +135,10 @@ class SQLJournal(SharedJournal):
         return [name for [name] in await self._transact((_SESSIONS, {}))]
 
     async def _lease(self, session: str, token: str) -> bool:
+        """Acquire or renew the lease of *session* for *token*; return False if it is taken.
+
+        An expired lease is removed first. Raises StorageError.
+        """
         row = {**_lease_of(session, token), "number": 0, "entry": ""}
         # A renewed lease is deleted and inserted again, so that its age is zero.
         statements = [(each, row) for each in (_LAPSE, _INSERT, _FIRST)]
@@ -134,6 +148,7 @@ class SQLJournal(SharedJournal):
         await self._transact((_LAPSE, _lease_of(session, token)))
 
     def _sql(self, statement: str) -> str:
+        """Return *statement* with the table's name and the SQL for ages in place of words."""
         names = {"STALE": _STALE, "TABLE": self.table, "AGE": self._age}
         for name, text in names.items():
             statement = statement.replace(name, text)

@@ -97,6 +97,10 @@ class SQLiteJournal(SQLJournal):
         *statements: Statement,
         session: str = "",  # noqa: ARG002  a transaction locks the whole file
     ) -> list[Any]:
+        """Run *statements* in one transaction that locks the whole file; return their rows.
+
+        Raises StorageError, also in a process that was forked after this object was created.
+        """
         if self._pid != os.getpid():
             # SQLite's locks and `_lock` may be held by a thread that exists in the parent only.
             reason = f"{self.path} was opened by another process: make a new one after a fork"
@@ -112,6 +116,11 @@ class SQLiteJournal(SQLJournal):
         await run_in_thread(self._use, lambda database: self._perform(database, ()))
 
     def _use(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Call *work* with the open database, one thread at a time; return its result.
+
+        Raises Locked if another process has locked the file. For any other error of SQLite the
+        connection is closed, and StorageError raised.
+        """
         with self._lock:
             try:
                 return work(self._open())
@@ -125,6 +134,7 @@ class SQLiteJournal(SQLJournal):
                 raise StorageError(number, reason) from error
 
     def _perform(self, database: sqlite3.Connection, statements: Iterable[Statement]) -> list[Any]:
+        """Run *statements* in one transaction; return all their rows. Raises sqlite3.Error."""
         rows: list[Any] = []
         with database:
             database.execute("begin immediate")
@@ -139,6 +149,12 @@ class SQLiteJournal(SQLJournal):
             raise Locked(f"{self.path}-wal, which still holds what was deleted; delete it again")
 
     def _open(self) -> sqlite3.Connection:
+        """Return the connection to the file, a new one if there is none or the file was replaced.
+
+        A missing file is created, with its table. A removed log is reported as a warning, and the
+        file is opened again. Raises sqlite3.Error, and StorageError if a newer ctxpipe has written
+        the file.
+        """
         if self._connection is not None:
             if _identity(self.path) != self._file_identities[0]:
                 self._leave_replaced()
@@ -219,6 +235,11 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 
 
 def _connect(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    """Return a new connection to the database at *path*; a missing file is created as private.
+
+    The connection may be used by all threads, and waits for no lock. Raises OSError and
+    sqlite3.Error.
+    """
     if not os.path.exists(path):
         # The file is private with every umask; SQLite gives its other files the same mode.
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))

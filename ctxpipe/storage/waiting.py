@@ -192,6 +192,7 @@ class Wait:
 
     @contextmanager
     def _stop_own_clock(self) -> Iterator[None]:
+        """Exclude the time in the block from this timer, which cannot expire meanwhile."""
         self.scope.deadline = float("inf")
         began = time.monotonic()
         try:
@@ -327,6 +328,10 @@ class Availability:
         return await self.call(partial(wait_for_lock, partial(run_in_thread, function, *arguments)))
 
     def _too_late(self, wait: Wait) -> Unavailable:
+        """Return the error of a call whose time limit is reached.
+
+        It has the number and the text of the last error of the store, if there was one.
+        """
         if wait.last_error is not None:
             number = getattr(wait.last_error, "errno", None) or errno.ETIMEDOUT
             return Unavailable(number, getattr(wait.last_error, "strerror", str(wait.last_error)))
@@ -353,6 +358,12 @@ class Availability:
             raise refusal
 
     def _note_failure(self, error: Unavailable, wait: Wait) -> None:
+        """Record that a call has failed: the store is unavailable, and calls pause.
+
+        A failure that another store has recorded is ignored; so is one of a call during which the
+        store has answered another. The first failure is logged as a warning. In the background the
+        store is tried until it answers.
+        """
         if error.store is not None:
             return  # recorded by a store that this store uses
         error.store = self
@@ -383,6 +394,11 @@ class Availability:
         self._paused_until = now + self._pause
 
     def _note_answer(self) -> None:
+        """Record that the store has answered; end its unavailability, if it was unavailable.
+
+        That is logged as a warning. Entries that were not written meanwhile are written in the
+        background.
+        """
         self._answered_at = time.monotonic()
         if not self.is_unavailable:
             return
@@ -400,6 +416,7 @@ class Availability:
             _keep(loop.create_task(self._flush_missing(), context=Context()))
 
     def _begin_trials(self) -> None:
+        """Start the task that tries the store until it answers, unless it is running."""
         import asyncio
 
         task = self._task
