@@ -68,12 +68,13 @@ def coding_agent(
     `TextReader`. On recorded sessions this costs less, but no live run has confirmed it;
     `Session.diagnostics` has counts to watch.
 
-    *prices* of the model (`prices_of`) decide when it pays to rewrite the cached context. By
-    default reading from the cache costs 0.1 and writing to it 1.25 of the input price. *summarize*
-    is the summarizer of `Compact`. *summary_model* is used instead of it: the name of a model that
-    writes the summaries through the agent's own client. *clock* is that of the `Breaker`. *pin*
-    chooses messages that stay word for word near the limit, such as rules: a function, or texts,
-    one of which the user says in them.
+    *prices* are those of the model (`prices_of`); by them the stages decide when it pays to rewrite
+    the cached context. By default reading from the cache costs 0.1 and writing to it 1.25 of the
+    input price. *summarize* is the summarizer of `Compact`. *summary_model* is used instead of it:
+    the name of a model that writes the summaries through the agent's own client. *clock* is passed
+    to the `Breaker` (its own default is ``time.time``). *pin* chooses messages that stay word for
+    word when the context is shortened near its limit, such as rules: a function, or a list of
+    texts; a user message that contains one of them is chosen.
 
     *work_dir* is the folder of the agent's files. After a compaction the files that the agent read
     last are read again. With None no file is read, unless *files* reads them from another place
@@ -137,9 +138,10 @@ def chat(
 ) -> list[Stage]:
     """Return the stages for an assistant that talks with a person and looks up records and pages.
 
-    They differ from those of `coding_agent`: a result stays for ten calls, since a person returns
-    to it later than a program does; the first line of an offloaded text stays readable; and no
-    files are read again after a compaction. The parameters are those of `coding_agent`.
+    They differ from those of `coding_agent`: a result stays for ten calls of the model, since a
+    person returns to it later than a program does; the first line of an offloaded text stays
+    readable; and no files are read again after a compaction. The parameters are those of
+    `coding_agent`.
     """
     return [
         DirectOffload(

@@ -43,12 +43,12 @@ _DEFINITION_BYTES = 250
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Folder:
-    """Fold files for the stages.
+    """Folding of source files for the stages: a file is reduced to the names that it defines.
 
-    Each distinct text is parsed once per process, for all settings. A worker process parses,
-    never the event loop, because a few kilobytes of hostile text can occupy a parser for minutes.
-    A file on which the parser fails or takes too long is not folded. If no process can be started,
-    no file is. Both are logged as warnings.
+    Each distinct text is parsed once per process, for all settings. A worker process parses, never
+    the event loop, because a few kilobytes of hostile text can occupy a parser for minutes. A file
+    on which the parser fails or takes too long is not folded. If no worker process can be started,
+    no file is folded at all. Both cases are logged as warnings.
 
     Raises SettingsError if a setting is invalid.
     """

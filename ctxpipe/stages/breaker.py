@@ -23,8 +23,10 @@ NOTABLE_CHANGE = 0.1
 class Breaker:
     """Limits for `Compact`: how often it tries to get a summary, and when it pauses.
 
-    *retry* limits the attempts for one summary. `Compact` pauses for *cooldown_seconds* of *clock*
-    after three failed compactions in a row, and if compaction does not help or is needed too often.
+    *retry* limits the attempts for one summary. `Compact` pauses for *cooldown_seconds* after three
+    failed compactions in a row, and if compaction does not help or is needed too often. *clock*
+    returns the time in seconds. The default is the wall clock, because a journal passes the end of
+    a pause to other processes.
 
     Raises SettingsError if a setting is invalid.
     """

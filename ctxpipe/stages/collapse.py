@@ -44,31 +44,40 @@ class Collapse:
     """Collapse old exchanges into a note: one line per tool call, and the lines worth keeping.
 
     An exchange is an assistant message with tool calls, and their results. It is old if the model
-    has replied *keep_recent* times or more since. Once carrying the old exchanges has cost twice as
-    much as rewriting the cached context, they leave from the best place on, with all words,
-    thinking, calls and results. Each run of exchanges between two messages that stay becomes one
-    user message. It names the files with the whole steps, and has a line for each call: its number,
+    has replied *keep_recent* times or more since. *Carrying* old exchanges has a cost: each call of
+    the model reads them again. Removing them has a cost too, the *rewrite*: the cached context
+    after them is written again. Once carrying has cost twice as much as the rewrite, old exchanges
+    leave with their words, thinking, calls and results: all from some exchange on, chosen so that
+    (cost of carrying) - 2 x (cost of the rewrite) is greatest.
+
+    Each run of exchanges between two messages that stay becomes one user message, the note. It
+    names the files with the whole exchanges (*steps*), and has a line for each call: its number,
     the tool, what the call was about, the size of the result and whether it failed.
 
     A person's messages, pictures and earlier notes stay byte for byte, so later rewrites leave the
     beginning of the context alone. Exchanges with calls of server tools or of their programs stay
-    too. A long reply without calls becomes a line with its beginning, and so does a long text that
-    a harness wrote on the user's side, such as the report of a job (`HARNESS_TEXT`).
+    too. Two kinds of messages that are no exchanges become a line too, with their beginning: an old
+    reply without calls, and a text that an agent's harness wrote on the user's side, such as the
+    report of a job (``ctxpipe.providers.agent_tools.HARNESS_TEXT``); both only if they have more
+    than 900 characters.
 
-    Under the line of a call are the lines of its input and result that are likely to be used again:
-    those worth *min_value* expected uses per 1,000 tokens or more, up to half of what leaves. They
-    are chosen without a model, by the names in them that nothing else in the context shows.
+    Under the line of a call, the note quotes lines of its input and result that are likely to be
+    used again: those with *min_value* expected uses per 1,000 tokens or more, up to half of the
+    tokens that leave. The expected uses are estimated without a model. They come from the names in
+    a line (paths, identifiers, numbers) that no other part of the context shows.
 
-    As in `RentOrBuyGate`, nothing leaves below *min_tokens*, everything old leaves when the cache
-    has expired, and *prices* are those of the model. The context must hold *min_calls* calls, which
-    is also the least distance between two rewrites. With ``thinking="protect"`` nothing leaves once
-    there is thinking.
+    As in `RentOrBuyGate`, fewer than *min_tokens* raw tokens never leave, everything old leaves
+    when the cache has expired, and *prices* are those of the model. While the cache lives, nothing
+    leaves before the context holds *min_calls* replies of the model; as a rewrite removes most of
+    them, two rewrites are many calls apart. In a pipeline with ``thinking="protect"`` nothing
+    leaves once there is thinking.
 
     The whole text of each step is written to a file of its own in *storage*, even if its result was
     offloaded before. The raw messages are archived there first. *storage* must write and read texts
     and keep records.
 
-    The savings are those of replayed sessions: no live run has confirmed them yet.
+    What this stage saves was measured only by replays of recorded sessions
+    (``benchmarks/bench_costs.py`` prints it); no live run has confirmed it yet.
 
     Raises SettingsError if a setting is invalid.
     """

@@ -369,15 +369,17 @@ async def _largest_smaller_result(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The content that `Compact` keeps verbatim, independent of the summary.
+    """Facts that `Compact` copies from the history into the new context, whatever the summary says.
 
-    A list of paths takes up to *tokens* tokens; commands, identifiers and the user's requests are
-    limited in proportion. Paths that do not fit are listed in a file next to the archive. *pin*
-    chooses messages to keep unchanged: a function, or texts to look for in the user's words.
-    Together with everything else that is carried over they take at most half of the budget's
-    target, and come before most of it; those that do not fit are in a file that the context names.
-    Messages that the model has not answered stay whole as long as the window holds them; otherwise
-    the user's words in them are cut to head and tail.
+    The list of paths takes up to *tokens* raw tokens; commands, identifiers and the user's requests
+    are limited in proportion. Paths that do not fit are listed in a file next to the archive.
+
+    *pin* chooses messages that stay unchanged: a function, or texts to look for in the user's
+    words. Pinned messages and all other content that a compaction carries over take at most half of
+    the budget's target together. Pinned messages come before most of the other content; those that
+    do not fit are moved to a file that the context names. Messages that the model has not answered
+    are not subject to these limits: they stay whole as long as the context window holds them,
+    otherwise the user's words in them are cut to head and tail.
 
     Raises SettingsError if a setting is invalid.
     """
@@ -393,13 +395,15 @@ class Evidence:
 class Compact:
     """Replace the history by its summary when the context comes near its limit.
 
-    The summary is followed by the evidence that must not be forgotten and by the working set of
-    files. A compaction starts when the calibrated estimate of the context reaches the budget's
-    trigger (or by force) and aims at its target: restored files are left out first, the oldest of
-    them first, then the evidence is reduced. A result that is still above the target but smaller
-    than before is used, and reported as ``over_target`` with the parts that take the tokens.
-    Compaction is postponed while a call waits for its result, also a call of a server tool; if the
-    API itself has compacted, it is left to the API.
+    The summary is followed by the *evidence*, facts that must not be forgotten, and by the files
+    that the agent used last, read again from the disk. A compaction starts when the estimated
+    tokens of the context reach the budget's *trigger*, or when the caller forces it. The new
+    context should have at most the budget's *target* tokens: first the restored files are left out,
+    the oldest of them first, then the evidence is reduced. A result that is still above the target
+    but smaller than before is used, and reported as ``over_target`` with the parts that take the
+    tokens. While a call waits for its result, also a call of a server tool, compaction is
+    postponed. If the API itself has compacted the conversation, the stage leaves compaction to the
+    API.
 
     *summarize* writes the summary. The default is `AgentSummarizer`, which uses the agent's own
     model if a session's client or an adapter provides it; otherwise `ExtractiveSummarizer` is used,
@@ -412,12 +416,12 @@ class Compact:
     *restore* says which of the user's files may be read again. Without it no file is opened, and
     the report has a warning.
 
-    *evidence* says how much is kept verbatim: paths, commands, requests, pinned messages. Messages
-    that the model has not answered stay whole, including images, documents and results, as long as
-    the window holds them and the summary, also above the target. If it does not, the report's
-    warnings say what is missing.
+    *evidence* says how much of the history's facts is kept: paths, commands, requests, pinned
+    messages. Messages that the model has not answered stay whole, including images, documents and
+    results, even above the target, as long as the context window holds them and the summary. If it
+    does not, they are cut, and the report's warnings say what is missing.
 
-    Some content is carried over verbatim: system messages from the middle of the history, pinned
+    Some content is *carried over* unchanged: system messages from the middle of the history, pinned
     messages, the request that is being worked on, blocks of types that ctxpipe does not know,
     references to files, and the calls that loaded tools. Together with files and evidence it takes
     at most half of the target. What does not fit is stored in a file that the context and the
@@ -425,16 +429,17 @@ class Compact:
 
     *breaker* limits how often a summary is tried, and how long no attempt is made after failures.
 
-    If *background* is True, a session that gets the caller's history starts the summary at
-    `BACKGROUND_SHARE` of the trigger, while the agent continues. The turn that reaches the trigger
-    waits only for the rest; the messages since then follow the summary verbatim. As each summary
-    covers less, there are more of them. If it fails, or the history was edited, the turn asks for
-    its own summary; it does so with a focus too. The end of the session's ``async with`` cancels an
-    unfinished summary.
+    If *background* is True, the summary is started early, at 0.85 of the trigger, and written while
+    the agent continues. This works only in a session to which the caller passes the history. The
+    turn that reaches the trigger waits only until that summary is complete; the messages since its
+    start follow it unchanged. Each summary covers fewer messages than one at the trigger would, so
+    over a long conversation more summaries are paid for. The turn requests a new summary instead if
+    the background summary failed, if the history was edited, or if the caller asks for a *focus*.
+    The end of the session's ``async with`` cancels an unfinished summary.
 
-    Nothing is trusted because of what a text says: in a session the evidence comes from the
-    caller's history, and otherwise from archives of the same session with the right digest. Texts
-    that only look like those of ctxpipe contribute nothing.
+    No text is trusted because of its wording. In a session the evidence comes from the caller's
+    history, and otherwise from archives of the same session whose digest matches. A message that
+    only looks like a summary or a note of ctxpipe adds nothing to the evidence.
 
     Raises SettingsError if a setting is invalid.
     """
@@ -472,7 +477,7 @@ class Compact:
         check_reference(reference_of(self.archive))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Compact the context if it is time to.
+        """Compact the context if it has reached the trigger, or by force.
 
         Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
         """
@@ -485,7 +490,7 @@ class Compact:
         return skip
 
     async def plan(self, turn: Turn) -> Skip | Intent:
-        """Return what the turn would do; the outcome is unknown without writing the summary."""
+        """Return a Skip, or an Intent: the outcome is unknown before the summary is written."""
         skip = await self._reason_to_skip(turn)
         if skip is not None:
             return skip

@@ -31,7 +31,7 @@ MIN_WAITING_CHARS = 20_000
 
 
 class Gate(Protocol):
-    """A rule that chooses which of the candidates leave the context now."""
+    """A rule that chooses which old results `BatchOffload` moves to files now."""
 
     async def __call__(
         self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
@@ -44,7 +44,8 @@ class Gate(Protocol):
 class RatioGate:
     """Open if at least *ratio* of the history's characters may leave; then all candidates leave.
 
-    A ratio outside 0 … 1 is used unchanged. Raises SettingsError if it is not a number.
+    A *ratio* of 0 or less is reached as soon as one result may leave, one above 1 never. Raises
+    SettingsError if it is not a number.
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
@@ -69,17 +70,21 @@ class RatioGate:
 class RentOrBuyGate:
     """Open when carrying old results has cost *alpha* times the price of a rewrite.
 
-    Each call that reads a result again pays for it. The first *free_calls* calls do not count: the
-    result was made for them. A rewrite writes the cached context after the first leaving result
-    again. No forecast and no model are needed: the messages themselves show how often each result
-    was read. The suffix of the candidates with the greatest surplus leaves, if it frees
-    *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do not pay a
-    rewrite back. If the cache is known to have expired, rewriting costs nothing, and all old
-    results leave if they free *min_tokens*. Messages that no call has sent yet can also be changed
-    at no cost. Tokens are raw.
+    *Carrying* a result costs the price of reading it from the cache, in each call of the model
+    since it came. The first *free_calls* calls do not count, because the result was made for them.
+    A *rewrite* costs the price of writing the cached context after the first leaving result again.
+    Messages that no call has sent yet are not cached, so changing them costs nothing. No forecast
+    and no model are needed: the messages themselves show how often each result was read.
 
-    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``. Only their
-    ratios count, and the thresholds above which they rise.
+    The results that leave are always the newest ones of the candidates, from some candidate on. The
+    gate computes, for each possible first one, (cost of carrying) - *alpha* x (cost of rewriting),
+    and chooses the greatest difference. Nothing leaves if it is not above 0, if fewer than
+    *min_tokens* raw tokens would leave, or before *min_calls* calls, because short sessions do not
+    pay a rewrite back. If the cache is known to have expired, rewriting costs nothing, and all old
+    results leave if they free *min_tokens*.
+
+    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``. Only the
+    ratios of the prices count, and the prompt lengths above which they rise.
 
     Raises SettingsError if a setting is invalid.
     """

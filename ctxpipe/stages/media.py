@@ -27,10 +27,11 @@ class MediaOffload(Moving):
     """Move old images and documents into files, all at once, if they are too much to send.
 
     APIs limit the bytes of a request, its images and its pages, independent of its tokens:
-    Anthropic 32 MB, 100 images, 600 pages; others 20 MB. If the base64 of all images and documents
-    is more than *max_bytes*, or there are more than *max_images* images or *max_pages* pages, the
-    older ones leave, those in tool results too. The newest stay, up to *keep_bytes* and the same
-    share of the other limits; with `Turn.force` all leave. Media that the model has not answered
+    Anthropic 32 MB, 100 images, 600 pages; others 20 MB. If all images and documents have more than
+    *max_bytes* bytes of base64, more than *max_images* images or more than *max_pages* pages, the
+    older ones leave, those in tool results too. The newest stay, up to *keep_bytes* bytes and the
+    same share (*keep_bytes* / *max_bytes*) of the other two limits. With ``Turn.force``, as after a
+    refusal because of the length, none of the old ones stay. Media that the model has not answered
     yet always stay, and so do documents with citations and media that are named by a URL or an id
     only.
 

@@ -190,17 +190,20 @@ def _point_to(
 class DirectOffload(Moving):
     """Move each new tool result that is too long into a file, before the model sees it.
 
-    Only the results after the last reply are read, so nothing that the provider has cached changes.
+    The text goes to *storage*, and a *placeholder* with the path of the file takes its place. Only
+    the results after the last reply are read, so nothing that the provider has cached changes.
 
-    A result leaves if it has *min_chars* characters or more (*per_tool* by tool name, None: never)
-    and its placeholder has fewer tokens. Images stay in place. The result of a call that a program
-    on the server made, and reads, stays too. The result of a call that reads an offloaded file back
-    is not offloaded again; if it is long, `TrimReadBacks` shortens it.
+    A result leaves if it has *min_chars* characters or more and its placeholder has fewer tokens.
+    *per_tool* replaces *min_chars* for single tools, by name; None means that their results stay.
+    Images stay in place. The result of a call that a program on the server made, and reads, stays
+    too. A result that was *read back*, by a call that reads an offloaded file, is not offloaded
+    again; if it is long, `TrimReadBacks` shortens it.
 
-    If the new results do not fit the window together with the system prompt, the tools and what a
-    compaction carries over, the largest of them leave too, with a preview, until the rest fits:
-    otherwise they would be summarized before the model has seen them. If that is not enough,
-    results that were read back leave as well.
+    In one case more results leave: if the new results do not fit the context window together with
+    the system prompt, the tools and the content that a compaction carries over. A compaction keeps
+    new messages whole only as far as they fit, so the model would never see the rest. Then the
+    largest of the new results leave too, with a preview, until the others fit. Only if that is not
+    enough, new results that were read back leave as well.
 
     *preview* keeps head and tail visible after the placeholder.
 
@@ -248,15 +251,16 @@ class DirectOffload(Moving):
 class BatchOffload(Moving):
     """Move old tool results into files, all at once, when the gate decides that it pays.
 
-    A result is old if the model has replied *keep_recent* times or more since. If the gate lets
-    nothing leave, the very same list is returned; in a session such a turn only reads its new
-    messages.
+    A result is old if the model has replied *keep_recent* times or more since. The *gate* is asked
+    in each turn: `RatioGate` decides by the share of the history that would leave, `RentOrBuyGate`
+    by costs. If it lets nothing leave, the context stays the very same list.
 
-    *inputs* names tools whose inputs leave too, such as `WRITING_TOOLS`: texts of 1,000 characters
-    or more in them are replaced, and the keys stay. Calls of a program stay unchanged, with their
-    results. Results that were read back from offloaded files stay for good; if *keep_read_backs* is
-    False, they leave again when they are old, like any other result. The other settings are those
-    of `DirectOffload`.
+    *inputs* has the names of tools whose inputs leave too, such as
+    ``ctxpipe.providers.agent_tools.WRITING_TOOLS``. In an input, each text of 1,000 characters or
+    more is replaced, whatever *min_chars* is; the keys stay. Calls that a program on the server
+    made stay unchanged, with their results. Results that were read back from offloaded files stay
+    for good; if *keep_read_backs* is False, they leave when they are old, like any other result.
+    *storage*, *min_chars*, *preview* and *per_tool* are those of `DirectOffload`.
 
     Raises SettingsError if a setting is invalid.
     """

@@ -40,22 +40,25 @@ class Tracked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The context before a stage. Stages read it and never write to it.
+    """The context before a stage, and all that a stage may know; only *memory* may be changed.
 
-    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
-    per session and stage, for things like a circuit breaker or running totals: it may decide
-    whether an expensive attempt is made, never what its result is. If a record has a method
-    ``rewind(length)``, the pipeline calls it, and that of the ledger, so that they always agree
-    with *messages* as far as they reach (*tracked*).
+    *force* is True if the caller wants a shorter context also below the thresholds, as after a
+    refusal. *overhead* is the raw token count of the system prompt and the tools.
 
-    The messages before index *protected* must not be rewritten: the signatures of later thinking
-    cover their text. *cache_expired* is True if the provider's prompt cache is known to have
-    expired, so that rewriting costs no more than reading. *agent_model* is the model that the agent
-    itself uses, None if unknown; a summarizer without a model of its own may use it.
+    *memory* has the stages' own records of this session, by type (see `recall`), for things like a
+    circuit breaker or running totals. A record may decide whether an expensive attempt is made,
+    never what its result is. If a record has a method ``rewind(length)``, the pipeline calls it
+    whenever messages from index *length* on may differ from those that the record describes, and
+    does the same for the *ledger*. *tracked* is for ctxpipe's own stages.
 
-    *history* is the raw history that the messages were made from, if the caller of a session passes
-    it. It is None in `ContextPipeline.run`, and if the caller continues with the context itself.
-    Then it is unknown which texts in *messages* are ctxpipe's.
+    The messages before index *protected* must not be rewritten, because the signatures of later
+    thinking cover their text. *cache_expired* is True if the provider's prompt cache is known to
+    have expired, so that rewriting costs no more than reading. *agent_model* is the model that the
+    agent itself uses, None if unknown; a summarizer without a model of its own may use it.
+
+    *history* is the unshortened history that *messages* were made from, if the caller of a session
+    passes it. It is None in ``ContextPipeline.run``, and if the caller continues with the context
+    itself. Then it is unknown which texts in *messages* come from ctxpipe.
     """
 
     # Not in the repr: that goes into logs, a conversation does not.
@@ -89,7 +92,7 @@ class Turn:
         return self.ledger.counter
 
     async def columns(self) -> Columns:
-        """Return sums over the facts of the messages, each of which is read once."""
+        """Return running sums over the messages, such as replies; each message is read once."""
         columns = Columns() if self.tracked is None else self.tracked.columns
         start = columns.message_count
         if start < len(self.messages):
@@ -134,11 +137,15 @@ class Stored(NamedTuple):
 class Change:
     """A proposal for a new context, which the pipeline checks before it is used.
 
-    It must be valid and have fewer tokens than the turn, unless the stage sets *may_grow*. *stored*
-    are the texts that are in files now: a journal in the same storage refers to them. If the change
-    adds a summary, *described_count* is the number of messages of the history that the summary
-    describes. If the caller takes one of these back, the context before the change is used again.
-    None means all of them for `Compact`, and no summary for other stages.
+    The new *messages* must be valid, and have fewer tokens than those of the turn unless the stage
+    sets *may_grow*. *stored* has the texts that were written to files, so that a journal in the
+    same storage can refer to them instead of storing them twice.
+
+    *described_count* is for a change that adds a summary: the number of messages of the history,
+    from the first on, that the summary describes. If the caller later removes one of these from the
+    history (a rewind), the summary is dropped, and the context before the change is used again.
+    None means that `Compact` has described all messages, and that the change of any other stage has
+    no summary.
     """
 
     messages: list[Message] = field(repr=False)
@@ -158,7 +165,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A plan's answer if the stage would act, but only acting can show the outcome."""
+    """Answer of a stage's ``plan`` if it would act, but only acting can show the outcome."""
 
     reason: str
 

@@ -35,11 +35,11 @@ from .reports import Offloaded
 class TrimReadBacks(Moving):
     """Cut a new tool result that was read back from an offloaded file to its head and tail.
 
-    No stage offloads such a result again, so a long one would stay whole. If it has more than
-    *max_chars* characters, it is replaced by a pointer to the file that was read, followed by its
-    head (three quarters of *max_chars*) and its tail. If the text is in no file yet, such as the
-    output of a filter over one, it is moved to a file of its own first. A result for a program on
-    the server stays whole.
+    `DirectOffload`, and `BatchOffload` by default, do not offload such a result again, so a long
+    one would stay whole. If it has more than *max_chars* characters, it is replaced by a pointer to
+    the file that was read, followed by its head (three quarters of *max_chars*) and its tail. If
+    the text itself is in no file yet, such as the output of ``grep`` over one, it is first moved to
+    a file of its own. A result for a program on the server stays whole.
 
     Put it after `DirectOffload`, with the same *storage*. Like that stage it acts before the model
     has seen the result, so nothing that the provider has cached changes.

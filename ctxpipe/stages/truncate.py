@@ -91,13 +91,16 @@ async def smart_truncate(
 class SmartTruncate:
     """Shorten the middle of the history if it is still too long.
 
-    That happens if compaction failed, was postponed, or is not used. The stage acts if the context
-    has reached the pipeline's trigger, or with `Turn.force`. It brings the context down to
-    *max_tokens* (estimated; never above the pipeline's target), as `smart_truncate` does. The first
-    request and the last turn stay exactly as they are, and so do the messages that *pin* chooses, a
-    call with its result. The middle is shortened again until the context is below the trigger or
+    It is the last resort, after a compaction that failed or was postponed, or in a pipeline without
+    one. The stage acts if the context has reached the budget's trigger, or with ``Turn.force``.
+
+    The goal is *max_tokens* estimated tokens, or the budget's target if that is lower. A first pass
+    removes as much as this goal requires, as `smart_truncate` does. It can fall short, because the
+    first request, the last turn and messages that *pin* chooses (a call together with its result)
+    stay exactly as they are. Further passes then remove more, each from the new middle, only until
+    the context is below the trigger (with ``Turn.force``: until it has reached the goal), or
     nothing more can be removed. Blocks that ctxpipe does not know, references to files and calls
-    that loaded tools are removed last, and only if the window does not hold them.
+    that loaded tools are removed last, and only if the context window does not hold them.
 
     *archive* keeps the raw messages that are removed or changed. If *require_archive* is False, the
     context is shortened even if the archive cannot be written.
