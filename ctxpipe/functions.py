@@ -63,10 +63,11 @@ def fold_files(
     *max_line_span* lines. A file in an unknown language, or without definitions, is skipped.
 
     *count* returns the number of tokens of a text, by default tiktoken's. If all blocks together
-    have more than *max_tokens* tokens, lines are dropped once: the share of lines that equals the
-    share of the excess. *rng* chooses them at random; the default is seeded with the content, so
-    the same files give the same result. The remaining text is not counted again, and may still
-    exceed the limit slightly. With None there is no limit.
+    have more than *max_tokens* tokens, lines are dropped, once. Their share is that of the tokens
+    to save: for 12,500 tokens and a limit of 10,000, one line in five. *rng* chooses the lines at
+    random; the default is seeded with the content, so the same files give the same result. The
+    remaining text is not counted again, and may still exceed the limit slightly. With
+    ``max_tokens=None`` there is no limit.
 
     The files are parsed in the calling thread, which may take seconds. In async code use
     `ctxpipe.folding.folder.Folder`.

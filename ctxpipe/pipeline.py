@@ -70,18 +70,20 @@ _STAGES = Requirement(
 class ContextPipeline:
     """Stages that shape an agent's context, run once per turn in the order they were added.
 
-    *budget* defines when the context is too long and the size to reduce it to. *counter* counts
-    tokens, each distinct text once. *on_report* is called with each stage's report; an error in it
-    is logged. *veto* may refuse the change that a stage proposes. With ``on_error="raise"`` an
-    error of a stage is raised instead of reported.
+    *budget* defines when the context is too long (the *trigger*) and the size to reduce it to (the
+    *target*). *counter* counts tokens, each distinct text once. *on_report* is called with each
+    stage's report; an error in it is logged. *veto* may refuse the change that a stage proposes.
+    With ``on_error="skip"`` an error of a stage is reported, and the turn continues without that
+    stage; with ``"raise"`` it is raised.
 
     At most *max_sessions* sessions are remembered. The session that was unused for the longest time
-    is forgotten first, which costs time only. Sessions that are in use, or hold messages that are
-    in no journal yet, are not forgotten. If there are too many of them and they cannot be written,
-    some are dropped, each with a notice.
+    is forgotten first, which costs time only. A session that is in use is not forgotten. One whose
+    messages are not in a journal yet is first written. There is one exception: if such sessions
+    alone are more than *max_sessions*, and cannot be written because the journal fails or there is
+    none, some are forgotten with their messages, each with a notice.
 
     Newer models sign their thinking together with the text before it. *thinking* decides what
-    happens if a stage has rewritten that text. With "keep" the blocks stay, and
+    happens to thinking blocks if a stage has rewritten that text. With "keep" the blocks stay, and
     ``Result.request_options`` asks the API to ignore those whose signature is no longer valid. With
     "strip" these blocks are removed, but never inside an open tool loop. With "protect" nothing
     before a thinking block is rewritten.
@@ -272,13 +274,15 @@ class ContextPipeline:
         Sessions of the same id share one conversation while it is among the *max_sessions*
         used last. See `Session`.
 
-        With *journal* the history and the session's memory survive the process. Entries contain the
-        texts unless *history* is False. They are signed with *signing_key* (16 bytes or more; with
-        a list of keys the first signs and all verify). With *lease_seconds* a turn waits up to that
-        time for the turn of another process, which saves a second summary if the journal's storage
-        supports leases. *store_seconds* is the time that a turn waits for all its stores together,
-        by default STORE_SECONDS. With *verify* edits inside messages of earlier turns are noticed
-        too. *cache_seconds* is the lifetime of the provider's prompt cache. From one hour on,
+        With *journal* the history and the session's memory survive the process. If *history* is
+        False, the journal contains no texts of messages, and the caller must keep the history. They
+        are signed with *signing_key* (16 bytes or more; with a list of keys the first signs and all
+        verify). With *lease_seconds* a turn waits up to that time while another process runs a turn
+        of the same session, so that the two do not pay for the same summary twice. This needs a
+        journal whose storage supports leases. *store_seconds* is the time that a turn waits for all
+        its stores together, by default STORE_SECONDS (2 s). If *verify* is True, edits inside
+        messages of earlier turns are noticed too, which costs time for each of them.
+        *cache_seconds* is the lifetime of the provider's prompt cache. From one hour on,
         `Session.create` asks for a lifetime of an hour at its breakpoints.
 
         Raises SettingsError if a setting has the wrong type, or the session is in use with another

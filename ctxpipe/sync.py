@@ -122,11 +122,12 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Session:
-    """A `ctxpipe.Session` for synchronous code: the same calls, without ``await``.
+    """A `ctxpipe.Session` for synchronous code: its methods, without ``await``.
 
-    Several threads may use it; their turns wait for each other. After a fork its methods raise
-    SettingsError: create a new one in the child process. The *client* of `create` is an
-    ``AsyncAnthropic`` here too.
+    Each call blocks the calling thread until it is complete. Several threads may use the session;
+    their turns wait for each other. After a fork its methods raise SettingsError: create a new one
+    in the child process. The client of `create` is an ``AsyncAnthropic`` here too. `run` has no
+    argument *client*: give the summarizer a client of its own.
     """
 
     def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:

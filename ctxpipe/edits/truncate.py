@@ -550,9 +550,10 @@ def truncate_conversation(
 ) -> list[Message]:
     """Return *messages* without the oldest ones after the first request.
 
-    *fraction* of the messages are removed, rounded down to an even number. The head, the first
-    request and everything from a server's summary on stay. A cut between a call and its result
-    moves back, so that fewer messages are removed. Returns the very same list if none is.
+    *fraction* (0 to 1) is the share of the messages after the first request to remove; the number
+    is rounded down to an even one. The system messages at the beginning, the first request and
+    everything from a server's summary on stay. If the cut would separate a call from its result,
+    fewer messages are removed. Returns the very same list if none is removed.
     """
     messages = cast("list[Message]", messages)
     first = head_length(messages) + 1

@@ -45,8 +45,9 @@ class Folded:
     """Result of folding several files.
 
     *sections* are the ``<system-reminder>`` blocks, one for each file processed, and *content* is
-    all of them in one text. *folded* has an entry for each input file, None for one that was
-    skipped.
+    all of them in one text. *folded* has an entry for each input file: its block, or None if the
+    file was skipped. *sections_dropped* is the number of lines (of a class, or of a run of
+    functions) that were left out because of the token limit; no whole block is dropped.
     """
 
     content: str

@@ -30,11 +30,14 @@ DEFAULT_OBSERVERS = (
 class Signals:
     """Counts that show whether an agent misses the old exchanges that were collapsed.
 
-    They begin when the session is opened. After its first rewrite are counted: *calls* of the
-    model; *steps_read_back*, tool calls that name the file of a collapsed step; *imitations*, lines
-    of replies in the form of a note. Before and after the first rewrite are counted: all
-    *tool_calls*, and those *repeated*, with the tool and the input of an earlier one. History that
-    other processes wrote counts as before.
+    All counts are 0 when the session object is created. The *rewrite* is the first one in which
+    `Collapse` replaces exchanges by notes.
+
+    Counted only after the rewrite: *calls*, the replies of the model; *steps_read_back*, its tool
+    calls that name the file of a collapsed step; *imitations*, lines of its replies that have the
+    form of a note. Counted both before and after the rewrite, in two fields each: *tool_calls*, all
+    calls of tools; *repeated*, those of them with the tool and the input of an earlier call.
+    History that other processes wrote counts as before the rewrite.
     """
 
     calls: int = 0
@@ -66,9 +69,10 @@ class Diagnostics:
     """Findings of a session's observers, from the replies that the session has seen.
 
     *cache_misses* are the newest misses of the provider's prompt cache. *cache_tally* has all
-    misses by cause, the cause with the most tokens first. Costs are in dollars, and None if the
-    prices of the model are unknown: then give the pipeline ``prices=``. Listed prices are looked up
-    in the next turn. *signals* show whether the agent misses collapsed exchanges, in a pipeline
+    misses by cause, the cause with the most tokens first. Costs are in dollars, by the ``prices=``
+    of the pipeline. Without these, they are by the prices that genai-prices lists for the model:
+    the turn after the first miss looks them up, so costs are None before that turn, and if the
+    model is not listed. *signals* show whether the agent misses collapsed exchanges, in a pipeline
     with a `Collapse` stage; a notice and a warning report once when a count is too high.
     """
 

@@ -42,16 +42,19 @@ T = TypeVar("T")
 class Session:
     """Memory of one conversation between turns; created by `ContextPipeline.session`.
 
-    The caller keeps the complete history and passes it to `run` in each turn. The session remembers
-    the context that it made of the earlier messages. So a turn processes only the new messages, the
-    beginning of the context stays the same byte for byte, as the prompt cache needs, and nothing is
-    summarized twice. A second `run` at the same time waits for the first. If the memory is lost,
-    the results are still correct.
+    There are two ways to use it. Either the caller keeps the complete history and passes it in each
+    turn, to `run` or as ``messages=`` of `create`. Or the session keeps the history: the caller
+    passes only new messages to `append` and calls `create` without ``messages=``.
 
-    With `append` and `create` without ``messages=`` the session keeps the history itself.
+    In both cases the session remembers the context that it made of the earlier messages. So a turn
+    processes only the new messages, the beginning of the context stays the same byte for byte, as
+    the prompt cache needs, and nothing is summarized twice. A second turn at the same time waits
+    for the first. If the memory of a session with the caller's history is lost, the results are
+    still correct.
 
     ``async with session:`` writes the appended messages to the journal at its end. When the last
-    such block has ended, the session is closed: `run` and `append` raise SettingsError.
+    such block has ended, the session is closed: `append` and all methods that run a turn raise
+    SettingsError.
     """
 
     _conversation: Conversation
@@ -66,7 +69,7 @@ class Session:
         )
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: ``with`` needs this method before it calls `__enter__`, which raises."""
+        """Do nothing: only ``async with`` works, and ``with`` raises an error that says so."""
 
     async def __aenter__(self) -> Self:
         self._conversation.enter()
@@ -118,8 +121,9 @@ class Session:
         `ContextPipeline.run`.
 
         Raises InvalidHistory if *history* is not a valid list of messages, SettingsError for other
-        invalid arguments, and SessionDeleted if the session is deleted during the turn. A journal
-        that cannot be read or written raises no error: ``result.notices`` reports it.
+        invalid arguments and if the session is closed, and SessionDeleted if the session is deleted
+        during the turn. A journal that cannot be read or written raises no error:
+        ``result.notices`` reports it.
         """
         agent_model = None
         if client is not None:
@@ -171,9 +175,9 @@ class Session:
     ) -> Result | None:
         """Return a shorter context after the model refused *sent* as too long.
 
-        *refusal* is the refusal (see `as_refusal`) or the text of the error, *sent* the result of
-        `run` that was refused. The other arguments are those of that `run`. `create` and `stream`
-        call this method themselves.
+        *refusal* is the refusal (see `as_refusal`) or the text of the error. *sent* is the `Result`
+        of the `run` whose messages the model refused. The other arguments are those of that `run`.
+        `create` and `stream` call this method themselves.
 
         Returns None if sending again would not help: no stage removed anything; or the context is
         far below its budget and the refusal names no numbers; or the previous attempt did not help
@@ -199,9 +203,10 @@ class Session:
         """Calibrate the token estimates, and note the state of the cache, with a reply's *usage*.
 
         *usage* is an SDK object, a mapping, or the whole reply. Pass the whole reply if the server
-        ran tools or cleared results, because only the reply shows it. *sent* are the messages of
-        the request, by default the context of the last `run`. `create` and `stream` call this
-        method themselves. Raises SettingsError for an object without usage.
+        ran tools or cleared results, because only the reply shows it. *sent* is the list of
+        messages of the request (here not a `Result`), by default the context of the last `run`.
+        `create` and `stream` call this method themselves. Raises SettingsError for an object
+        without usage.
         """
         self._conversation.observe(usage, sent, model=model)
 
@@ -293,18 +298,21 @@ class Session:
 
         *cache_breakpoints* is the number of cache breakpoints to place, at most as many as the
         request leaves free. With four, a turn that rewrites old messages still reads everything
-        before them from the cache, and so does the next rewrite. By default only breakpoints
-        without extra cost are placed: before and after rewritten messages, if the request has a
-        later breakpoint or asks for automatic caching. If *cache_seconds* of the session is 3,600
-        or more, all breakpoints of the request have a lifetime of an hour.
+        before them from the cache, and so does the next rewrite. By default (None) only breakpoints
+        without extra cost are placed, and only in a turn that rewrites old messages: one before and
+        one after these messages. They cost nothing if the request is cached up to a later place
+        anyway, by a breakpoint of the caller or by automatic caching; otherwise none is placed. If
+        *cache_seconds* of the session is 3,600 or more, all breakpoints of the request have a
+        lifetime of an hour.
 
         A summarizer without a client or model of its own uses *client*, with the model
         SUMMARY_MODEL if the environment sets it, otherwise with the model of the request.
 
-        Raises the errors of the client. Raises SettingsError, before anything is sent, for a client
-        that is not async or an invalid number of breakpoints. Raises InvalidHistory, which names
-        the calls, if the history ends with tool calls without results; with
-        ``open_calls="interrupted"`` these get an error result instead.
+        Raises the errors of the client, and SessionDeleted as `run` does. Raises SettingsError,
+        before anything is sent, if the session is closed, for a client that is not async or an
+        invalid number of breakpoints. Raises InvalidHistory, which names the calls, if the history
+        ends with tool calls without results; with ``open_calls="interrupted"`` these get an error
+        result instead.
         """
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 

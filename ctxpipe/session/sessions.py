@@ -36,11 +36,12 @@ class Sessions:
         sessions = Sessions(pipeline, journal=LocalStorage("journals"))
         result = await sessions.get(session_id).run(history)
 
-    When memory is short, the sessions that were unused for the longest time are removed from it.
+    Above *max_bytes*, the sessions that were unused for the longest time are removed from memory.
     `get` reads a removed session from its *journal* again. A session with a running turn stays. A
-    session with messages that are not in the journal yet also stays until they are written, which
-    happens on the running event loop. Only if the journal fails, and such sessions alone exceed
-    *max_bytes*, they are removed with a notice.
+    session with messages that are not in the journal yet stays until they are written, which
+    happens on the running event loop. There is one exception: if the journal cannot be written, and
+    such sessions alone exceed *max_bytes*, some are removed with their messages, each with a
+    notice.
 
     The size of a session is an estimate: the characters of its messages, and a fixed number of
     bytes for each. The other *settings* are those of `ContextPipeline.session`.

@@ -105,11 +105,13 @@ async def save_raw(
 async def load_archive(
     path: str | os.PathLike[str], storage: TextReader | None = None
 ) -> list[Message]:
-    """Return the messages that a compaction or truncation saved at *path*, as they were.
+    """Return the messages that a compaction or truncation saved at *path*.
 
-    If *storage* is given, they are read from it: an archive that is in no file has a URL. Otherwise
-    the file at *path* is opened, wherever it is: do not pass a path that a model or a tool has
-    named.
+    Messages that were plain dicts are equal to the saved ones; model objects of the SDK come back
+    as the dicts that the SDK would send. *storage* is the storage that the archive was saved to,
+    for archives that are not files of this machine: *path* is then the location in the report, such
+    as a URL. Without *storage* the file at *path* is opened, wherever it is: do not pass a path
+    that a model or a tool has named.
 
     Raises StorageError if there is no such file, if it is a pipe or device, or if a newer ctxpipe
     wrote it; InvalidHistory if it has other content.

@@ -262,16 +262,16 @@ async def compact_messages(
 ) -> CompactResult:
     """Replace the history by a summary if the context has reached its threshold.
 
-    All messages but the leading system messages are replaced. The files read last are read again
-    from disk and follow the summary. The threshold is *context_token_limit* x
-    *compact_threshold_ratio* (200,000 x 0.92 raw tokens, including *system* and *tools*). The very
-    same list is returned below the threshold, if no summary is written within *max_retries* (2)
-    retries, and if the result would not be smaller. *messages* is not modified.
+    All messages but the leading system messages are replaced. The files that the agent read last
+    are read again from disk and follow the summary. The threshold is *context_token_limit* x
+    *compact_threshold_ratio* (200,000 x 0.92 raw tokens, including *system* and *tools*).
+    *messages* is not modified. The result has the very same list and a *reason* in each of these
+    cases: the context is below the threshold; no summary was written within *max_retries* (2)
+    retries; or the result would not be smaller.
 
     The raw messages are first saved to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json``
-    (*output_dir*: .compact). `load_archive` reads them back: plain messages are equal, model
-    objects of the SDK are as they would be sent. A failed save is logged; it stops the compaction
-    only if *require_archive* is True.
+    (*output_dir* is ``.compact`` by default). `load_archive` reads them back. A failed save is
+    logged; it stops the compaction only if *require_archive* is True.
 
     *summarize* writes the summary. The default is `AnthropicSummarizer` with *model* and
     *summary_max_words*: it sends the messages to Anthropic with the credentials for it in the

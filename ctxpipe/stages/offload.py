@@ -61,9 +61,10 @@ from .protocol import Change, Skip, Turn
 class OffloadedMessage:
     """The result of `offload_tool_result`.
 
-    *freed_chars* is the number of characters saved, less those of the placeholders; *file* is the
-    first of *files*. If there was nothing to offload, *message* is the same object, *files* is
-    empty and *file* is None.
+    *freed_chars* is the net saving: the characters of the texts that left, less those of the
+    placeholders. (In `OffloadResult` the placeholders are not subtracted.) *files* has the absolute
+    path of each file, *file* is the first of them. If all results had to stay (those with images,
+    and placeholders), *message* is the same object, *files* is empty and *file* is None.
     """
 
     message: Message = field(repr=False)
@@ -82,8 +83,8 @@ class OffloadedMessage:
 class OffloadResult:
     """The result of `offload_tool_results`.
 
-    *freed_chars* is the number of characters that left; the placeholders are not subtracted.
-    *files* are absolute paths in message order.
+    *freed_chars* is the number of characters of the texts that left; those of the placeholders are
+    not subtracted. *files* are absolute paths in message order.
     """
 
     messages: list[Message] = field(repr=False)
@@ -104,10 +105,14 @@ async def offload_tool_result(
     """Write each tool result of *message* to a file, and replace it by a placeholder.
 
     The file is ``<output_dir>/<session_id>/<tool_use_id>.md``. No threshold is checked: the caller
-    has decided. A result with images stays, and so does one that is a placeholder already. A second
-    result with the same id overwrites the file of the first. *message* is not modified.
+    has decided. A result with images stays, and so does one that is a placeholder already. If
+    *message* has only such results, nothing is written. A second result with the same id overwrites
+    the file of the first. *message* is not modified.
 
-    Raises InvalidHistory if *message* has no tool result, StorageError if a file cannot be written.
+    *writer* is a storage to use in place of the files below *output_dir*.
+
+    Raises InvalidHistory if *message* has no tool result at all, StorageError if a file cannot be
+    written.
     """
     ensure_messages([message])
     [message] = cast("list[Message]", [message])
@@ -135,10 +140,11 @@ async def offload_tool_results(
     min_chars: int | None = None,
     writer: TextWriter | None = None,
 ) -> OffloadResult:
-    """Write every tool result of *min_chars* (100) characters or more to a file, above a ratio.
+    """Write all long tool results to files, if together they are a large share of the messages.
 
-    That happens only if these results have at least *ratio* (0.2) of all characters. Otherwise the
-    very same list is returned and no file is written. The file is
+    A result is long if it has *min_chars* (100) characters or more. If all long results together
+    have *ratio* (0.2) or more of the characters of all messages, each is moved to a file. Otherwise
+    the very same list is returned and no file is written. The file is
     ``<output_dir>/tool-result-<id>.md``; if an id repeats, the next free number is added.
     *messages* is not modified; messages without such a result are the same objects in the returned
     list.

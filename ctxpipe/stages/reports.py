@@ -16,7 +16,7 @@ MAX_LINE = 240
 
 
 class Outcome(StrEnum):
-    """The end of a stage's turn.
+    """Outcome of one stage in one turn.
 
     "changed"; "skipped": there was nothing to do, and the reason says why; "refused": a proposal
     broke a rule, did not shrink the context, or was vetoed; "failed": the stage raised an error,
@@ -59,12 +59,16 @@ class Offloaded:
 class Compacted:
     """A history that was replaced by its summary.
 
-    Token counts are raw (exact tiktoken) and of the messages alone. *restored* are the paths of
-    files that are in the context again, *folded* those of files reduced to their names. *attempts*
-    and *input_tokens* (*cached_tokens* of them from the cache), *output_tokens* are those of the
-    summary, as reported by the API. *model* has written it ("": no model), and *dollars* is its
-    cost, None if usage or price is unknown. *over_target* and *over_budget* are True if the result
-    is still above the budget's target, or trigger; *holds* says where the tokens are.
+    *tokens_before*, *tokens_after* and *restored_tokens* are raw (exact tiktoken) and of the
+    messages alone. *restored* are the paths of files that were read again into the context,
+    *folded* those of files reduced to the names that they define.
+
+    *summarizer* is the name of the writer of the summary, *model* that of its model ("" without a
+    model), *attempts* the number of requests for it. *input_tokens* (of which *cached_tokens* came
+    from the cache) and *output_tokens* are those that the API reported for these requests,
+    *dollars* is their cost, None if the usage or the price is unknown. *over_target* and
+    *over_budget* are True if the result is still above the budget's target, or trigger; *holds*
+    says where the tokens are.
     """
 
     tokens_before: int
@@ -178,11 +182,12 @@ class StageReport:
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before and after
     the stage, including the system prompt and the tools: each report begins where the one before it
-    ends. If *is_estimate* is True, the first one contains an estimate for texts that left before
-    they were counted; it is made from their characters and the tokens per character in this
-    session. *seconds* is the time that the stage took. *first_changed_index* is the first message
-    that differs from the turn's input; everything after it leaves the provider's prompt cache.
-    *cost* is what that costs and saves in dollars, if the pipeline knows the prices.
+    ends. If *is_estimate* is True, *tokens_before* is partly an estimate: texts that left before
+    they were counted are estimated by their characters and the tokens per character in this
+    session. *seconds* is the time that the stage took. *first_changed_index* is the index of the
+    first message that differs from the turn's input; what follows it must be written to the
+    provider's prompt cache again. *cost* is what that costs and saves in dollars, if the pipeline
+    knows the prices.
 
     *reason* and ``str(report)`` have counts and names, never text of the conversation. *error* is
     what the stage raised; its text may quote anything.
@@ -241,13 +246,16 @@ class Result:
     """The context to send, and the reports of how it was made.
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before the first
-    stage and as it is sent, including the system prompt and the tools; the former is an estimate if
-    the first report is. *repaired* lists the broken rules of the history that are repaired in
-    *messages*. *request_options* are further arguments that the request needs; pass them on as
-    keywords. From a session, *covered* is the number of messages of the history that the context
-    represents, and *notices* are warnings for the user about the history or the journal.
-    *first_changed_index* is the first message that differs from the input, None if none does; from
-    *changed_end* on the messages are unchanged.
+    stage and as it is sent, including the system prompt and the tools. *tokens_before* is an
+    estimate if ``is_estimate`` of the first report is True. *repaired* lists the broken rules of
+    the history that are repaired in *messages*. *request_options* are further arguments that the
+    request needs; pass them on as keywords. From a session, *covered* is the number of messages of
+    the history that the context represents, and *notices* are warnings for the user about the
+    history or the journal.
+
+    This turn has rewritten the part ``messages[first_changed_index:changed_end]``; both indices are
+    None if nothing was rewritten. The messages before it, and those from *changed_end* on, are
+    those of the turn's input: the context of the last turn in a session, and the new messages.
     """
 
     messages: list[Message]

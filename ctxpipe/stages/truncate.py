@@ -33,7 +33,7 @@ MAX_TOKENS = 50_000
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Truncation:
-    """The result of `smart_truncate`: the shortened *messages*, and a report of the removed parts.
+    """Result of `smart_truncate`: the shortened messages, and a report of the removed parts.
 
     Token counts in *detail* are raw (exact tiktoken).
     """
@@ -61,14 +61,22 @@ async def smart_truncate(
 ) -> Truncation:
     """Shorten the middle of *messages* without a model.
 
-    The middle is what is wholly between *middle_start* and *middle_end* of the tokens. It loses its
-    tool calls, except file views. All file views, also outside the middle, are folded to the names
-    that they define. If more than *max_tokens* are left (raw, including *system* and *tools*), one
-    block is deleted around the center of the middle, in one pass: ceil(excess / average) messages,
-    or with ``window="covering"`` at least that many and enough to cover the excess. *marker* is
-    appended to the user's text before the block. The head, the first request, the last turn and
-    messages with a user's ``<command>`` are never deleted. Returns the very same list if there is
-    nothing to do.
+    The middle are the messages that lie wholly between *middle_start* and *middle_end* of all
+    tokens. There are two steps. The first is taken whatever the length of the history: tool calls
+    in the middle are removed with their results, except file views (calls that read a file); and
+    file views in the whole history, also outside the middle, are folded to the names that the file
+    defines.
+
+    The second step is taken if more than *max_tokens* raw tokens are left, including *system* and
+    *tools*. It deletes one run of neighboring messages around the center of the middle, once:
+    ceil(excess / average) messages, where the excess is the tokens above *max_tokens* and the
+    average is that of the messages in the middle. With ``window="covering"`` it deletes at least
+    that many, and enough to cover the excess. *marker* is appended to the user's text before the
+    run.
+
+    The system messages at the beginning, the first request, the last turn and messages with a
+    user's ``<command>`` are never deleted; only file views in them may be folded. Returns the very
+    same list if there is nothing to do.
 
     Raises InvalidHistory if *messages* is not a valid message list, SettingsError if a setting is
     invalid.

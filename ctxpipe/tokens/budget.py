@@ -21,15 +21,18 @@ _USABLE_RATIO = Fraction(9, 10)
 
 @dataclass(frozen=True, slots=True, init=False)
 class Budget:
-    """The number of tokens that a context may have.
+    """Limits of a context, in estimated tokens: when it is too long, and how far to reduce it.
 
     *window* is the model's context window. The default is CONTEXT_TOKEN_LIMIT, 200,000, or the
     smaller window of a model that `ctxpipe.providers.prices.context_window` lists. Compaction
-    begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of
-    the window), and reduces it to *target* (default: 0.6 of the trigger). *reserve_output* is the
-    number of tokens that an answer needs. With it, compaction also begins when a context has more
-    than 0.9 of the window less the reserve: `trigger` is then the lower of the two. A fraction is
-    used as the decimal number that is written, such as exactly 7/100 for 0.07.
+    begins when a context has *trigger* estimated tokens or more (default: COMPACT_THRESHOLD_RATIO,
+    0.92 of the window), and reduces it to *target* (default: 0.6 of the trigger). Both are a number
+    of tokens, or a fraction of the window: an int such as 150_000, or a float such as 0.8.
+
+    *reserve_output* is the number of tokens that an answer needs. With it the trigger is at most
+    (0.9 x *window*) - *reserve_output* + 1 tokens: the attribute `trigger` is the lower of that and
+    the argument. A fraction is used as the decimal number that is written, such as exactly 7/100
+    for 0.07.
 
     Raises SettingsError, naming the setting, for an invalid value.
     """
@@ -102,7 +105,7 @@ class Budget:
         return Budget(max(window, _MIN_WINDOW), trigger=trigger, target=target)
 
     def reached(self, tokens: int) -> bool:
-        """Return True if a context of *tokens* tokens must be compacted."""
+        """Return True if a context of *tokens* estimated tokens must be compacted."""
         return tokens >= self.trigger
 
 
