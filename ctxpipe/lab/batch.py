@@ -44,9 +44,10 @@ from .transcripts import STDIN, Transcript, read_bytes, read_transcript
 Reporter: TypeAlias = Callable[
     [Transcript, Mapping[str, tuple[ReplayResult, Sequence[Moment]]]], Report
 ]
-"""Function that makes the report of one file for the page.
+"""Function that makes the report of one file for the HTML page.
 
-It is called in the process that replays the file: no other has its contexts.
+It is called in the process that replays the file, because the contexts of a replay are not passed
+to another process.
 """
 
 DASK_TIMEOUT_SECONDS = 10
@@ -58,8 +59,9 @@ class FileReplay:
 
     *format*, *model* and *calls* (the number of replies) are those of the transcript. *repaired* is
     the number of problems that were repaired, *dropped* the number of omitted records by kind.
-    *report* is the report for the page. *calibration* compares the replay of the policy ``none``
-    with the usage in the file; None if that policy was not replayed or the file has no usage.
+    *report* is what the *reporter* of `replay_files` returned for the HTML page. *calibration*
+    compares the replay of the policy ``none`` with the usage in the file; None if that policy was
+    not replayed or the file has no usage.
     """
 
     path: str
@@ -144,7 +146,7 @@ def replay_files(
     A file that cannot be replayed has an error in its result and does not stop the others.
     *executor* comes from `workers` or `cluster`; the makers must then be picklable, as `Policy` is.
     Without it all files are replayed in this process. *reporter* makes each file's report for the
-    page. *progress* is called with each result when it is available, in any order.
+    HTML page. *progress* is called with each result when it is available, in any order.
     """
     # The largest files start first, so that no worker starts a long one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
@@ -172,8 +174,8 @@ class Workers:
     """Workers that replay files; `workers` and `cluster` create them.
 
     *pool* is the executor of the workers, or None to replay in this process. At most *at_once*
-    files are submitted at a time. With *far* the workers may have no access to the caller's disk,
-    so they get the contents of the files.
+    files are submitted at a time. If *far* is True, the workers may have no access to the caller's
+    disk, so they get the contents of the files.
     """
 
     pool: Executor | None = None

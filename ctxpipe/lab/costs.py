@@ -14,7 +14,7 @@ from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
-"""The purpose of a request: the recorded reply, a read-back before it, or a summary."""
+"""Purpose of a request: to get the recorded reply, to read back a text before it, or a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class CacheUse:
 class ReplayRequest:
     """A request of a replay, sent for the recorded *call* (counted from 0).
 
-    *output* is the number of tokens of the reply. *marked* is the cache use with all four cache
-    marks around every change; *hour* is the cache use with marks that last an hour. None if it
-    was not simulated.
+    *use* is the cache use with the usual cache marks, *output* the number of tokens of the reply.
+    *marked* and *hour* are the cache use in two variants (see `PromptCache`): with a further mark
+    after each rewritten part, and with marks that last an hour. They are None if they were not
+    simulated.
     """
 
     call: int
@@ -51,12 +52,14 @@ class ReplayRequest:
 class PromptCache:
     """A simulation of the provider's prompt cache for one conversation, request by request.
 
-    A cache entry ends at a cache mark of a request and expires five minutes after its last use.
-    Each request has a mark after the system prompt and one at its end. A request whose context was
-    rewritten has a third mark before the first change (`Result.first_changed_index`), where the old
-    entries end. A fourth mark, the last that the API allows, can be set after the change, where the
-    next change will begin. Each request is simulated three times: without the fourth mark, with it,
-    and without it but with marks that last an hour.
+    A *cache mark* (breakpoint) in a request asks the provider to cache the prompt up to there. Such
+    an entry expires five minutes after its last use. Each request has a mark after the system
+    prompt and one at its end. A request whose context was rewritten has a third mark before the
+    first change (``Result.first_changed_index``), where the old entries end. A fourth mark, the
+    last that the API allows, can be set after the change, where the next change will begin.
+
+    Each request is simulated in three variants: without the fourth mark; with it; and without it,
+    but with marks for which an entry expires only an hour after its last use.
 
     The caller counts the tokens. The system prompt and the tools count as one block.
     """
@@ -149,9 +152,12 @@ def _change_end(before: Sequence[Message], after: Sequence[Message], shared_coun
 
 @dataclass(frozen=True, slots=True)
 class Bill(Sums):
-    """The cost of requests, in the unit of the prices, and their tokens.
+    """Cost of requests, in the unit of the prices, and their tokens.
 
-    *refetches* counts the requests that only read something back.
+    *read*, *written*, *fresh* and *output* are costs: of prompt tokens that were read from the
+    cache, written to it, or neither, and of the tokens of the replies. *prompt_tokens* and
+    *read_tokens* are numbers of tokens: of all prompts, and those that were read from the cache.
+    *refetches* is the number of requests that only read something back.
     """
 
     read: float = 0.0
@@ -174,12 +180,12 @@ class Bill(Sums):
 
 
 def with_all_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-    """Return *requests* with their use under all four cache marks, if it was simulated."""
+    """Return *requests* with their *marked* cache use in place of *use*, if it was simulated."""
     return [replace(request, use=request.marked or request.use) for request in requests]
 
 
 def with_hour_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-    """Return *requests* with their use under cache marks for an hour, if it was simulated."""
+    """Return *requests* with their *hour* cache use in place of *use*, if it was simulated."""
     return [replace(request, use=request.hour or request.use) for request in requests]
 
 

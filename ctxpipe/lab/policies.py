@@ -25,7 +25,8 @@ NONE = "none"
 
 WINDOW = 200_000
 BUDGET = Budget(window=WINDOW, trigger=167_000)
-"""The budget of the policies; it compacts where the most widespread coding agent does."""
+"""Budget of the policies; it compacts where the most widespread coding agent does.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,13 @@
 """The replay of a recorded conversation through a pipeline, as an agent would run it.
 
-For each recorded reply: append the new messages, run the pipeline, call the model. No model is
-really called; the recorded reply takes its place.
+For each recorded reply: append the new messages, run the pipeline, simulate the request. The replay
+calls no model; the recorded reply takes its place.
+
+To measure whether a pipeline removes too much, a replay looks for the *atoms* of each reply: its
+lines, paths, file names, identifiers, numbers and hashes. If an atom occurs in an earlier message,
+the reply *uses* it. A use has a weight: 1 for a line or a hash, 0.5 for the others. *Recall* is the
+share of these weights whose atoms were still in the context. To *read back* is to fetch a text that
+has left the context, by one more tool call.
 
     transcript = read_transcript("session.jsonl")
     result = await replay(transcript, Policy("coding"))
@@ -36,38 +42,42 @@ from .workbench import Clock, SeenFiles, Workbench
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Function that makes the pipeline of a replay.
 
-The workbench takes the place of the agent's disk and clock.
+Its argument has a storage in memory and a simulated clock, for use in place of real ones.
 """
 
 Watch: TypeAlias = "Callable[[Moment], object]"
 """Function that gets each run of a pipeline, after the model's reply."""
 
 LAPSES_EVERY = 33
-"""Number of calls between two expiries of the cache, for transcripts without times.
+"""Realistic value of ``ReplaySettings.rest_every``; the command line uses it.
 
-In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache.
+In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache: about one
+pause in 33.
 """
 
 MIN_REFETCH_WEIGHT = 1.0
-"""Smallest weight of missing atoms for which the agent reads them back."""
+"""Total weight of the missing atoms of a reply from which on the agent reads them back."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
-"""The tokens of a summary's prompt and reply if the summarizer reports no usage."""
+"""Output tokens of a summary, if its summarizer reports no usage because it asks no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """The settings of a replay.
+    """Settings of a replay.
 
-    - *refetch*: the agent reads back what a reply uses and the context no longer shows. This costs
-      one more request and puts the whole block into the context again, or the text that *page*
-      returns for the block's text and the missing atoms.
-    - *tokens_per_raw*: the tokens that the API counts for one token of the pipeline's counter.
-    - *rest_every*: for a transcript without times, the cache expires before every Nth call; with 0
-      it never expires. `LAPSES_EVERY` is the value of real sessions.
-    - *by_settings*: the messages also leave the cache when the first image comes, or when the
-      request options for stale thinking begin or end.
+    - *refetch*: before a reply that uses atoms which the context no longer shows, the agent reads
+      them back, as a real agent would have to. This costs one more request and puts the whole block
+      with the atoms into the context again, or only the text that *page* returns for the block's
+      text and the missing atoms.
+    - *tokens_per_raw*: number of tokens that the API counts for one raw token (of the pipeline's
+      counter).
+    - *rest_every*: for a transcript without times, the simulated cache expires before every Nth
+      call of the model. With 0 it never expires. `LAPSES_EVERY` is a realistic value.
+    - *by_settings*: if True, the cached messages are also lost in two cases in which a request
+      differs from the last one outside of its messages: when the first image is added, and when the
+      request option to ignore outdated thinking (``Result.request_options``) is added or removed.
     """
 
     refetch: bool = True
@@ -82,8 +92,10 @@ class ReplayStep:
     """The part of a replay for one recorded reply.
 
     *call* is the number of the reply, counted from 0. *requests* are all requests that were sent
-    for it; the reply answers the last of them. *use* has the weights of the atoms of earlier
-    messages that the reply uses, by the place where they were available.
+    for it; the reply answers the last of them. *use* has the weights of the atoms that the reply
+    uses, by where they were available: ``visible`` in the context, ``pointer`` in a file whose path
+    the context shows, ``reread`` in a result that the agent can get again by viewing a file,
+    ``lost`` nowhere.
     """
 
     call: int
@@ -102,8 +114,8 @@ class ReplayStep:
 class Moment:
     """A run of the pipeline for the recorded *call*, with the requests that followed it.
 
-    The context was *before* and became *after*. *requests* are those for summaries, then the one
-    with the new context, which *reply* answers.
+    The run changed the context from *before* to *after*. *requests* are those for summaries, then
+    the one that sends *after*; *reply* is its answer.
     """
 
     call: int
@@ -118,7 +130,8 @@ class Moment:
 class ReplayResult:
     """Result of a replay: the *steps*, one for each recorded reply of the *transcript*.
 
-    *transcript* is its name. *tokens_per_raw* is that of the `ReplaySettings`.
+    *transcript* is its name. *tokens_per_raw* is the value in the `ReplaySettings` of the replay
+    (1.25 by default; the default here is only for results that are created by hand).
     """
 
     transcript: str
@@ -161,9 +174,10 @@ async def replay_all(
     """Replay *transcript* through several pipelines at the same time, call by call.
 
     *makers* has a function for each name that makes a pipeline; the results have the same names.
-    The same input always gives the same results. Files that the pipelines write stay in memory, and
-    no API is called. The function in *watches* of the same name is called with each run of the
-    pipeline, after the model's reply. Raises the errors of the pipelines.
+    The same input always gives the same results. Files that the pipelines write stay in memory. The
+    replay itself calls no API; a maker may give its pipeline a summarizer that does. The function
+    in *watches* of the same name is called with each run of the pipeline, after the model's reply.
+    Raises the errors of the pipelines.
     """
     settings = settings or ReplaySettings()
     # The recorded messages, the agent's files and the time are the same for all pipelines. They

@@ -40,7 +40,7 @@ READERS: Sequence[tuple[_Predicate, _ReadFunction]] = (
     (openai_responses.is_response_record, openai_responses.read),
     (openai_chat.is_chat_record, openai_chat.read),
 )
-"""For each format a predicate that recognizes one of its records, and the reader of them all."""
+"""One pair for each format: a predicate that recognizes a record, and the reader of the records."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,9 +48,10 @@ class Transcript:
     """A recorded conversation: *messages* that the Messages API accepts, and their details.
 
     *system*, *tools* and *model* are those of the request, if the file has them. *seconds* has the
-    time of messages, *usages* the usage of replies and *models* the model that wrote them, all by
-    message index and only as far as the file has them. *repaired* lists the problems in the file
-    that are repaired in *messages*. *dropped* is the number of omitted records by kind.
+    time of messages in seconds since 1970, *usages* the usage of replies and *models* the model
+    that wrote them, all by message index and only as far as the file has them. *repaired* lists the
+    problems in the file that are repaired in *messages*. *dropped* is the number of omitted records
+    by kind.
     """
 
     name: str
@@ -247,7 +248,7 @@ OTHER_FILES = {
     b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
     b"PK\x03\x04": "is a ZIP archive; unpack it first",
 }
-"""The first bytes of files that are mistaken for recordings, and the advice for each."""
+"""Advice for files that are often given in place of a recording, by their first bytes."""
 FORMATS = "'The laboratory' in the docs lists the formats that can be read"
 
 

@@ -1,12 +1,16 @@
 """Scripted APIs on 127.0.0.1, for tests of agents: Anthropic's Messages, OpenAI's chat completions
 and responses, Gemini's contents.
 
-The real SDK talks to it, without network, key or mock:
+A test connects the real SDK to such a server. It needs no mock, no access to the internet and no
+valid key:
 
     async with MessagesServer([answer(tool_use("ls", {})), "done"]) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
         ...
     assert not server.refused
+
+``server.requests`` has every request as a `Received`, ``server.refused`` those of them that broke a
+rule of the API.
 
 Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
 

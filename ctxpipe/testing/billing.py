@@ -20,10 +20,11 @@ CACHE_STEP_TOKENS = 128  # documented: OpenAI rounds a cached prefix down to thi
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Billed tokens of a prompt: read from the cache, written to it, and neither.
+    """Billed tokens of a prompt, in three groups by what the cache did.
 
-    *cache_creation_input_tokens* counts all written tokens, *written_for_hour* those of them that
-    the cache keeps for an hour.
+    *cache_read_input_tokens* were read from the cache, *cache_creation_input_tokens* written to it,
+    *input_tokens* neither. *written_for_hour* are those of the written tokens that the cache keeps
+    for an hour.
     """
 
     input_tokens: int

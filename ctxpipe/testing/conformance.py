@@ -33,16 +33,17 @@ def storage_conformance(
     redacting: Redacting | None = None,
     failing: Failing | None = None,
 ) -> list[StorageCheck]:
-    """Return the contract of a storage: one check per sentence, each an async function.
+    """Return the contract of a storage: one check per sentence, to call and await.
 
         for check in storage_conformance(make_storage):
             await check()  # raises ContractBroken, with the sentence that is not satisfied
 
-    ``factory(place)`` returns a storage, or an awaitable of one, on the place of that name (a
-    word). Storages on one place share everything, like those of two processes; a new place is
-    empty. Each storage is closed with its ``aclose``, if it has one. *protocols* are the protocols
-    that the storage implements, *extras* the optional methods that it has: any of "add_notes",
-    "delete", "lease", "missing" and "sessions".
+    ``factory(place)`` returns a storage, or an awaitable of one. *place* is a word that names where
+    the storage keeps its texts, such as a folder or a table: the checks choose it. Two storages
+    with the same *place* share everything, like those of two processes; a new *place* is empty.
+    Each storage is closed with its ``aclose``, if it has one. *protocols* are the protocols that
+    the storage implements, *extras* the optional methods that it has: any of "add_notes", "delete",
+    "lease", "missing" and "sessions".
 
     ``redacting(place, redact)`` returns a storage that hides secrets. ``failing(place,
     operations)`` returns an async context manager with a storage whose backend works for this

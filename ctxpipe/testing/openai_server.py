@@ -40,10 +40,11 @@ class OpenAIServer(ScriptedServer):
     ``thinking`` a reasoning item, or ``reasoning_content`` in a chat. Give its *base_url* to the
     SDK.
 
-    Responses are stored, as the API does: ``previous_response_id`` continues one, and an item with
-    the id of a stored one is replaced by the stored copy. `Received.ignored` lists the ids of items
-    whose changes were lost in this way. With *late_refusal*, a streamed response to a prompt that
-    is too long begins with status 200 and then fails within the stream.
+    Responses are stored, as by the API: a request with ``previous_response_id`` continues a stored
+    one. If an input item has the id of a stored item, the stored copy is read in its place, so
+    changes in it have no effect; ``Received.ignored`` lists the ids of such items that were
+    changed. With *late_refusal*, a streamed response to a prompt that is too long begins with
+    status 200 and then fails within the stream.
 
     Raises SettingsError and MissingExtra like `MessagesServer`.
     """

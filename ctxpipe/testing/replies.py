@@ -47,9 +47,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error response of the API.
+    """Error response of the API, sent after *seconds*.
 
-    With *after*, a stream sends half of that answer and ends with the error.
+    If *after* is an answer, and the request asks for a stream, half of that answer is sent first,
+    and then the error.
     """
 
     status: int
@@ -62,7 +63,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Broken connection: before the first byte, or halfway through the answer *after*."""
+    """Broken connection, *seconds* after the request: no byte is sent.
+
+    If *after* is an answer, half of that answer is sent before the connection breaks.
+    """
 
     after: Answer | None = None
     seconds: float = 0.0
@@ -70,7 +74,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Reply that never completes: no byte, or half of the answer *after*.
+    """Reply that never completes: no byte is sent.
+
+    If *after* is an answer, half of that answer is sent, and nothing more.
 
     The connection stays open until the client closes it.
     """
@@ -79,7 +85,7 @@ class Hang:
 
 
 Reply: TypeAlias = Answer | Failure | Cut | Hang | str
-"""Reply of a script; plain text is an `answer` with that text."""
+"""Reply of a script; a plain text is short for an `Answer` with that text."""
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -140,7 +146,7 @@ def rate_limited(retry_after: float | None = None) -> Failure:
 
 
 def overloaded(after: Answer | None = None) -> Failure:
-    """Return HTTP 529 (overloaded); with *after*, the error comes halfway through that stream."""
+    """Return HTTP 529 (overloaded); *after* is that of `Failure`."""
     return Failure(529, "overloaded_error", "Overloaded", after=after)
 
 

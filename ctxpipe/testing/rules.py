@@ -46,8 +46,9 @@ class Model:
     tokens per token of ctxpipe's counter; it simulates a model with another tokenizer. With
     *prefill*, the model accepts a conversation that ends with an assistant message.
 
-    *thinking* is the check of thinking blocks in the history: "unchecked"; "signed", the same bytes
-    as in the answer; or "bound" (models of late 2026), also the same conversation before them.
+    *thinking* is the check of thinking blocks in the history of a request. "unchecked": none.
+    "signed": each block must have the same bytes as in the answer that it came in. "bound" (models
+    of late 2026): in addition, the messages before it must be those of that time.
     """
 
     window: int = 200_000

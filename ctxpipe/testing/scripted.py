@@ -60,7 +60,16 @@ class ScriptExhausted(CtxpipeError, RuntimeError):
 
 @dataclass(slots=True)
 class Received:
-    """Request to the server, with the errors, the usage and the reply that it got."""
+    """Request to the server, with the errors, the usage and the reply that it got.
+
+    *problems* are the rules that the request broke. *tokens* are the billed tokens of the prompt, 0
+    if the request was refused before they were counted. *prompt* has the blocks of the prompt for
+    the simulated cache, and *cached* is the index of the last block that was in the cache when the
+    request came, -1 if none was. *usage* is the reported usage, *reply* the reply of the script,
+    each None if there was none. *dropped* are the paths of thinking blocks that were left out
+    because the client asked for it. *ignored* are the ids of input items of which the server read
+    its stored copy.
+    """
 
     path: str
     headers: Mapping[str, str]

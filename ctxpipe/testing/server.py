@@ -23,15 +23,17 @@ ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use
 class MessagesServer(ScriptedServer):
     """Scripted Messages API for tests: ``async with MessagesServer([...]) as server``.
 
-    *script* is a list of replies, or a function that gets the body of a request and returns a
-    reply. A reply is a text, an `answer` with blocks, or a failure such as `rate_limited`. *model*
-    has the limits of the simulated model, *counter* counts its tokens, and *clock* is the time in
-    seconds by which the simulated prompt cache expires.
+    *script* has the replies in order (any iterable of them), or is a function, which may be async,
+    that gets the body of a request and returns the reply. A reply is a text, an `answer` with
+    blocks, a `Failure` such as `rate_limited`, a `Cut` or a `Hang`. *model* has the limits of the
+    simulated model, *counter* counts its tokens, and *clock* is the time in seconds by which the
+    simulated prompt cache expires.
 
     The server runs in the caller's event loop on a free port of 127.0.0.1. Give its *url* to the
     SDK as ``base_url``. At the end of the block it stops and closes every connection. Each request
     is checked against the API's rules; if it breaks one, it is answered with 400 and takes no reply
-    from the script. *requests* has every request.
+    from the script. *requests* has every request as a `Received`; *refused* has those that broke a
+    rule.
 
     An error in the script, or a request after its last reply, is answered with 500 and raised at
     the end of the block. Raises SettingsError if *script* is a single text. Entering the block

@@ -134,7 +134,7 @@ A parameter called *place* receives the `StoragePlace`, any other one a storage 
 
 @dataclass(frozen=True, slots=True)
 class StorageCheck:
-    """Check of one sentence of the contract; a call runs it. Raises ContractBroken."""
+    """Check of one sentence of the contract; await a call of it. Raises ContractBroken."""
 
     name: str
     check: Check = field(repr=False)
