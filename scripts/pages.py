@@ -32,8 +32,45 @@ FENCE = re.compile(
     r"```(?P<kind>\w*)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+FILE_NAME = re.compile(r"`(?P<name>[\w-]+\.(?:py|toml))`:\n+\Z")
 START_SECTIONS = ("Start", "Features", "On the SDKs", "In a framework", "In front of any client")
 """Sections of the navigation in mkdocs.yml that a new user reads first."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something that a new user wants to do, and the page that says how.
+
+    *text* is part of the block that does it, or of a command.
+    """
+
+    name: str
+    page: str
+    text: str
+
+
+JOBS = (
+    Job("install", "README.md", "pip install ctxpipe"),
+    Job("run the demo", "README.md", "ctxpipe demo"),
+    Job("run the demo of a clone", "README.md", "make demo"),
+    Job("write the explicit loop", "README.md", "await pipeline.run(messages"),
+    Job("write a loop with a session", "docs/loop.md", "session.create("),
+    Job("add the anthropic middleware", "docs/middleware.md", "ctxpipe_middleware("),
+    Job(
+        "use the openai client", "docs/adapters/openai.md", "await client.chat.completions.create("
+    ),
+    Job("use the OpenAI Agents SDK", "docs/adapters/openai.md", "await Runner.run("),
+    Job("use pydantic-ai", "docs/adapters/pydantic-ai.md", "await agent.run("),
+    Job("wrap a program", "docs/gateway.md", "ctxpipe wrap -- python agent.py"),
+    Job("write a stage", "docs/write-a-stage.md", "class MaskEmails:"),
+    Job("write a storage", "docs/extend.md", "class DictStorage:"),
+    Job("write a summarizer", "docs/extend.md", "Compact(count_the_messages"),
+    Job(
+        "replay recordings", "docs/laboratory.md", "ctxpipe replay *.jsonl --compare none,mine.toml"
+    ),
+    Job("correct a wrong setting", "docs/settings.md", "except SettingsError as error:"),
+)
+"""Jobs of a trial with a new user, in their order."""
 
 
 class Deviation(Exception):
@@ -45,7 +82,8 @@ class Block:
     """A fenced block of a page.
 
     *line* is the line of its opening fence. *follows* is True if no text is between this block and
-    the one before. *expected* is the output on the page, None if the page shows none.
+    the one before. *file* is the name that the page gives to the block, as the last word before it:
+    "`agent.py`:". *expected* is the output on the page, None if the page shows none.
     """
 
     page: Path
@@ -54,6 +92,7 @@ class Block:
     code: str
     mark: str | None
     follows: bool
+    file: str | None = None
     expected: str | None = None
 
     @property
@@ -88,7 +127,9 @@ def blocks_of(page: Path) -> list[Block]:
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start("code"))
         follows = not text[end_of_previous : match.start()].strip()
-        block = Block(page, line, match["kind"], match["code"], match["mark"], follows)
+        named = FILE_NAME.search(text, end_of_previous, match.start())
+        file = named["name"] if named else None
+        block = Block(page, line, match["kind"], match["code"], match["mark"], follows, file)
         if follows and block.kind == "text" and blocks and blocks[-1].kind == "python":
             blocks[-1] = replace(blocks[-1], expected=block.code)
         blocks.append(block)
@@ -97,8 +138,11 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def first_hour_pages() -> list[Path]:
-    """Return the pages of `start_pages`, then others with blocks that only first_hour.sh runs."""
+    """Return the pages of `start_pages` and `JOBS`, then others with blocks for this check only."""
     pages = start_pages()
+    for job in JOBS:
+        if ROOT / job.page not in pages:
+            pages.append(ROOT / job.page)
     for page in sorted((ROOT / "docs").rglob("*.md")):
         marks = {block.mark for block in blocks_of(page)}
         if "make first-hour" in marks and page not in pages:

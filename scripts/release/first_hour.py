@@ -1,4 +1,4 @@
-"""Follow the README and the pages of "Start" like a new user, in their order.
+"""Follow the README and the pages of "Start" like a new user, in their order, then other jobs.
 
 scripts/release/first_hour.sh runs this with a wheel, an empty environment, an empty folder and a
 clone. Exits with 1 at the first deviation from a page, and prints it.
@@ -26,7 +26,17 @@ from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
 # At the end of the path, so that ctxpipe is imported from the wheel.
 sys.path.append(str(Path(__file__).parents[2]))
 
-from scripts.pages import Block, Deviation, Prompt, blocks_of, ensure_output, first_hour_pages
+from scripts.pages import (
+    JOBS,
+    ROOT,
+    Block,
+    Deviation,
+    Job,
+    Prompt,
+    blocks_of,
+    ensure_output,
+    first_hour_pages,
+)
 
 TIMEOUT_SECONDS = 1800  # of a command: `make test` in a clone installs everything first
 FIRST = {
@@ -40,7 +50,8 @@ FIRST = {
 class Hour:
     """The machine of the user: an environment, a folder for projects, and a clone.
 
-    *without* are commands to skip. *seconds_in_clone* counts the time that `make` took.
+    *without* are commands to skip. *seconds_in_clone* counts the time that `make` took. *done* has
+    the places of the jobs whose block or command has run.
     """
 
     python: Path
@@ -51,6 +62,7 @@ class Hour:
     project: Path = Path()
     start_time: float = field(default_factory=time.monotonic)
     seconds_in_clone: float = 0.0
+    done: dict[Job, str] = field(default_factory=dict)
     background: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     async def read(self, page: Path) -> None:
@@ -67,6 +79,14 @@ class Hour:
                     await self._run_commands(block)
                 elif block.kind == "python":
                     await self._run_python(block, prompt)
+                if block.file:
+                    (self.project / block.file).write_text(block.code)
+
+    def _note(self, block: Block, text: str) -> None:
+        """Record the jobs that *text*, a block or a command that has run, does."""
+        for job in JOBS:
+            if block.page == ROOT / job.page and job.text in text:
+                self.done.setdefault(job, block.where)
 
     def _prompt(self) -> Prompt:
         return Prompt(self.project, self.variables, [str(self.python)])
@@ -75,9 +95,10 @@ class Hour:
         print(f"  {block.where}", flush=True)
         if not block.is_program:
             await prompt.run(block)
-            return
-        async with self._prompt() as program:
-            await program.run(block)
+        else:
+            async with self._prompt() as program:
+                await program.run(block)
+        self._note(block, block.code)
 
     async def _run_commands(self, block: Block) -> None:
         for command, expected in block.commands:
@@ -89,6 +110,7 @@ class Hour:
                 await self._start_server(block.where, command.removesuffix("&"), expected)
             else:
                 await self._run_command(block.where, command, expected)
+            self._note(block, command)
 
     def _surroundings(self, command: str) -> tuple[Path, dict[str, str]]:
         """Return the folder and the variables for *command*: `make` runs in the clone."""
@@ -195,6 +217,17 @@ def ensure_from_wheel(wheel: Path, python: Path) -> None:
                 raise Deviation(f"{packages / name} is not the file of {wheel}")
 
 
+def report_jobs(hour: Hour, pages: Sequence[Path]) -> None:
+    """Print where each job of *pages* was done. Raises Deviation for a job that was not."""
+    for job in JOBS:
+        if ROOT / job.page not in pages:
+            continue
+        if job in hour.done:
+            print(f"{job.name}: {hour.done[job]}")
+        elif job.text not in hour.without:
+            raise Deviation(f"{job.page}: no block that ran has {job.text!r}, to {job.name}")
+
+
 async def follow_pages(options: argparse.Namespace) -> None:
     """Run the blocks of every page. Raises Deviation."""
     async with MessagesServer(model) as messages, OpenAIServer(model) as openai:
@@ -203,15 +236,18 @@ async def follow_pages(options: argparse.Namespace) -> None:
             "ANTHROPIC_API_KEY": "test",
             "OPENAI_BASE_URL": openai.base_url,
             "OPENAI_API_KEY": "test",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
         python = options.environment / "bin" / "python"
         variables = variables_of(options, servers)
+        pages = [page.resolve() for page in options.pages] or first_hour_pages()
         hour = Hour(python, options.folder, options.clone, variables, options.without)
         try:
-            for page in options.pages or first_hour_pages():
+            for page in pages:
                 print(page.name, flush=True)
                 await hour.read(page)
             ensure_from_wheel(options.wheel, python)
+            report_jobs(hour, pages)
         finally:
             await hour.stop_servers()
         refusals = [*messages.refused, *openai.refused]

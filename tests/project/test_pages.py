@@ -10,6 +10,7 @@ from places import ROOT
 from processes import prepared_python
 
 from scripts.pages import (
+    JOBS,
     Deviation,
     Prompt,
     blocks_of,
@@ -103,6 +104,30 @@ def test_commands_have_what_is_said_below_them(tmp_path):
     [block] = blocks_of(page)
 
     assert block.commands == [("one --flag", "answer\n"), ("two &", "")]
+
+
+def test_a_block_is_a_file_if_its_name_is_the_last_word_before_it(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Write `a.py`. It runs:\n\n```python\n1\n```\n\nThen `b.toml`:\n\n```toml\nx = 1\n```\n"
+    )
+
+    assert [block.file for block in blocks_of(page)] == [None, "b.toml"]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_the_page_of_a_job_has_a_block_for_it_that_the_first_hour_runs(job):
+    texts = []
+    for block in blocks_of(ROOT / job.page):
+        if block.mark == "not run":
+            continue
+        if block.kind == "console":
+            texts += [command for command, _ in block.commands]
+        elif block.kind == "python":
+            texts.append(block.code)
+
+    assert any(job.text in text for text in texts)
+    assert ROOT / job.page in first_hour_pages()
 
 
 def test_the_first_hour_reads_the_readme_then_every_page_of_the_first_sections():

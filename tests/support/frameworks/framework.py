@@ -79,9 +79,12 @@ class Framework(ABC):
 
 
 def run_page_section(name: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the program in the page's section of the framework *name*, and return its *names*."""
+    """Run the program in the page's section of the framework *name*, and return its *names*.
+
+    It is the first of the section: it makes the models. A second one runs an agent.
+    """
     sections = PAGE.read_text("utf-8").split(SECTION)[1].split("\n### ")
     [section] = [section for section in sections if section.startswith(f"{name}\n")]
-    [program] = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     exec(program, names)  # noqa: S102  the page's
     return names
