@@ -253,6 +253,10 @@ async def _delete_sessions(
 
 
 def _ask_to_delete(root: Path, files: str) -> None:
+    """Ask at the terminal whether *files* may be deleted; return only after a yes.
+
+    Raises SettingsError without a terminal, typer.Exit after a no.
+    """
     if not sys.stdin.isatty():
         raise SettingsError(
             f"{files} would be deleted, and there is no terminal to ask at: add --yes"

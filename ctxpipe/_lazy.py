@@ -20,6 +20,11 @@ def import_on_use(
     other_modules = _by_name(elsewhere)
 
     def __getattr__(name: str) -> object:  # noqa: N807  it becomes that of the package
+        """Import the module that defines *name*, and return the value of that name.
+
+        Raises ImportError with the right module for a name that another package exports,
+        AttributeError for any other unknown name.
+        """
         if name in other_modules:
             # For an AttributeError `from … import` would only report that the name does not exist.
             module = f"{package}{other_modules[name]}"

@@ -31,6 +31,10 @@ class _OneLine(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Escape line breaks and control characters in the message and traceback of *record*.
+
+        Returns True: no record is dropped. A record that cannot be formatted stays unchanged.
+        """
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001  logging itself reports a record that cannot be formatted

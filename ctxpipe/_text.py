@@ -101,6 +101,7 @@ def short_repr(instance: Any) -> str:
 
 
 def _is_default(field: Field[Any], value: object) -> bool:
+    """Return True if *value* is the default of *field*; False if the field has no default."""
     if field.default is not MISSING:
         return value is field.default or value == field.default
     if field.default_factory is MISSING:
@@ -112,6 +113,10 @@ def _is_default(field: Field[Any], value: object) -> bool:
 
 
 def _short_value(value: object) -> str:
+    """Return *value* in at most about MAX_VALUE characters, for the repr of an object.
+
+    Collections become their number of items, functions and other objects their name.
+    """
     if isinstance(value, str | os.PathLike):
         return repr(one_line(os.fspath(value), MAX_VALUE))
     if value is None or isinstance(value, Number):

@@ -102,6 +102,10 @@ def wire_value(value: object) -> object:
 def _encoder(
     *, ensure_ascii: bool = True, indent: int | None = None, sort_keys: bool = False
 ) -> json.JSONEncoder:
+    """Return an encoder for values of messages, also of the SDKs' classes; NaN raises ValueError.
+
+    The JSON is compact if *indent* is None.
+    """
     separators = (",", ":") if indent is None else None
     return json.JSONEncoder(
         ensure_ascii=ensure_ascii,
@@ -205,6 +209,7 @@ def _encode_indented(encoder: json.JSONEncoder, value: object, depth: int = 1) -
 
 
 def _encode_in_steps(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+    """Yield the JSON of *value* in pieces. Raises InvalidHistory if it cannot be sent as JSON."""
     try:
         yield from _encode_flat(encoder, value)
     except (TypeError, ValueError) as error:

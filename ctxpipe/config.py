@@ -114,6 +114,11 @@ class Config:
         return budget
 
     def _parse(self) -> dict[str, Any]:
+        """Return the tables of the TOML text.
+
+        Raises SettingsError if it is not valid TOML, has another table than ``budget`` and
+        ``stage``, or has no list of stages.
+        """
         try:
             config = tomllib.loads(self.text)
         except (ValueError, RecursionError) as error:  # not only tomllib's own error

@@ -72,6 +72,10 @@ class Setting(Generic[T]):
         return self()
 
     def _number(self, value: object, source: str) -> T:
+        """Return *value* as a number of the default's type; *source* names it in the error.
+
+        Raises SettingsError if it is no number, not finite, or an integer below 0.
+        """
         kind = type(self.default)
         try:
             # A number is parsed from its text, so that 0.1 is exactly a tenth.
@@ -230,6 +234,7 @@ def check_settings(settings: object, **requirements: Requirement) -> None:
 
 
 def _is_function(value: object) -> bool:
+    """Return True if *value* is a function that is not async, or a builtin type."""
     if isinstance(value, type):
         # Some builtin types are useful functions: float as a clock that always returns 0, str as a
         # redact function that changes nothing.

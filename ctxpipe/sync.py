@@ -72,6 +72,10 @@ class _Portal:
             raise
 
     def _start(self) -> asyncio.AbstractEventLoop:
+        """Start the thread with the event loop, if it is not running; return the loop.
+
+        Raises RuntimeError if the interpreter is shutting down, or in that thread itself.
+        """
         if sys.is_finalizing():
             raise RuntimeError("the interpreter is shutting down; nothing can be run any more")
         with self._lock:
@@ -276,6 +280,7 @@ class _Stream:
         return wait_for(self._stream.get_final_message())
 
     def _each(self, source: Any) -> Iterator[Any]:
+        """Yield the items of *source*, an async iterable; the calling thread waits for each."""
         items = aiter(source)
         end = object()
 

@@ -86,6 +86,10 @@ async def in_process(
 
 @asynccontextmanager
 async def _start() -> AsyncIterator[Process]:
+    """Start a worker process for the block, and kill it at the end.
+
+    A cancellation does not interrupt the start. Raises OSError if no process can be started.
+    """
     from anyio import CancelScope, move_on_after, open_process
 
     command = [sys.executable or "python3", "-I", "-c", _WORKER]
@@ -125,6 +129,10 @@ def _folders() -> list[str]:
 
 
 def _end(status: int | None) -> End:
+    """Return the kind of end of a worker with the exit *status*: done, late or failed.
+
+    It is late if it was still running (None), or if the system ended it because of its time limit.
+    """
     if status == 0:
         return "done"
     if status is None or (os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU)):

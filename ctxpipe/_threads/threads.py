@@ -96,6 +96,7 @@ class PerLoop(Generic[T]):
         return value
 
     def _forget_closed(self) -> None:
+        """Remove the values of event loops that are closed or do not exist any more."""
         for key, (reference, *_) in list(self._values.items()):
             loop = reference()
             if loop is None or loop.is_closed():
@@ -131,6 +132,7 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
+    """Remove the finished *task* from the running ones, and ignore its error."""
     _RUNNING.discard(task)
     if not task.cancelled():
         # Mark the error as retrieved, since asyncio logs errors that were not retrieved.

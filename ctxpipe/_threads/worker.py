@@ -73,6 +73,10 @@ def _write(answers: IO[bytes], line: bytes) -> None:
 
 
 def _limit(job: Job) -> None:
+    """Limit the time and memory of this process for *job*, and write no core dump.
+
+    On systems without such limits only those that exist are set.
+    """
     _set_alarm(job.seconds)
     with suppress(ImportError):
         import resource
@@ -97,6 +101,10 @@ def _set_alarm(seconds: float) -> None:
 
 
 def _lower(limit: int, to: int) -> None:
+    """Set the resource limit number *limit* to *to*, or to the hard limit if that is lower.
+
+    Nothing is raised if the system has no such limit.
+    """
     import resource
 
     _, hard = resource.getrlimit(limit)

@@ -242,6 +242,11 @@ class _Middleware(_MessagesMiddleware):
     async def __call__(
         self, request: APIRequest, call_next: AsyncCallNext
     ) -> AsyncAPIResponse[Any]:
+        """Send the request with a shaped context; return the response.
+
+        A request that cannot be shaped is sent unchanged. If the API refuses the context as too
+        long, a shorter one is sent once. The usage in the response is reported to the session.
+        """
         exchange = None
         if self.is_shapeable(request):
             exchange = await self.begin_exchange(request, call_next)
@@ -260,6 +265,11 @@ class _Middleware(_MessagesMiddleware):
 
 class _SyncMiddleware(_MessagesMiddleware):
     def __call__(self, request: APIRequest, call_next: CallNext) -> APIResponse[Any]:
+        """Send the request with a shaped context; return the response.
+
+        A request that cannot be shaped is sent unchanged. If the API refuses the context as too
+        long, a shorter one is sent once. The usage in the response is reported to the session.
+        """
         exchange = None
         if self.is_shapeable(request):
             exchange = sync.wait_for(self.begin_exchange(request, call_next))
@@ -349,6 +359,7 @@ def _cannot_be_threaded(request: APIRequest) -> Exception:
 
 
 def _ensure_sdk_has_middleware() -> None:
+    """Raise SettingsError if the installed SDK has no client middleware."""
     import anthropic
 
     if not hasattr(anthropic, "APIRequest"):

@@ -156,6 +156,10 @@ def uninstall(settings: str) -> bool:
 
 
 def _read(settings: str) -> JsonDict:
+    """Return the content of the file *settings*; an empty object if it is missing or empty.
+
+    Raises SettingsError if it is not JSON, or not in the form of Claude Code's settings.
+    """
     try:
         with open(settings, encoding="utf-8") as file:
             text = file.read()
@@ -250,6 +254,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command ``ctxpipe claude-code``."""
     parser = argparse.ArgumentParser(
         prog="ctxpipe claude-code",
         description="Move Claude Code's long tool results to files before they enter its history.",

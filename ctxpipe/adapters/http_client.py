@@ -166,6 +166,10 @@ class _AsyncTransport:
     http: Any
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request with a shaped context; return the response, whose body is streamed.
+
+        Other requests are sent unchanged. Errors of the inner transport are raised.
+        """
         send = partial(self._ask_question, _Questions(request))
         exchange = _new_exchange(request, self.adapter, HttpExchange, send)
         if exchange is None:
@@ -229,6 +233,10 @@ class _SyncTransport:
     http: Any
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request with a shaped context; return the response, whose body is streamed.
+
+        Other requests are sent unchanged. Errors of the inner transport are raised.
+        """
         exchange = _new_exchange(
             request,
             self.adapter,
@@ -248,6 +256,7 @@ class _SyncTransport:
         """Send the question in a worker thread, because the event loop must not be blocked."""
 
         def send_and_read() -> HttpAnswer:
+            """Send the question in this thread; return the answer, read as a whole."""
             response = self.inner.handle_request(questions.request(wire_format, model, content))
             try:
                 response.read()
@@ -272,6 +281,8 @@ class _SyncStream:
     aclose: Callable[[], Coroutine[Any, Any, None]]
 
     def __iter__(self) -> Iterator[bytes]:
+        """Return an iterator over the chunks of the body."""
+
         async def read() -> bytes | None:
             return await anext(self.chunks, None)
 

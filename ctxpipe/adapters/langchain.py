@@ -165,6 +165,7 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
         return reply
 
     async def _begin_exchange(self, request: Request, *, is_blocking: bool) -> Exchange | None:
+        """Shape the context of *request*; return the exchange, or None if it is sent unchanged."""
         system = None
         if request.system_message is not None:
             system = _content_blocks(request.system_message.content, _part_block)
@@ -321,6 +322,7 @@ def _thread_names(request: Request) -> Iterator[object]:
 
 
 def _model_name(model: object) -> str | None:
+    """Return the name of LangChain's *model*, from one of two attributes; None if it has none."""
     for attribute in ("model_name", "model"):
         name = getattr(model, attribute, None)
         if isinstance(name, str):
@@ -329,6 +331,7 @@ def _model_name(model: object) -> str | None:
 
 
 def _description(tool: object) -> object:
+    """Return the name, description and parameters of *tool*; unchanged if it is a mapping."""
     schema = getattr(tool, "tool_call_schema", None)
     if isinstance(tool, Mapping) or schema is None:
         return tool
@@ -340,6 +343,7 @@ def _description(tool: object) -> object:
 
 
 def _usage(reply: Reply) -> dict[str, int] | None:
+    """Return the first usage that *reply* reports, in the form of the Messages API, or None."""
     response = getattr(reply, "model_response", reply)
     for message in getattr(response, "result", None) or [response]:
         reported_usage = getattr(message, "usage_metadata", None)
@@ -503,6 +507,7 @@ def _file(part: JsonObject) -> JsonDict | None:
 
 
 def _image(part: JsonObject) -> JsonDict | None:
+    """Return the image block for *part*, or None if it names no data, URL or file."""
     source = part.get("source")
     if isinstance(source, Mapping):
         return {"type": "image", "source": dict(source)}
@@ -532,6 +537,10 @@ def _thinking_block(part: JsonObject) -> JsonDict:
 
 
 def _result_block(item: ToolMessage) -> JsonDict:
+    """Return the tool_result block for *item*.
+
+    A failed result has ``is_error`` only if its content is text, as the API requires.
+    """
     block = read_result(item.tool_call_id, item.content, _client_part)
     content = block["content"]
     is_text = isinstance(content, str) or all(kind(part) == "text" for part in content)

@@ -53,6 +53,11 @@ def offload_server(storage: TextReader, *, session_id: str | None = None) -> Ser
         context: object,  # noqa: ARG001
         params: types.CallToolRequestParams,
     ) -> types.CallToolResult:
+        """Run the tool that the request names; return its result.
+
+        An unknown or failed tool raises nothing: the result has ``is_error`` and a text for the
+        model.
+        """
         tool = tools.get(params.name)
         if tool is None:
             return _result(unknown_tool(params.name, tools), is_error=True)
@@ -83,6 +88,7 @@ def offload_app(storage: TextReader) -> ASGIApp:
 
 
 def _description(tool: Tool) -> types.Tool:
+    """Return the description of *tool* for MCP: name, text, input schema, and that it only reads."""
     definition = tool.definition
     return types.Tool(
         name=tool.name,
@@ -98,6 +104,7 @@ def _result(content: Any, *, is_error: bool) -> types.CallToolResult:
 
 
 def _part(block: JsonDict) -> types.ContentBlock:
+    """Return *block*, a text, image or document, as content for MCP."""
     if block["type"] == "text":
         return types.TextContent(type="text", text=without_surrogates(block["text"]))
     data = block["source"]["data"]

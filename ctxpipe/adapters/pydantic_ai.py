@@ -180,6 +180,7 @@ class _Run(AbstractCapability[Any]):
     async def _begin_exchange(
         self, ctx: RunContext[Any], request_context: ModelRequestContext
     ) -> Exchange | None:
+        """Shape the context of a request; return the exchange, or None if it is sent unchanged."""
         conversation = getattr(ctx, "conversation_id", None)
         parameters = request_context.model_request_parameters
         parts = getattr(parameters, "instruction_parts", None) or ()
@@ -217,6 +218,7 @@ class _Run(AbstractCapability[Any]):
 
 
 def _description(tool: Any) -> dict[str, object]:
+    """Return the name, description and parameters of *tool*."""
     return {
         "name": tool.name,
         "description": tool.description or "",
@@ -293,6 +295,7 @@ def _limit_setting(model: Model, max_tokens: int) -> dict[str, int]:
 
 
 def _usage(response: ModelResponse) -> dict[str, int] | None:
+    """Return the usage of *response* in the form of the Messages API, or None."""
     reported_usage = response.usage
     return usage(
         reported_usage.input_tokens,
@@ -493,6 +496,10 @@ def _tools_loaded_by(part: object) -> list[str]:
 
 
 def _result_block(part: ToolReturnPart) -> JsonDict:
+    """Return the tool_result block for *part*, with its text, files and loaded tools.
+
+    A failed result has ``is_error`` only if it has a text and no files.
+    """
     text = part.model_response_str()
     files = list(getattr(part, "files", None) or ())
     content: Any = text
@@ -508,6 +515,7 @@ def _result_block(part: ToolReturnPart) -> JsonDict:
 
 
 def _retry_block(part: RetryPromptPart) -> JsonDict:
+    """Return the failed tool_result block for *part*; a text block if it belongs to no tool."""
     text = part.model_response()
     if not part.tool_name:
         return _text(text)
@@ -603,6 +611,7 @@ def _new_reply_part(block: JsonObject) -> Any:
 
 
 def _new_content(block: JsonObject) -> Any:
+    """Return *block* as content of a user message: an image, or else its text."""
     url = image_url(block)
     if url is None:
         return block_text(block)

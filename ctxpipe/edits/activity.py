@@ -381,6 +381,7 @@ def _shell_says_failure(text: str) -> bool:
 
 
 def _is_short(text: str) -> bool:
+    """Return True if *text* has few characters and few lines that are not blank."""
     if len(text) > _SHORT_CHARS:
         return False
     lines = [line for line in text.splitlines() if line.strip()]

@@ -367,6 +367,7 @@ class Selection:
         return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed_tokens)
 
     def _with_short_request(self) -> Selection | None:
+        """Return the selection with its user's request shortened; None if it is short already."""
         chosen = list(self.chosen)
         for place, candidate in enumerate(chosen):
             if candidate.shorten is not None and candidate.chars > _LEAST_REQUEST_CHARS:
@@ -433,6 +434,8 @@ def _key(candidate: Candidate) -> tuple[int, int]:
 
 
 def _by_importance(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return *candidates* by kind, as in `CarryKind`; within a kind the newest come first."""
+
     def rank(candidate: Candidate) -> tuple[int, int, int]:
         return candidate.kind, -candidate.index, -candidate.place
 
@@ -495,6 +498,10 @@ def _groups(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
 
 
 def _messages_of(group: Sequence[Candidate]) -> Sequence[Message]:
+    """Return the messages of *group*, the chosen candidates of one message.
+
+    Blocks of one message become one message that has only them.
+    """
     origin = group[0].origin
     if origin is None:
         return group[0].messages

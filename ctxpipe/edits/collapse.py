@@ -213,6 +213,10 @@ def step_texts(plan: CollapsePlan, offloaded_texts: Mapping[str, str]) -> list[s
 
 
 def _step_text(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
+    """Return the text of *step*: what the model said, its call with arguments, and the result.
+
+    Texts in *offloaded_texts*, which are placeholders, are replaced by the original text.
+    """
     if step.call is None:
         return step.said
     arguments = [offloaded_texts.get(text, text) for text in strings(step.call.input)]

@@ -121,6 +121,7 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
+    """Return the distinct commands between the tags in *texts*, in their order."""
     commands_found: list[str] = []
     for text in texts:
         # Stop at the last end tag: after it, the pattern would read from each start tag to the
@@ -399,6 +400,7 @@ def _path_lines(paths: Sequence[str], written: Mapping[str, bool]) -> list[str]:
 
 
 def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each folder of *paths*, with the names of its files."""
     folders: dict[str, list[str]] = {}
     for path in paths:
         folder, name = split_path(path)

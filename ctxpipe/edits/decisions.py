@@ -334,6 +334,7 @@ def _decode(content: bytes) -> str:
 
 
 def _digest(*parts: bytes) -> str:
+    """Return the digest of *parts*, read as one sequence of bytes, as a text."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

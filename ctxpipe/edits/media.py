@@ -59,6 +59,7 @@ def media_in(message: Message) -> list[JsonDict]:
         return movable_blocks
 
     def collect(value: Any) -> object:
+        """Add *value* to the result if it may be moved, and return None; else return it."""
         if not is_movable(value):
             return value
         movable_blocks.append(value)
@@ -69,6 +70,10 @@ def media_in(message: Message) -> list[JsonDict]:
 
 
 def _weight(message: Message) -> Weight:
+    """Return the characters of all movable images and documents of *message*, and their number.
+
+    Images are counted one by one, documents by their pages.
+    """
     weight = Weight()
     for block in media_in(message):
         data = block["source"]["data"]
@@ -154,6 +159,7 @@ def with_placeholders(message: Message, placeholders: Mapping[str, str]) -> Mess
     """
 
     def replace(value: Any) -> object:
+        """Return *value*, or a text block with its placeholder and cache mark if there is one."""
         placeholder = placeholders.get(stored_text(value)) if is_movable(value) else None
         if placeholder is None:
             return value

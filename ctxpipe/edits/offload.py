@@ -87,6 +87,11 @@ def characters(message: Message) -> int:
 
 
 def _block_characters(block: Block) -> int:
+    """Return the number of characters that the ratio gate counts for *block*.
+
+    Images, documents and redacted thinking count 0; a block of another kind counts its compact
+    JSON.
+    """
     match kind(block):
         case "text" | "thinking" as name:
             return len(read(block, name) or "")

@@ -76,6 +76,7 @@ def _record_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _unescape(line: str) -> str:
+    """Return *line* with its JSON escapes decoded; unchanged if they are not valid."""
     try:
         return without_surrogates(json.loads(f'"{line}"', strict=False))
     except ValueError:  # the line was cut in the middle of an escape

@@ -119,6 +119,11 @@ def repair(
 def _repair_once(
     messages: Sequence[Message], other_marks: OtherMarks, *, encoding: bool
 ) -> list[Message]:
+    """Return *messages* after one pass of all repairs; messages without a fault stay the same.
+
+    *other_marks* are the cache marks outside the messages, which count for the limit. With
+    *encoding* lone surrogates are replaced too.
+    """
     head, body = split_system(messages)
     body = [_clean(message) for message in _from_replacement(body)]
     body = _complete_turns(body)
@@ -243,6 +248,10 @@ def _changes(block: Block, name: str) -> dict[str, object]:
 
 
 def _call_changes(block: Block) -> dict[str, object]:
+    """Return the fields of the call *block* to change, with their valid values.
+
+    An invalid name is cut or replaced; an input that is no object becomes one.
+    """
     changes: dict[str, object] = {}
     tool = field(block, "name")
     if not is_tool_name(tool):
@@ -256,6 +265,11 @@ def _call_changes(block: Block) -> dict[str, object]:
 
 
 def _result_changes(block: Block) -> dict[str, object]:
+    """Return the fields of the result *block* to change, with their valid values.
+
+    Parts without a kind become text or leave. A failed result without content gets a text; one with
+    images loses ``is_error``.
+    """
     changes: dict[str, object] = {}
     content = field(block, "content")
     if isinstance(content, list | tuple) and not all(kind(part) for part in content):

@@ -86,6 +86,11 @@ class _FileLines:
         return lines_in_json if self.prove_any(lines_in_json) else lines
 
     def _read(self, shown_text: str) -> list[_ShownLine]:
+        """Return the lines that *shown_text* shows of the file, each as it may be in the file.
+
+        A line has three forms: whole, without a line number as a tool writes it, and without any
+        number. Empty lines are skipped, and so are lines that the tool has added.
+        """
         if not any(NOTE in line for line in self.lines):
             shown_text = NOTES.sub("", shown_text)
         lines: list[_ShownLine] = []

@@ -139,6 +139,11 @@ def _file_of_command(command: object) -> str | None:
 
 @lru_cache(maxsize=2048)
 def _file_of_line(line: str) -> str | None:
+    """Return the one file that the command line only prints; None if there is no such file.
+
+    A ``cd`` before it counts: the path is relative to that folder. A line that prints several
+    files, or does anything else, gives None.
+    """
     pipelines = _pipelines(line)
     match pipelines:
         case [[[shell, option, script]]] if _runs_script(shell, option):

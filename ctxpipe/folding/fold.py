@@ -168,6 +168,10 @@ _outline = merge_functions  # the option of fold_files has the same name
 
 
 def _section(run: Sequence[Definition]) -> Section:
+    """Return the section of the definitions in *run*; it lists each name once.
+
+    Its kind and line are those of the first definition.
+    """
     first = run[0]
     kind = "functions" if first.type == "function" else first.type
     names = dict.fromkeys(definition.name for definition in run)

@@ -101,6 +101,7 @@ STEPS: Mapping[str, str] = _TABLE["steps"]
 
 @cache
 def _by_extension() -> Mapping[str, Language]:
+    """Return the language of each file extension."""
     return {
         extension: language
         for language in languages().values()

@@ -77,6 +77,10 @@ class Gateway:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Prepare the shapers, with prices and tokenizer, before the first request.
+
+        At the end the connections to the upstream and the shapers are closed.
+        """
         # Both read files at their first use. Any model with a listed price will do here.
         await to_thread.run_sync(find_prices, EXAMPLE_MODEL)
         for shaper in self._shapers.values():
@@ -102,6 +106,11 @@ class Gateway:
         return self._shapers[token]
 
     async def _answer(self, request: Request) -> ASGIApp:
+        """Return the response to *request*; no error of the client or the upstream is raised.
+
+        A refusal is counted, logged, and answered with its status. An upstream that does not answer
+        is reported with status 502. If the client has left, the response is empty.
+        """
         if _asks_for_websocket(request):
             return self._refuse_websocket(request)
         add_version(request.scope, self.settings.upstreams)
@@ -149,6 +158,11 @@ class Gateway:
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
 
     async def _route(self, request: Request, path: str) -> ASGIApp:
+        """Return the response to *request*: a page, the reader, a compaction, or a relayed reply.
+
+        The record of the client's token counts the requests that pass through unshaped. Raises
+        Refused if the guard does not accept the request, httpx2.HTTPError if the upstream fails.
+        """
         is_page = request.method == "GET" and path in {"/", "/healthz"}
         is_reading = path == READING_PATH and self.has_reader
         compact_match = COMPACT.fullmatch(path) if request.method == "POST" else None

@@ -220,6 +220,11 @@ def wrap(
 
 
 def _address(listen: str) -> tuple[str, int]:
+    """Return the host and port of *listen*, such as ``127.0.0.1:8787`` or ``[::1]:0``.
+
+    The host ``localhost`` becomes 127.0.0.1 if it is a name of this machine. Raises SettingsError
+    if host or port is missing, or the port is above 65535.
+    """
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdigit() or int(port) > 65_535:
@@ -306,6 +311,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     pending_signals: list[int] = []
 
     def pass_on(number: int) -> None:
+        """Send the signal *number* to the agent, or keep it until the agent runs.
+
+        SIGINT is skipped.
+        """
         # The terminal itself sends Ctrl-C to the agent, which decides whether to end.
         if number == signal.SIGINT:
             return

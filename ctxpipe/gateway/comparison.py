@@ -151,6 +151,11 @@ def table(rows: Mapping[TrialRun, TrialRow]) -> Iterator[str]:
 
 
 def _line(name: str, pairs: Sequence[tuple[Any, Any]]) -> str:
+    """Return the row *name* of the table: both means, their difference, and what it proves.
+
+    Each of the *pairs* is a value without ctxpipe and one with it. Fewer is better, except for the
+    row "success".
+    """
     count = len(pairs)
     bare_mean = sum(bare_value for bare_value, _ in pairs) / count
     shaped_mean = sum(shaped_value for _, shaped_value in pairs) / count

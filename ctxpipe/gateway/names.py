@@ -44,6 +44,10 @@ def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> 
 
 
 def _in_headers(headers: Mapping[str, str]) -> str:
+    """Return the name of the conversation in *headers*, or "" if there is none.
+
+    The name of a subagent follows that of its session after a dot, if the two differ.
+    """
     for session_header, agent_header in _HEADERS:
         name = headers.get(session_header)
         if not name:

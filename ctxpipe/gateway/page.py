@@ -116,6 +116,10 @@ def write_page(record: GatewayRecord) -> str:
 
 
 def _body(record: GatewayRecord) -> Iterator[Markup]:
+    """Yield the parts of the page: totals, legend, and a section for each session.
+
+    At most MAX_SESSIONS sessions are shown; a line says how many more there are.
+    """
     yield markup("<p class=lead>{}</p>", _sentence(record))
     yield markup("<p class=soft>{}</p>", _rest(record))
     yield from _legend(record.turns)
@@ -131,6 +135,7 @@ def _more(count: int, name: str) -> Iterator[Markup]:
 
 
 def _sentence(record: GatewayRecord) -> str:
+    """Return the first sentence of the page: turns, tokens sent and saved, dollars billed."""
     if not record.history_tokens:
         return "No turn has been shaped yet. Point an agent's base URL here."
     share = 1 - record.sent_tokens / record.history_tokens
@@ -142,6 +147,7 @@ def _sentence(record: GatewayRecord) -> str:
 
 
 def _rest(record: GatewayRecord) -> str:
+    """Return the counts of other requests and of failures, except those that are 0."""
     counts = (
         (record.passed_requests, "other request", "passed through"),
         (record.recovered_turns, "refusal", "survived"),
@@ -183,6 +189,11 @@ def _legend(turns: Iterable[GatewayTurn]) -> Iterator[Markup]:
 
 
 def _session(session: str, turns: Sequence[GatewayTurn]) -> Markup:
+    """Return the section of one session: its last text, its charts, and a table of its turns.
+
+    The charts show the last MAX_BARS turns, the table the last MAX_ROWS, the newest first.
+    *session* is its name, "" for requests that were not shaped.
+    """
     above: list[Markup] = []
     if turns[-1].text:
         above.append(markup("<p class=soft>{}</p>", turns[-1].text))
@@ -212,6 +223,10 @@ def _all_removals(turns: Iterable[GatewayTurn]) -> str:
 
 
 def _row(turn: GatewayTurn) -> Markup:
+    """Return the row of *turn* in the table: time, tokens, seconds, dollars and events.
+
+    The time of day is that of this machine.
+    """
     events = []
     if turn.reason or turn.outcome != "shaped":
         events.append(turn.reason or turn.outcome)

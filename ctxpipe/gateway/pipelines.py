@@ -86,6 +86,12 @@ def _stages(
     pin: Sequence[str] | None,
     summarize: Summarizer,
 ) -> list[Stage]:
+    """Return the stages of *preset*, the name of a preset or the path of a TOML file.
+
+    Without *storage* the preset is ignored: two stages summarize and truncate without an archive.
+    *work_dir* and *pin* are settings of the stages. Raises SettingsError for an unknown or invalid
+    preset, and for *pin* with a TOML file.
+    """
     if storage is None:
         return [
             Compact(summarize, require_archive=False, evidence=Evidence(pin=pin)),

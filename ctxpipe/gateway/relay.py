@@ -103,6 +103,10 @@ class Relay:
         return reply
 
     async def _send(self) -> httpx2.Response:
+        """Send the request upstream as it is now; return the response, whose body is not read yet.
+
+        The response is closed at the end of the relay. Raises httpx2.HTTPError.
+        """
         exchange = self._exchange
         headers = exchange.headers(self._request.headers.items())
         response = await self._upstream.ask(self._request, exchange.content(), headers)

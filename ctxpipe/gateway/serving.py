@@ -128,6 +128,11 @@ class Serving:
             sys.setswitchinterval(interval)
 
     async def _collect_garbage(self) -> None:
+        """Collect garbage while no request is open, so that collections delay no stream.
+
+        If requests are always open, a collection happens every MAX_COLLECTION_DELAY_SECONDS. Runs
+        until it is cancelled.
+        """
         # uvicorn has no event for this.
         while not self.is_running:  # noqa: ASYNC110
             await anyio.sleep(0.01)

@@ -80,12 +80,14 @@ class Shaper:
         """
 
         def find(values: Mapping[str, Any]) -> SessionSource:
+            """Return the source of the session for a request with the fields *values*."""
             model = values.get("model")
             if not isinstance(model, str):
                 model = None
             pipeline = self._pipelines.of(model, headers.get(BETA, ""))
 
             def open_session(session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG001
+                """Return a new conversation with the id *session_id*."""
                 session = pipeline.new_session(
                     session_id, journal=self._journal, cache_seconds=self._cache_seconds
                 )

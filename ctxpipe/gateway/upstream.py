@@ -162,6 +162,10 @@ async def until_gone(
     """
 
     async def watch() -> None:
+        """Cancel the block when the client disconnects.
+
+        If *is_read* is given, watching begins after the body of the request was read.
+        """
         if is_read is not None:
             await is_read.wait()
         while (await request.receive())["type"] != "http.disconnect":
@@ -188,6 +192,7 @@ class _Reply(StreamingResponse):
     """A streamed reply. If the upstream breaks off, the server closes the client's connection."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply to the client; log a warning if the upstream breaks off."""
         try:
             await super().__call__(scope, receive, send)
         except httpx2.HTTPError as error:

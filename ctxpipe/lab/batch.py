@@ -160,6 +160,7 @@ def replay_files(
 
 
 def _size(path: str) -> int:
+    """Return the size of the file at *path* in bytes, 0 if it cannot be read."""
     try:
         return os.path.getsize(path)
     except OSError:

@@ -64,6 +64,7 @@ class CacheReport(Sums):
         return {**asdict(self), "hits": self.hit_rate}
 
     def __str__(self) -> str:
+        """Return the number of requests, and the share of their tokens read from the cache."""
         requests = count_phrase(self.requests, "request")
         hits = as_percent(self.hit_rate)
         tokens = as_number(self.tokens)
@@ -174,6 +175,7 @@ class Calibration(Sums):
         }
 
     def __str__(self) -> str:
+        """Return a sentence that compares the reported usage with the simulated one."""
         # The ratio is also above 1 if the transcript lacks a part of the prompts.
         return (
             f"The usage of {count_phrase(self.calls, 'call')} reports "

@@ -61,6 +61,7 @@ class Contents(Sums):
         return fields
 
     def __str__(self) -> str:
+        """Return the format and the numbers of messages, calls, tokens and repaired faults."""
         parts = [
             self.format,
             count_phrase(self.messages, "message"),

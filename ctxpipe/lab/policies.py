@@ -51,6 +51,7 @@ class Policy:
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
+        """Return a new pipeline with the stages of this policy, for the replay on *bench*."""
         if self.config is None:
             stages = POLICIES[self.name](bench, self.prices)
             budget = BUDGET
@@ -128,6 +129,10 @@ class ClearOldResults:
     at_least: int = 1
 
     async def __call__(self, turn: Turn) -> Change | Skip:
+        """Replace old results by a placeholder, except the newest ``keep``.
+
+        Returns Skip up to ``trigger`` tokens, or if fewer than ``at_least`` tokens could be freed.
+        """
         tokens = await turn.raw_tokens()
         if tokens <= self.trigger:
             return Skip(f"{tokens:,} tokens, no more than {self.trigger:,}")

@@ -195,6 +195,7 @@ class Store:
         return False
 
     def _atoms(self, key: str, text: str) -> AbstractSet[Atom]:
+        """Return the atoms of *text*: of an archive, if *key* is the name of a JSON file."""
         if not key.endswith(".json"):
             return self._index.text(text)
         messages = parse_archive(text, key)

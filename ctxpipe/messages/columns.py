@@ -50,6 +50,7 @@ class Columns:
         return facts[max(0, start - count) :]
 
     def _add(self, facts: Iterable[MessageFacts]) -> None:
+        """Add the running totals of each message in *facts*, in their order."""
         for message_facts in facts:
             is_reply = message_facts.role == "assistant"
             self._marks.append(self._marks[-1] + message_facts.marks)

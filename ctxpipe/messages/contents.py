@@ -66,6 +66,10 @@ def is_text_part(part: Block) -> bool:
 
 
 def _part_text(part: Block) -> str | None:
+    """Return the text of *part*; None if it is no text, search result, document or opaque item.
+
+    The text of a search result or document begins with its source.
+    """
     match kind(part):
         case "text":
             return field(part, "text") or ""

@@ -146,6 +146,7 @@ def read_facts(message: Message) -> MessageFacts:
 
 
 def _key_faults(message: Message) -> list[Fault]:
+    """Return one fault that names all keys of *message* that the API does not accept, if any."""
     role = message["role"]
     unknown = [repr(key) for key in message if not is_message_key(role, key)]
     if not unknown:
@@ -218,6 +219,7 @@ def is_blank(text: object) -> bool:
 
 
 def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
+    """Yield the rule and a description for each fault of a compaction *block*."""
     if field(block, "content") == "":
         yield "compaction", "an empty compaction block"
     if surplus_keys(block, "compaction"):
@@ -225,6 +227,10 @@ def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def _result_faults(name: str, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rule and a description for each fault of a result of the kind *name*.
+
+    *get* returns a field of the block. Only the content of a ``tool_result`` is checked.
+    """
     call_id = get("tool_use_id")
     if not is_id(call_id, name):
         yield "tool-id", f"the API does not accept the tool_use_id {id_repr(call_id)}"
@@ -242,6 +248,10 @@ def _result_faults(name: str, get: Callable[..., Any]) -> Iterator[tuple[str, st
 
 
 def _call_faults(name: str, block: Block, get: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """Yield the rule and a description for each fault of a call of the kind *name*.
+
+    *get* returns a field of *block*.
+    """
     call_id = get("id")
     if not is_id(call_id, name):
         yield "tool-id", f"the API does not accept the id {id_repr(call_id)}"

@@ -71,6 +71,7 @@ def _parse_block(block: Block) -> Block:
 
 
 def _parse_value(value: object) -> object:
+    """Return a field's *value* in plain types; a list is read as blocks."""
     if isinstance(value, list | tuple):
         return [_parse_block(part) for part in value]
     if hasattr(value, "model_dump"):
@@ -117,6 +118,7 @@ def _canonical(message: Message) -> list[Any]:
 
 
 def _canonical_block(block: Block) -> Any:
+    """Return *block* in plain types, without cache marks, also in the blocks inside it."""
     plain = without_mark(block)
     if not isinstance(plain, dict):
         return plain

@@ -305,6 +305,10 @@ class _CheckProgress:
         return self._last_match(index, is_reply=False)
 
     def _last_match(self, index: int, *, is_reply: bool) -> int:
+        """Return the index of the last message before *index* with the wanted role, -1 if none.
+
+        That is a reply of the model; without *is_reply*, a reply or a message of the user.
+        """
         stop, match = self._last.get(is_reply, (0, -1))
         for place in range(index - 1, stop - 1, -1):
             role = self.messages[place]["role"]
@@ -448,6 +452,11 @@ class _ServerCalls:
         self._next = max(self._next, stop)
 
     def _read_block(self, index: int, place: int, block: Block) -> None:
+        """Record the server tool's call or result in *block*, and add its problems.
+
+        *index* and *place* are the indices of the message and of the block. Problems are a result
+        without its call, and a caller without its call, in the same turn.
+        """
         call = server_call(block)
         result = server_result(block)
         caller = program(block)
@@ -585,6 +594,7 @@ def mark_problems(
 def _surplus_problem(
     messages: Sequence[Message], columns: Columns, other_marks: OtherMarks
 ) -> Problem:
+    """Return the problem of a history with too many cache marks, at the first mark."""
     first = next(columns.messages_with_marks())
     text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
     if other_marks.mark_count:

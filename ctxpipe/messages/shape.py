@@ -59,6 +59,10 @@ def _history_hint(history: object) -> str:
 
 
 def _ensure_message(index: int, message: object) -> None:
+    """Raise InvalidHistory, with *index*, if *message* has not the shape of a message.
+
+    Its role, its content, and the shape of each block are checked, not the blocks' fields.
+    """
     if not isinstance(message, MAPPINGS):
         name = type(message).__name__
         advice = SEE_DOCS

@@ -65,6 +65,7 @@ def can_open(tool: object, *, is_url: bool) -> bool:
 
 @cache
 def _warn() -> None:
+    """Log a warning that the model has no tool to open the files behind placeholders."""
     logger.warning(
         "no tool of the request can open the files behind placeholders: "
         "add offload_tools(session), or offload_tools(storage), to the tools of the model"

@@ -121,6 +121,10 @@ def content_hash(text: str, digits: int = 8) -> str:
 
 
 def _slug(name: str) -> str:
+    """Return *name* as a part of a file name: at most 80 characters, or "id" if none is left.
+
+    Other characters become hyphens. A name that Windows reserves gets ``id-`` before it.
+    """
     slug = _UNSAFE.sub("-", name)[:80].strip("-.")
     if _WINDOWS_DEVICE.match(slug):
         return f"id-{slug}"

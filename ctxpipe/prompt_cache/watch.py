@@ -102,6 +102,10 @@ class CacheWatch(Observer):
         return prices
 
     def findings(self) -> Mapping[str, object]:
+        """Return the last cache misses, and their sums by cause with the most tokens first.
+
+        A miss that is not reported yet counts in the sums.
+        """
         tallies = {cause: replace(tally) for cause, tally in self._tallies.items()}
         for miss in self._unreported_misses:
             self._add_to(tallies, miss)

@@ -76,6 +76,7 @@ class RefusalPattern:
 
 
 def _rows() -> Iterator[RefusalPattern]:
+    """Yield the patterns of refusals in ``refusals.toml``, in their order."""
     table = tomllib.loads((files(__package__) / "refusals.toml").read_text("utf-8"))
     numbers = {name: rf"(?P<{name}>\d[\d,]{{0,14}})" for name in _NUMBERS}
     for row in table["rows"]:

@@ -120,6 +120,7 @@ def observe_stream(stream: AsyncStream[Any], report: Callable[[Any], None]) -> N
     """
 
     async def follow(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Yield *events*, and report the usage in them."""
         first_message: Any = None
         async for event in events:
             first_message = _report_usage(event, first_message, report)
@@ -132,6 +133,7 @@ def observe_sync_stream(stream: Stream[Any], report: Callable[[Any], None]) -> N
     """Do the same as `observe_stream` for the stream of a synchronous client."""
 
     def follow(events: Iterator[Any]) -> Iterator[Any]:
+        """Yield *events*, and report the usage in them."""
         first_message: Any = None
         for event in events:
             first_message = _report_usage(event, first_message, report)

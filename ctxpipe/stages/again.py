@@ -136,6 +136,7 @@ class OffloadAgain:
         for text in self._messages(turn, start):
 
             def add_passage(passage: str, decision: Decision) -> str:
+                """Add *passage* to the texts to move, if there are file names for its decision."""
                 pointers = self.pointers.get(decision.is_batch)
                 if pointers is not None:
                     key = pointers.key(turn.session_id, f"repeated-{content_hash(passage, 16)}")

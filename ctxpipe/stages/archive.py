@@ -62,6 +62,7 @@ def archive_record(messages: Sequence[Message], facts: ConversationFacts | None 
 
 
 def _encode_facts(facts: ConversationFacts) -> dict[str, object]:
+    """Return *facts* as values for JSON."""
     # Lists of pairs: as keys of an object, two paths could become equal when they are redacted.
     return {
         "paths": list(facts.paths.items()),
@@ -73,6 +74,10 @@ def _encode_facts(facts: ConversationFacts) -> dict[str, object]:
 
 
 def _decode_facts(value: Any) -> ConversationFacts | None:
+    """Return the facts in *value*, as read from JSON; None if it is no object.
+
+    Raises KeyError, TypeError or ValueError if it has another form.
+    """
     if not isinstance(value, Mapping):
         return None
     return ConversationFacts(
@@ -128,6 +133,7 @@ async def load_archive(
 
 
 async def _read(path: str | os.PathLike[str]) -> str:
+    """Return the text of the file at *path*. Raises OSError and UnicodeDecodeError."""
     # Imported here because it takes as long as importing the rest of this package.
     import aiofiles
 
@@ -156,6 +162,11 @@ def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
 
 
 def _parse(text: str, path: str | os.PathLike[str]) -> ArchiveContent:
+    """Return the archive in *text*: its messages, references to earlier archives, and facts.
+
+    An older form is only a list of messages; the references are then those in its first message.
+    Raises InvalidHistory, with *path*, if it is no archive.
+    """
     references: Any = ()
     facts: ConversationFacts | None = None
     try:

@@ -109,6 +109,10 @@ def place_after(turn: Turn, count: int) -> int:
 
 
 async def _write(writer: Summarizer, messages: Sequence[Message], retry: Retry) -> Summary | None:
+    """Return the summary of *messages*, or None if no attempt succeeds.
+
+    The failure is logged as an error.
+    """
     try:
         return await summarize_with_retry(writer, messages, retry)
     except Exception as error:  # noqa: BLE001  the result may never be read

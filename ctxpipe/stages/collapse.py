@@ -245,6 +245,10 @@ def _own_notes(turn: Turn) -> list[StepsNote]:
 def _change(
     plan: CollapsePlan, collapsed: CollapsedContext, files: Sequence[str], archive: str | None
 ) -> Change:
+    """Return the change to the *collapsed* context, with its report.
+
+    *files* are the locations of the steps' texts, *archive* is that of the messages.
+    """
     steps = plan.steps
     detail = Collapsed(
         steps=len(steps),

@@ -510,6 +510,11 @@ class Compact:
         return replace(self, summarize=replace(writer, focus=focus), background=False)
 
     async def _attempt(self, turn: Turn) -> Change | Skip:
+        """Compact the history once, and record a failure for the circuit breaker.
+
+        A failure is raised unchanged. An archive that a failed attempt has written is remembered,
+        so that the next attempt does not write it again.
+        """
         attempts = turn.recall(Attempts)
         before = attempts.archive  # of an attempt that was cancelled, or made nothing shorter
         try:

@@ -58,6 +58,7 @@ class RatioGate:
     async def __call__(
         self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
     ) -> Sequence[OffloadCandidate] | str:
+        """Return the candidates if their share of all characters is high enough, else a reason."""
         if passes(scan, self.ratio):
             return candidates()
         if not scan.offloadable_chars:
@@ -110,6 +111,10 @@ class RentOrBuyGate:
     async def __call__(
         self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
     ) -> Sequence[OffloadCandidate] | str:
+        """Return the candidates to move now, or the reason why all wait.
+
+        They are the newest ones, from the first whose removal saves more than it costs.
+        """
         old = candidates()
         if not old:
             return "no old result is long enough to offload"

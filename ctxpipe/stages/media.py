@@ -60,6 +60,12 @@ class MediaOffload(Moving):
             )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Move images and documents to files with *act*, the oldest first, if there are too many.
+
+        The newest within ``keep_bytes``, protected messages, and messages that the model has not
+        answered stay. Returns Skip if nothing has to or may leave. Raises StorageError if nothing
+        can be written.
+        """
         columns = await turn.columns()
         if not columns.media:  # the usual turn: skip it at little cost
             return NOTHING

@@ -174,6 +174,7 @@ def _is_long(sizes: Sequence[int]) -> bool:
 def _cheaper_moves(
     pointers: Pointers, turn: Turn, candidates: Iterable[OffloadCandidate], rules: OffloadRules
 ) -> list[Move]:
+    """Return the moves of *candidates* whose placeholder has fewer tokens than the text."""
     counter = turn.counter
     moves: list[Move] = []
     for candidate in candidates:

@@ -237,6 +237,11 @@ class DirectOffload(Moving):
         return offload.OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Move new results with ``min_chars`` characters to files with *act*, and more if needed.
+
+        More leave if the new messages would not fit the window. Returns Skip if no result is long
+        enough. Raises StorageError if nothing can be written.
+        """
         rules = recall_rules(turn, self.storage, self._rules)
         start = offload.index_after_last_reply(turn.messages)
         moves: list[Move] = []
@@ -304,6 +309,11 @@ class BatchOffload(Moving):
         return Pointers(self.storage, BATCH, self.preview, prefix="tool-result-", indent=2)
 
     def _rules(self, session_id: str) -> offload.OffloadRules:
+        """Return the rules by which results and inputs of a session may leave.
+
+        If ``keep_read_backs`` is set, results in which the model reads the session's own files
+        stay.
+        """
         if not self.keep_read_backs:
             return offload.OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
         own_paths = self._pointers.own_paths(session_id)
@@ -312,6 +322,11 @@ class BatchOffload(Moving):
         )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Move old results to files with *act*, if the gate lets them leave.
+
+        A forced turn does not ask the gate. Returns Skip, with the reason, if none leaves; results
+        that wait are logged. Raises StorageError if nothing can be written.
+        """
         rules = recall_rules(turn, self.storage, self._rules)
         index = turn.recall(offload.CandidateIndex)
         is_large = turn.exceeds_inline_limit(index.message_count)

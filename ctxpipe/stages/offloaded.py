@@ -97,6 +97,7 @@ async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
 
 
 async def _is_missing(location: str, storage: TextReader) -> bool:
+    """Return True if there is no text at *location*; False also if it cannot be read now."""
     try:
         await storage.read(location, 0, 1)
     except StorageError as error:

@@ -67,6 +67,11 @@ class TrimReadBacks(Moving):
         )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Cut the results that read files back, and move others to files with *act*.
+
+        Returns Skip if none is too long. If nothing can be written but a result was cut, the
+        failure is only in the report; otherwise StorageError is raised.
+        """
         moves, cuts = await self._decide(turn)
         if not moves and not cuts:
             return Skip(f"nothing of more than {self.max_chars:,} characters was read back")

@@ -48,6 +48,7 @@ class Offloaded:
     failed: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
+        """Return how many blocks and characters were moved, and how many failed."""
         block_count = count_phrase(self.results + self.inputs + self.media, "block")
         text = f"{block_count} moved to files, {self.chars:,} characters"
         if not self.failed:
@@ -94,6 +95,7 @@ class Compacted:
     removed: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
+        """Return a line with the messages summarized, by what model, and what came back or left."""
         writers = [self.summarizer or "summarizer"]
         if self.model:
             writers.append(one_line(self.model, 60))
@@ -137,6 +139,7 @@ class Truncated:
     removed: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
+        """Return how many calls, views and messages were removed or folded."""
         parts = []
         if self.filtered:
             parts.append(f"{count_phrase(self.filtered, 'call')} removed")
@@ -212,6 +215,7 @@ class StageReport:
         return self.tokens_before - self.tokens_after
 
     def __str__(self) -> str:
+        """Return one line: stage, session, outcome, reason and changes, and the milliseconds."""
         duration = f" ({self.seconds * 1000:.1f} ms)"
         stage = one_line(self.stage, 40)
         session = one_line(self.session_id, 40)
@@ -283,6 +287,7 @@ class Result:
         return "\n".join(str(report) for report in self.reports)
 
     def __repr__(self) -> str:
+        """Return the number of messages, tokens before and after, reports and repairs."""
         parts = [
             count_phrase(len(self.messages), "message"),
             f"{self.tokens_before:,} to {self.tokens_after:,} tokens",

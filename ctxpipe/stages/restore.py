@@ -163,6 +163,10 @@ class _ToolFiles:
     read_text: ReadText
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
+        """Return the text that the function gives for *path*.
+
+        Raises StorageError if it gives no text, or one of more than *max_bytes* bytes.
+        """
         text = await self.read_text(path)
         if not isinstance(text, str):
             raise StorageError(errno.ENOENT, f"{path!r}: there is no text")
@@ -274,6 +278,11 @@ class Restore:
     def _working_set(
         self, messages: Sequence[Message], offloaded_texts: Mapping[str, str]
     ) -> list[WorkingFile]:
+        """Return the files that calls in *messages* used, the most recent first.
+
+        *offloaded_texts* are the texts of results that were moved to files, by placeholder. Below a
+        *work_dir*, two spellings of one path are one file.
+        """
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
         files = working_set(
             messages,
@@ -397,6 +406,11 @@ class _WorkingSetReader:
         return texts
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
+        """Return the text of the file at *path*.
+
+        Raises StorageError if *check* refuses the path or its real location, or if it cannot be
+        read.
+        """
         self.check(path, path)
         with storage_errors():
             current = await self.files.read(path, max_bytes)

@@ -302,6 +302,7 @@ async def _find_regex(pattern: str, text: str, limit: int, context: int) -> list
 
 
 def _text(arguments: Mapping[str, object], name: str) -> str:
+    """Return the argument *name*. Raises ToolInputError if it is missing, empty or no text."""
     value = arguments.get(name)
     if not isinstance(value, str) or not value:
         raise ToolInputError(f"{name} is missing; give a text")

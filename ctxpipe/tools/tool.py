@@ -174,6 +174,7 @@ def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
             return dict(self.tool.definition)
 
         async def call(self, input: object) -> Any:  # noqa: A002  the SDK's own name
+            """Run the tool, and return its content. Raises the SDK's ToolError if it fails."""
             result: Mapping[str, Any] = await self.tool.result({"input": input})
             if result.get("is_error"):
                 raise ToolError(result["content"])

@@ -111,6 +111,10 @@ class Body:
 
 
 def _encode(value: Any) -> bytes:
+    """Return *value* as compact JSON in UTF-8.
+
+    Characters outside ASCII are escaped only if the value contains a lone surrogate.
+    """
     separators = (",", ":")
     text = json.dumps(value, ensure_ascii=False, separators=separators)
     try:
@@ -167,6 +171,10 @@ class _Parser(Body):
         self.at = self.spans[-1].stop
 
     def parse(self) -> Body | None:
+        """Parse the whole body; return None if it is no object with a list at the key of the items.
+
+        Raises ValueError if the body is not valid JSON or names a key twice.
+        """
         if self.items:
             self.parse_list(self.places[self.key].start)
         elif not self.opens_with(b"{"):
@@ -183,6 +191,11 @@ class _Parser(Body):
         return self if is_found and is_list else None
 
     def parse_member(self) -> None:
+        """Parse one name and its value, and store where the value is.
+
+        The list of items is parsed item by item. Any other value is decoded. Raises ValueError if
+        the name is no string or is there twice, or if the value is not valid.
+        """
         name = self.decode(self.find_value())
         if not isinstance(name, str):
             raise self.error("a name is a string")
@@ -220,6 +233,10 @@ class _Parser(Body):
         return Span(start, self.at)
 
     def skip(self, pattern: re.Pattern[bytes]) -> re.Match[bytes]:
+        """Move to the end of *pattern*, which must match here; return the match.
+
+        Raises ValueError if it does not match: then the value has no end.
+        """
         match = pattern.match(self.raw, self.at)
         if match is None:
             raise self.error("a value has no end")

@@ -209,6 +209,7 @@ class Codec(ItemReader):
 
 
 def _union(halves: Iterable[Halves]) -> Halves:
+    """Return all calls and all results of several items, as two sets."""
     calls: set[object] = set()
     results: set[object] = set()
     for item_calls, item_results in halves:

@@ -454,6 +454,7 @@ class Conversations:
             logger.warning("%s", text)
 
     def _forget(self, dialog: Dialog) -> None:
+        """Remove *dialog* from memory and from the indices; do nothing if it is not there."""
         if dialog not in self._dialogs:
             return
         del self._dialogs[dialog]

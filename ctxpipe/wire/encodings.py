@@ -115,6 +115,11 @@ def _decode_frames(
 
 
 def _decode_brotli(raw: bytes, limit: int) -> bytes:
+    """Return *raw* decompressed with brotli.
+
+    Raises EncodingError if no brotli package is installed, if the data is damaged or incomplete, or
+    if the result has more than *limit* bytes.
+    """
     brotli = _import("br", "brotli", "brotlicffi")
     decoder = brotli.Decompressor()
     parts: list[bytes] = []

@@ -173,6 +173,11 @@ class Adapter:
         return SessionSource(name, open_session, max_head_chars(self._pipeline.budget))
 
     def _open_session(self, name: str, session_id: str, *, is_id_used: bool) -> Conversation:
+        """Return the conversation with *session_id*.
+
+        It is registered in the pipeline if its id is the plain name *name* and *is_id_used* is
+        False. Otherwise it is a new one that only this adapter has.
+        """
         # The session with the name itself is registered in the pipeline, where others can find it.
         if session_id == name and not is_id_used:
             session = self._pipeline.session(session_id, journal=self._journal)
@@ -519,6 +524,12 @@ class HttpExchange(Exchange):
         return self.is_shaped or self.format.has_items
 
     def _read(self, events: Iterable[JsonObject]) -> None:
+        """Read the reply's *events*: record new items, and the usage of a shaped request.
+
+        Errors are logged, never raised. The session calibrates its token counts by the usage,
+        except in a dry run. The first event that is no beginning decides whether the reply is a
+        late refusal.
+        """
         with log_errors(USAGE_UNREAD):
             for event in events:
                 self.remember(self.format.items_in(event))
@@ -588,6 +599,7 @@ async def _send(
 async def _pass_on(
     exchange: HttpExchange, held_chunks: Iterable[bytes], rest: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
+    """Yield the *held_chunks* of a reply, then *rest*, which the exchange reads too."""
     for chunk in held_chunks:
         yield chunk
     async for chunk in rest:
@@ -680,6 +692,7 @@ class ReplyReader:
 
 
 def _parse(text: bytes | bytearray) -> Iterator[JsonDict]:
+    """Yield the JSON object in *text*, the last one of a list; nothing if there is none."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

@@ -128,6 +128,10 @@ class Format:
     def _answer(
         self, reply: JsonObject, text: str, reason: object, model: object = None
     ) -> AgentAnswer:
+        """Return the answer *text* with the reason of its end, the usage, and the model.
+
+        *reason* and the model are dropped if they are no text. Without *model* the reply names it.
+        """
         model = model or reply.get("model")
         return AgentAnswer(
             text,

@@ -109,6 +109,7 @@ def system_blocks(instruction: object) -> list[JsonDict]:
 
 
 def _parts(content: object) -> Sequence[object]:
+    """Return the parts of *content*: a text is one part; a content without parts has none."""
     if isinstance(content, str):
         return [content]
     parts = field(content, "parts")
@@ -124,6 +125,7 @@ def _part_reader(item: Item) -> Callable[[object], JsonDict]:
 
 
 def _model_block(part: object) -> JsonDict:
+    """Return the block for a part of a model's reply: a call, thinking, or other content."""
     call = first_field(part, *CALL)
     if isinstance(call, Mapping):
         return use_block(_id_of(call), field(call, "name"), arguments_object(field(call, "args")))
@@ -134,6 +136,10 @@ def _model_block(part: object) -> JsonDict:
 
 
 def _user_block(part: object) -> JsonDict:
+    """Return the block for a part of a user's content: a tool result, or other content.
+
+    The result's content is a text, or blocks if the response has media.
+    """
     response = first_field(part, *RESPONSE)
     if not isinstance(response, Mapping):
         return _client_part(part)
@@ -238,6 +244,11 @@ def _with_signature(part: JsonDict) -> JsonDict:
 
 
 def _new_part(block: JsonObject) -> JsonDict:
+    """Return the part for *block*: a call, a response, or else its text.
+
+    A call gets the signature that the API accepts for calls that it has not made. The name of a
+    response is the id of its call.
+    """
     match kind(block):
         case "tool_use":
             call = {"id": block["id"], "name": block["name"], "args": block["input"]}

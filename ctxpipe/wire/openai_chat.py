@@ -201,6 +201,10 @@ def _call_to_answer(item: Item) -> object:
 
 
 def _reply_blocks(item: Item) -> list[JsonDict]:
+    """Return the blocks of a reply: thinking, content, refusal, then calls.
+
+    Only the first field with thinking is read.
+    """
     blocks: list[JsonDict] = []
     for name in THOUGHTS:
         thought = field(item, name)
@@ -224,6 +228,10 @@ def _calls(item: Item) -> list[Any]:
 
 
 def _call_block(call: object) -> JsonDict:
+    """Return the tool_use block for *call*.
+
+    The input of a custom tool is ``{INPUT: text}``. A call of an unknown form is its own input.
+    """
     call_id = field(call, "id")
     function = field(call, "function")
     if function is not None:
@@ -323,6 +331,7 @@ def _rebuild_calls(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
 
 
 def _with_input(call: object, arguments: JsonObject) -> JsonDict:
+    """Return *call* with *arguments* as its input; unchanged if it has no input."""
     plain = as_dict(call)
     if plain.get("function") is not None:
         return {**plain, "function": _with_arguments(plain["function"], arguments)}
@@ -351,6 +360,7 @@ def text_or_parts(parts: Sequence[JsonObject], text_type: str = "text") -> objec
 
 
 def _new_part(block: JsonObject) -> JsonDict:
+    """Return the part for *block*: an image, a file, or else its text."""
     url = image_url(block)
     if url is not None:
         return {"type": "image_url", "image_url": {"url": url}}

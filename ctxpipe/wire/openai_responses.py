@@ -95,6 +95,7 @@ class ResponsesCodec(Codec):
         return self.read_unknown(item, name, call)
 
     def _read_message(self, item: Item) -> Reading:
+        """Return the role and blocks of the message *item*; as unknown if its role is unknown."""
         role = field(item, "role")
         content = field(item, "content")
         if role == "assistant":
@@ -255,6 +256,7 @@ class ResponsesCodec(Codec):
         return new_pairs
 
     def _is_unknown(self, item: Item) -> bool:
+        """Return True if the type of *item*, or the role of a message, is unknown."""
         name = _type_of(item)
         if name in SERVER_ITEMS or name.removesuffix(OUTPUT) in ANSWERED_ITEMS:
             return False  # fast: most items need not be read again
@@ -283,6 +285,7 @@ class ResponsesCodec(Codec):
 
 
 def _type_of(item: Item) -> str:
+    """Return the type of *item*; "message" if it has a role but no type, else ""."""
     name = kind(item)
     if not name and field(item, "role") is not None:
         return "message"
@@ -344,6 +347,11 @@ def _call_id(item: Item) -> object:
 
 
 def _call_block(item: Item, name: str) -> JsonDict:
+    """Return the tool_use block for the call *item* of the type *name*.
+
+    The input of a custom tool is ``{INPUT: text}``; that of a server tool is its action. A call
+    without a name of a tool is called like its type.
+    """
     arguments: object
     if name == "function_call":
         arguments = arguments_object(field(item, "arguments"))
@@ -372,6 +380,10 @@ def _action_key(item: Item) -> str:
 
 
 def _rebuild_output(old_output: object, content: object) -> object:
+    """Return a call's output with the new *content*, in the form of *old_output*.
+
+    A list keeps the parts that did not change. An output that did not change is the same object.
+    """
     blocks = result_blocks(content)
     if isinstance(old_output, list | tuple):
         return rebuild_content(old_output, blocks, read_part=_client_part, text_type="input_text")
@@ -443,6 +455,10 @@ def _shell_output(old_output: object, content: object) -> object:
 
 
 def _new_part(block: JsonObject) -> JsonDict:
+    """Return the part for *block*: an image, a file, or else its text.
+
+    An image or document is given by its data, the id of an uploaded file, or a URL.
+    """
     url = image_url(block)
     if url is not None:
         return {"type": "input_image", "detail": "auto", "image_url": url}
@@ -459,6 +475,7 @@ def _new_part(block: JsonObject) -> JsonDict:
 
 
 def _without_id(item: Item) -> Item:
+    """Return *item* without its id; unchanged if it has none or only refers to a stored item."""
     if field(item, "id") is None or kind(item) == "item_reference":
         return item
     plain = as_dict(item)

@@ -235,6 +235,12 @@ class Translation:
         return self._codec.convert_media(items) if self._has_media_blocks else items
 
     def _items_of(self, units: Units, context: list[Message]) -> list[Item]:
+        """Return the items to send for *context*, the messages that a session has returned.
+
+        An unchanged context gives the original items. Otherwise a message that equals a unit gives
+        the unit's items, any other message gives new items. The result of the last call is used
+        again as far as the context is the same.
+        """
         if is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
@@ -391,6 +397,11 @@ class _ContextMatcher:
         return reversed([self._match_message(message) for message in reversed(messages)])
 
     def _match_message(self, message: Message) -> _Piece:
+        """Return the original items of the unit that equals *message*, or new items for it.
+
+        If several units are equal, the nearest before the last match comes first. An invalid unit
+        is not used.
+        """
         role = message["role"]
         blocks = [as_dict(block) for block in as_blocks(message)]
         # Units with its first block: those before the last match first, beginning with the nearest.
@@ -566,6 +577,10 @@ def _has_lost_its_half(reading: Reading, blocks: Sequence[_Block]) -> bool:
 
 
 def _with_original_id(block: _Block, names: Mapping[str, object]) -> _Block:
+    """Return *block* with the id of its call as it is in the items.
+
+    *names* maps the ids in messages to those in items; an id that is missing there stays.
+    """
     for key in ("id", "tool_use_id"):
         name = block.get(key)
         if name is not None and name in names:

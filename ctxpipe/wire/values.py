@@ -350,6 +350,7 @@ def tool_search_block(value: object, name: str, tools: Iterable[str] = ()) -> Js
 
 
 def _opaque_text(value: object) -> str:
+    """Return *value* as a text: its own JSON if it is an opaque block, else shortened JSON."""
     if kind(value) == OPAQUE:
         # Its JSON is the text already. To quote it again would make it longer.
         text = field(value, "json")

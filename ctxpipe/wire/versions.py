@@ -67,6 +67,7 @@ def _problem_of_hook(module: ModuleType, name: str, parameters: Iterable[str]) -
 
 
 def _package_version(package: str) -> str:
+    """Return the version of the installed *package*, or "of an unknown version"."""
     try:
         return version(package)
     except PackageNotFoundError:
