@@ -88,7 +88,7 @@ def offload_app(storage: TextReader) -> ASGIApp:
 
 
 def _description(tool: Tool) -> types.Tool:
-    """Return the description of *tool* for MCP: name, text, input schema, and that it only reads."""
+    """Return the description of *tool* for MCP: name, text and input schema; it only reads."""
     definition = tool.definition
     return types.Tool(
         name=tool.name,

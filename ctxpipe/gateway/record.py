@@ -59,6 +59,7 @@ class GatewayTurn:
     owner: str = ""
 
     def __str__(self) -> str:
+        """Return one line: session, outcome, tokens, removals, dollars, status and seconds."""
         session = f" of {self.session}" if self.session else ""
         if self.owner:
             session += f" for {self.owner}"
@@ -115,6 +116,7 @@ class GatewayRecord:
             self.priced_turns += 1
 
     def __str__(self) -> str:
+        """Return one line: the turns, their tokens and dollars, and the failures."""
         if not self.number and self.passed_requests:
             return (
                 f"no turn was shaped, {count_phrase(self.passed_requests, 'other request')} passed"

@@ -153,6 +153,11 @@ class AgentSummarizer:
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        """Return the summary of *messages* that the agent's own model writes.
+
+        Outside an agent a warning is logged, and the summary is an extract that needs no model.
+        Errors of the model are raised.
+        """
         agent_model = self.agent_model
         if agent_model is None:
             logger.warning("%s", WITHOUT_MODEL)

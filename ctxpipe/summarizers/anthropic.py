@@ -133,6 +133,11 @@ class AnthropicSummarizer:
         return self.client is not None or any(os.environ.get(key) for key in _KEYS)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        """Return the summary of *messages* that the model writes.
+
+        Without a client and without credentials in the environment a warning is logged, and the
+        summary is an extract that needs no model. Errors of the API are raised.
+        """
         if not self.available:
             logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
@@ -143,6 +148,7 @@ class AnthropicSummarizer:
         return await with_price(summary, reply_usage(reply), reply.model)
 
     async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
+        """Send *messages* as one text with the request for a summary; return the model's reply."""
         prompt = await transcript_prompt(
             messages, self.max_words, self.focus, self.window, self.counter
         )

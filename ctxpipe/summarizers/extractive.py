@@ -137,6 +137,7 @@ def _total_chars(items: Iterable[str]) -> int:
 
 
 def _requests(messages: Sequence[Message]) -> list[str]:
+    """Return the beginning of what the user wrote in each message, as quotes."""
     requests = []
     for message in messages:
         words = own_words(message)
@@ -175,6 +176,7 @@ def _calls(calls: Sequence[CallWithResult]) -> list[str]:
 
 
 def _outcome(call: ToolCall, result: object) -> str:
+    """Return the action of *call*, whether it failed, and the last line of its *result*."""
     text = f"{_action(call)} → {'failed' if is_failure(result) else 'ok'}"
     lines = result_text(result).rstrip().splitlines()
     if lines:
@@ -243,6 +245,10 @@ def _earlier_items(messages: Sequence[Message]) -> defaultdict[str, list[str]]:
 
 
 def _items(text: str) -> Iterator[str]:
+    """Yield the entries of a section of an extract, without bullets.
+
+    Entries that only say that there is nothing, or that count what was left out, are skipped.
+    """
     for part in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
         item = part.strip()
         if item not in ("", _NONE, _ELSEWHERE) and not part.startswith(_COUNTS):
@@ -253,6 +259,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
+    """Return *text* on one line; a longer one is cut after *limit* characters, with "…"."""
     line = " ".join(text[: 20 * limit].split())
     if len(text) <= 20 * limit and len(line) <= limit:
         return line

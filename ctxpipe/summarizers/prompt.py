@@ -210,6 +210,11 @@ def _mark_as_data(message_texts: Iterable[str], request: str) -> str:
 
 
 async def _fits(text: str, max_tokens: int, counter: Counting | None) -> bool:
+    """Return True if *text* has at most *max_tokens* tokens by a cautious count.
+
+    A text with a quarter as many characters is not counted. *counter* is the token counter, None
+    for the default.
+    """
     if 4 * len(text) <= max_tokens:
         return True
     [tokens] = await as_counter(counter).texts([text])
@@ -264,6 +269,10 @@ class PromptSummarizer:
         )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        """Return the summary of *messages* that the function `ask` writes.
+
+        Raises SettingsError if `ask` is not async or returns no text; its own errors are raised.
+        """
         prompt = await transcript_prompt(
             messages, self.max_words, self.focus, self.window, self.counter
         )

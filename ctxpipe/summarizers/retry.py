@@ -262,6 +262,11 @@ async def _attempt(
     import tenacity
 
     async def attempt() -> Summary:
+        """Ask the summarizer once; return the summary.
+
+        Raises AttemptTimeout after the limit of Retry for an attempt or for all attempts; other
+        errors are raised unchanged.
+        """
         left = deadline - retry.clock()
         try:
             with anyio.fail_after(min(retry.attempt_seconds, left)) as scope:

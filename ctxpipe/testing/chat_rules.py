@@ -149,6 +149,7 @@ def _pairs(messages: Sequence[JsonObject]) -> Problems:
 
 
 def _short(where: str) -> str:
+    """Return the API's error for an empty array at *where*."""
     return (
         f"Invalid '{where}': empty array. Expected an array with minimum length 1, but got an "
         "empty array instead."

@@ -78,7 +78,10 @@ def storage_conformance(
 
 
 def _implements(protocols: Collection[type], extras: Collection[str]) -> Check:
+    """Return the check that a storage has exactly these *protocols* and *extras*."""
+
     async def it_has_what_is_checked_and_nothing_else(storage: object) -> None:
+        """Check that *storage* has the protocols and extras that are checked, and no others."""
         for protocol in PROTOCOLS:
             is_there = isinstance(storage, protocol)
             expect(is_there or protocol not in protocols, f"it is a {protocol.__name__}")

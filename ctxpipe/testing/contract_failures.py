@@ -50,6 +50,11 @@ async def fail_everywhere(place: StoragePlace, act: Act) -> AsyncIterator[tuple[
 
 
 async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, healthy: Any) -> None:
+    """Check that a write in which any operation fails leaves each text whole or absent.
+
+    The same texts can be written afterwards. Raises ContractBroken.
+    """
+
     def batch(number: int) -> dict[str, str]:
         return {f"s/{number}-{index}.md": f"{index} {TEXT}" for index in range(3)}
 
@@ -69,6 +74,10 @@ async def a_write_that_fails_anywhere_leaves_whole_texts(place: StoragePlace, he
 
 
 async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace, healthy: Any) -> None:
+    """Check that a read in which any operation fails returns no wrong text and changes nothing.
+
+    Raises ContractBroken.
+    """
     await healthy.write([("s/a.md", TEXT)])
 
     async def read(storage: Any, _: int) -> None:
@@ -81,6 +90,10 @@ async def a_read_that_fails_anywhere_gives_no_wrong_text(place: StoragePlace, he
 async def a_record_that_fails_anywhere_is_whole_or_absent(
     place: StoragePlace, healthy: Any
 ) -> None:
+    """Check that a record whose saving fails at any operation is whole or absent.
+
+    Raises ContractBroken.
+    """
     talk = [{"role": "user", "content": TEXT}]
 
     async def save(storage: Any, _: int) -> None:
@@ -97,6 +110,11 @@ async def a_record_that_fails_anywhere_is_whole_or_absent(
 async def an_append_that_fails_anywhere_leaves_whole_entries(
     place: StoragePlace, healthy: Any
 ) -> None:
+    """Check that an entry whose writing fails at any operation is there once, whole, or absent.
+
+    The next entry can be written afterwards. Raises ContractBroken.
+    """
+
     async def append(storage: Any, number: int) -> None:
         # A new session each time, since reading a journal may take one operation per entry.
         await healthy.append(f"s{number}", 0, "the first")
@@ -135,6 +153,10 @@ def is_hidden_in(text: str) -> bool:
 
 
 async def a_secret_is_hidden_in_everything_that_is_written(place: StoragePlace) -> None:
+    """Check that texts, records and journals contain what the redaction rule returns.
+
+    Raises ContractBroken.
+    """
     storage = await place.redacting_storage(hide)
     talk = [{"role": "user", "content": f"the key is {KEY}"}]
     expect(storage.redact is not None, "the storage has its redaction rule")
@@ -172,6 +194,7 @@ async def nothing_is_written_that_the_rule_has_not_seen(place: StoragePlace) -> 
 
 
 async def missing_texts_are_reported(storage: Any) -> None:
+    """Check that `missing` returns exactly the locations without a text. Raises ContractBroken."""
     existing_locations = await storage.write([("s/a.md", "a"), ("t/漢.md", "b"), ("u/a.md", "c")])
     missing_locations = [storage.location("s/b.md"), storage.location("v/a.md")]
     expect(

@@ -27,6 +27,10 @@ SESSIONS = [
 
 
 async def entries_come_back_in_their_order(writer: Any, reader: Any) -> None:
+    """Check that entries are read in their order, from any number on, also by another storage.
+
+    Raises ContractBroken.
+    """
     expect(await entries_of(writer, "s") == [], "a new session has no entries")
     entries = [f"entry {number}" for number in range(25)]
     for number, entry in enumerate(entries):
@@ -39,6 +43,7 @@ async def entries_come_back_in_their_order(writer: Any, reader: Any) -> None:
 
 
 async def an_entry_is_written_once(place: StoragePlace) -> None:
+    """Check that an existing entry is never replaced. Raises ContractBroken."""
     for storage in await place.storages(3):
         await storage.append("s", 0, "the first")
         expect(await storage.append("s", 0, "another") is False, "an entry is not written again")
@@ -46,6 +51,7 @@ async def an_entry_is_written_once(place: StoragePlace) -> None:
 
 
 async def an_entry_that_would_leave_a_gap_is_not_written(first: Any, second: Any) -> None:
+    """Check that an entry is refused unless its number is the next one. Raises ContractBroken."""
     expect(await first.append("s", 1, "later") is False, "the first entry is number 0")
     await first.append("s", 0, "the first")
     for number in (2, 9):
@@ -54,10 +60,15 @@ async def an_entry_that_would_leave_a_gap_is_not_written(first: Any, second: Any
 
 
 async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
+    """Check that of eight concurrent writers exactly one writes each entry.
+
+    A writer that is refused can read the entry that was written instead. Raises ContractBroken.
+    """
     storages = await place.storages(8)
     wins: list[tuple[int, str]] = []
 
     async def write(number: int) -> None:
+        """Try to write twelve entries as writer *number*, and record those that were written."""
         journal = storages[number]
         for entry in range(12):
             line = f"{entry} of writer {number}"
@@ -73,6 +84,10 @@ async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
 
 
 async def any_line_of_text_is_an_entry(writer: Any, reader: Any) -> None:
+    """Check that an entry may be any line of text, and that two lines are refused.
+
+    Raises ContractBroken.
+    """
     for number, entry in enumerate(ODD_ENTRIES):
         expect(await writer.append("s", number, entry), "any line of text is written")
     expect(await entries_of(reader, "s") == ODD_ENTRIES, "any line of text comes back")
@@ -82,6 +97,7 @@ async def any_line_of_text_is_an_entry(writer: Any, reader: Any) -> None:
 
 
 async def sessions_share_nothing_whatever_they_are_called(storage: Any) -> None:
+    """Check that each session has its own journal, also with an odd id. Raises ContractBroken."""
     for name in SESSIONS:
         expect(await storage.append(name, 0, f"of {name!r}"), "each session has its own journal")
     for name in SESSIONS:
@@ -89,6 +105,7 @@ async def sessions_share_nothing_whatever_they_are_called(storage: Any) -> None:
 
 
 async def places_share_no_journal(place: StoragePlace) -> None:
+    """Check that a storage at another place does not see the entries. Raises ContractBroken."""
     await (await place.storage()).append("s", 0, "entry")
     expect(
         await entries_of(await place.other(), "s") == [], "another place does not have the entry"
@@ -96,6 +113,10 @@ async def places_share_no_journal(place: StoragePlace) -> None:
 
 
 async def a_journal_is_set_aside_once(first: Any, second: Any) -> None:
+    """Check that a journal is renamed only by a storage that has read it, and only once.
+
+    A new journal begins then; what was renamed stays. Raises ContractBroken.
+    """
     expect(await first.set_aside("s") == "", "there is nothing to set aside")
     for number in range(3):
         await first.append("s", number, f"old {number}")
@@ -114,6 +135,10 @@ async def a_journal_is_set_aside_once(first: Any, second: Any) -> None:
 
 
 async def no_writer_appends_to_a_journal_that_was_replaced(first: Any, second: Any) -> None:
+    """Check that an append is refused if the journal was replaced since it was read.
+
+    Nothing is checked if both storages are the same object. Raises ContractBroken.
+    """
     if second is first:
         return  # a storage has read everything that it has written itself
     await first.append("s", 0, "old")
@@ -126,6 +151,7 @@ async def no_writer_appends_to_a_journal_that_was_replaced(first: Any, second: A
 
 
 async def one_of_two_holds_a_lease(first: Any, second: Any) -> None:
+    """Check that a session is leased to one storage at a time. Raises ContractBroken."""
     async with first.lease("s", 0) as is_held:
         expect(is_held is True, "a free session is held at once")
         async with second.lease("s", 0.1) as is_held_too:
@@ -137,9 +163,14 @@ async def one_of_two_holds_a_lease(first: Any, second: Any) -> None:
 
 
 async def a_lease_is_waited_for(first: Any, second: Any) -> None:
+    """Check that a storage that waits gets the lease soon after it is free.
+
+    Raises ContractBroken.
+    """
     waiting_seconds: list[float] = []
 
     async def wait() -> None:
+        """Acquire the lease, and record how many seconds that took."""
         began = time.monotonic()
         async with second.lease("s", 20) as is_held:
             expect(is_held is True, "it is held in the end")
@@ -152,6 +183,7 @@ async def a_lease_is_waited_for(first: Any, second: Any) -> None:
 
 
 async def a_lease_ends_with_an_error_inside(first: Any, second: Any) -> None:
+    """Check that an error in the block ends the lease. Raises ContractBroken."""
     with suppress(KeyError):
         async with first.lease("s", 0):
             raise KeyError("inside")

@@ -20,6 +20,10 @@ async def notes_of(storage: Any, name: str = NAME) -> list[str]:
 
 
 async def notes_are_there_for_every_process(storage: Any, other: Any) -> None:
+    """Check that notes are read by every storage, each once, with a version that changes.
+
+    Raises ContractBroken.
+    """
     expect(await storage.load_notes(NAME, "") is None, "a name without notes has the version ''")
     await storage.add_notes(NAME, OWNERS[0], NOTES[:2])
     await other.add_notes(NAME, OWNERS[1], NOTES[1:])
@@ -34,6 +38,7 @@ async def notes_are_there_for_every_process(storage: Any, other: Any) -> None:
 
 
 async def notes_are_no_texts_of_the_session(place: StoragePlace) -> None:
+    """Check that notes are listed neither as texts nor as a session. Raises ContractBroken."""
     storage = await place.storage()
     await storage.write([("job/t1.md", "a text")])
     await storage.add_notes("job", "job", NOTES)
@@ -43,6 +48,10 @@ async def notes_are_no_texts_of_the_session(place: StoragePlace) -> None:
 
 
 async def deleting_a_session_deletes_its_notes(storage: Any, other: Any) -> None:
+    """Check that a deleted session's notes are deleted, and those of other sessions stay.
+
+    Raises ContractBroken.
+    """
     await storage.add_notes(NAME, OWNERS[0], NOTES[:1])
     await storage.add_notes(NAME, OWNERS[1], NOTES[1:])
     await other.delete(OWNERS[1])
@@ -52,6 +61,10 @@ async def deleting_a_session_deletes_its_notes(storage: Any, other: Any) -> None
 
 
 async def a_process_that_held_a_deleted_name_adds_no_notes(storage: Any, other: Any) -> None:
+    """Check that notes are refused if the name was deleted in the meantime.
+
+    Raises ContractBroken.
+    """
     generation = Generation(NAME)
     with generation.running():
         await storage.add_notes(NAME, NAME, NOTES[:1])

@@ -37,6 +37,10 @@ def session_on(storage: Any, name: str = SESSION) -> Session:
 
 
 async def a_session_goes_on_in_another_process(first: Any, second: Any) -> None:
+    """Check that a session on another storage continues with the same context and history.
+
+    No entry of the journal repeats a stored text. Raises ContractBroken.
+    """
     history = talk(WORDS)
     result = await session_on(first).run(history)
     resumed_result = await session_on(second).run(history)
@@ -73,6 +77,10 @@ async def fill(storage: Any, session: str) -> list[str]:
 
 
 async def deleting_a_session_leaves_nothing_of_it(storage: Any, other: Any) -> None:
+    """Check that deleting a session deletes its texts, records and entries, and no others.
+
+    A session that does not exist may be deleted too. Raises ContractBroken.
+    """
     deleted_locations = await fill(storage, "s")
     other_locations = await fill(storage, "s2")
     await storage.delete("s")
@@ -98,6 +106,10 @@ async def deleting_a_session_leaves_nothing_of_it(storage: Any, other: Any) -> N
 
 
 async def writes_of_a_deleted_session_are_refused(storage: Any, other: Any) -> None:
+    """Check that writes of a turn are refused if another process deletes its session meanwhile.
+
+    Raises ContractBroken.
+    """
     generation = Generation("s")
     with generation.running():
         await fill(storage, "s")
@@ -124,6 +136,10 @@ async def writes_of_a_deleted_session_are_refused(storage: Any, other: Any) -> N
 
 
 async def sessions_are_listed_and_deleted_in_whole_components(storage: Any, other: Any) -> None:
+    """Check that a prefix means an id and those below it, such as ``cust1/a`` below ``cust1``.
+
+    An empty prefix is an error. Raises ContractBroken.
+    """
     for name in NAMES:
         await session_on(storage, name).run(talk(name))
     expect(sorted(await other.sessions()) == sorted(NAMES), "every session is listed")

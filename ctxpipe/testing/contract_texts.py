@@ -40,6 +40,10 @@ PAGES = ((0, 10), (7, 1), (65_535, 3), (65_536, 70_000))
 
 
 async def a_text_comes_back_as_it_was_written(writer: Any, reader: Any) -> None:
+    """Check that any text is read unchanged, by its location and by its key.
+
+    Raises ContractBroken.
+    """
     for name, text in ODD_TEXTS.items():
         key = f"s/{name.replace(' ', '-')}.md"
         location = await write_one(writer, key, text)
@@ -51,6 +55,7 @@ async def a_text_comes_back_as_it_was_written(writer: Any, reader: Any) -> None:
 
 
 async def a_batch_is_stored_in_order(storage: Any) -> None:
+    """Check that the locations of a batch are distinct and in its order. Raises ContractBroken."""
     texts = {f"s/{number}.md": f"text {number} " * number for number in range(40)}
     locations = await storage.write(list(texts.items()))
     expect(len(set(locations)) == 40, "each text of a batch has its own location")
@@ -59,6 +64,10 @@ async def a_batch_is_stored_in_order(storage: Any) -> None:
 
 
 async def a_free_key_leads_to_the_announced_location(storage: Any) -> None:
+    """Check that a text with a free key gets the location that `location` returns for it.
+
+    It is an absolute path or a URL of ctxpipe. Raises ContractBroken.
+    """
     location = storage.location("s/a.md")
     expect(
         await write_one(storage, "s/a.md", "text") == location, "a free key leads to its location"
@@ -77,6 +86,10 @@ async def the_same_text_again_stays_where_it_is(place: StoragePlace) -> None:
 
 
 async def another_text_under_the_same_key_gets_a_name_of_its_own(first: Any, second: Any) -> None:
+    """Check that a second text with a key gets another location, and an equal text the same.
+
+    Raises ContractBroken.
+    """
     texts = ["one", "two", "three", "one", "two"]
     pairs = zip(cycle([first, second]), texts)
     locations = [await write_one(writer, "s/a.md", text) for writer, text in pairs]
@@ -91,6 +104,10 @@ async def equal_texts_under_two_keys_are_both_there(storage: Any) -> None:
 
 
 async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
+    """Check that eight concurrent texts with one key are all stored, one of them under the key.
+
+    Raises ContractBroken.
+    """
     storages = await place.storages(8)
     locations: dict[int, str] = {}  # by the number of the writer
 
@@ -106,6 +123,10 @@ async def of_eight_writers_each_finds_its_own_text(place: StoragePlace) -> None:
 
 
 async def a_page_is_counted_in_characters(storage: Any) -> None:
+    """Check that offset, limit and total of a page are characters, not bytes.
+
+    A page after the end is empty. Raises ContractBroken.
+    """
     text = "".join(f"{number}:漢🙂é\n" for number in range(30_000))
     location = await write_one(storage, "s/a.md", text)
     for offset, limit in (*PAGES, (len(text) - 5, 100)):
@@ -134,6 +155,7 @@ async def a_lone_surrogate_is_kept_readable(storage: Any) -> None:
 
 
 async def no_name_leads_out(storage: Any) -> None:
+    """Check that keys and URLs that lead out of the storage are refused. Raises ContractBroken."""
     await write_one(storage, "s/a.md", "text")
     for key in ESCAPES:
         await expect_error(storage.write([(key, "x")]), f"{key!r} is not written")
@@ -143,6 +165,10 @@ async def no_name_leads_out(storage: Any) -> None:
 
 
 async def what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
+    """Check that reading a missing text raises StorageError with errno ENOENT or ENAMETOOLONG.
+
+    Raises ContractBroken.
+    """
     await write_one(storage, "s/a.md", "text")
     locations = ("s/b.md", "t/a.md", "ctxpipe://t/a.md", storage.location("s/b.md"), "x" * 5000)
     for location in locations:
@@ -163,6 +189,7 @@ async def places_share_nothing(place: StoragePlace) -> None:
 
 
 async def a_cancelled_write_leaves_whole_texts(writer: Any, reader: Any) -> None:
+    """Check that a cancelled write leaves each text whole or absent. Raises ContractBroken."""
     text = "0123456789" * 20_000
     for number in range(8):
         keys = [f"s/{number}-{index}.md" for index in range(5)]
@@ -202,6 +229,7 @@ TALK: list[Any] = [
 
 
 async def a_record_is_json_under_a_name_with_stem_time_and_number(storage: Any) -> None:
+    """Check the name of a record, and that it is stored as JSON. Raises ContractBroken."""
     for record in (TALK, {"form": 1, "messages": TALK}):
         location = await storage.save("s", "compact", record)
         expect(NAME.fullmatch(PurePosixPath(location).name), "a record has stem, time and number")
@@ -211,6 +239,10 @@ async def a_record_is_json_under_a_name_with_stem_time_and_number(storage: Any) 
 
 
 async def records_are_listed_oldest_first_and_by_session(storage: Any, other: Any) -> None:
+    """Check that the records of a session are listed oldest first, and only those.
+
+    Raises ContractBroken.
+    """
     expect(list(await storage.records("s")) == [], "a new session has no records")
     record_locations = [await storage.save("s", "compact", TALK[:1]) for _ in range(12)]
     record_locations += [await other.save("s", "truncate", TALK) for _ in range(2)]
@@ -224,6 +256,7 @@ async def records_are_listed_oldest_first_and_by_session(storage: Any, other: An
 
 
 async def eight_records_at_once_are_eight(place: StoragePlace) -> None:
+    """Check that eight concurrent records are all stored and listed. Raises ContractBroken."""
     storages = await place.storages(8)
     record_locations: list[str] = []
 

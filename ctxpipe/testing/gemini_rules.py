@@ -54,6 +54,7 @@ def gemini_problems(body: JsonObject) -> list[str]:
 
 
 def _content(where: str, content: Any) -> Problems:
+    """Yield the API's errors in the message *content*, which is at *where* in the request."""
     if not isinstance(content, dict):
         yield f"Invalid value at '{where}': a message is expected"
     elif content.get("role", "user") not in ("user", "model"):

@@ -47,6 +47,10 @@ class GeminiServer(ScriptedServer):
         return None
 
     def _problems(self, exchange: Received) -> Iterator[str]:
+        """Yield the API's errors in the request; read and count the prompt of a valid one.
+
+        A prompt longer than the model's window is an error too.
+        """
         body: JsonDict = {**exchange.body, "model": _model(exchange)}
         error_texts = gemini_problems(body)
         if error_texts:
@@ -64,6 +68,10 @@ class GeminiServer(ScriptedServer):
     # Replies --------------------------------------------------------------------------------------
 
     def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        """Return the body of the plain answer *reply*, and set the usage of the exchange.
+
+        The first call gets a signature.
+        """
         usage = self._meter.charge_items(exchange.prompt, exchange.cached)
         exchange.usage = usage
         output = self._meter.output_tokens(reply.blocks)
@@ -90,6 +98,7 @@ class GeminiServer(ScriptedServer):
         }
 
     def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:  # noqa: ARG002
+        """Yield the events of a stream with the answer *message*; the last one has its end."""
         [whole] = message["candidates"]
         *first, last = list(_pieces(whole["content"]["parts"])) or [{"text": ""}]
         for part in first:

@@ -67,6 +67,7 @@ class OpenAIServer(ScriptedServer):
     # Requests -------------------------------------------------------------------------------------
 
     def _early_failure(self, exchange: Received) -> Failure | None:
+        """Return the error for a missing API key or a body that is too large, or None."""
         if "authorization" not in exchange.headers:
             return Failure(401, "invalid_request_error", "You didn't provide an API key.")
         if len(exchange.raw) > MAX_BODY_BYTES:
@@ -74,6 +75,10 @@ class OpenAIServer(ScriptedServer):
         return None
 
     def _problems(self, exchange: Received) -> Iterator[str]:
+        """Yield the API's errors in the request; read and count the prompt of a valid one.
+
+        A prompt longer than the model's window is an error too, unless the stream is to report it.
+        """
         body: Any = exchange.body
         is_chat = exchange.path == CHAT
         error_texts = chat_problems(body) if is_chat else self._response_problems(exchange, body)
@@ -156,6 +161,10 @@ class OpenAIServer(ScriptedServer):
     # Replies --------------------------------------------------------------------------------------
 
     def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        """Return the body of the plain answer *reply*, and set the usage of the exchange.
+
+        A response of the Responses API is also stored, if the request does not forbid it.
+        """
         effective = self._effective(exchange)
         usage = self._meter.charge_items(exchange.prompt, exchange.cached)
         exchange.usage = usage
@@ -186,12 +195,14 @@ class OpenAIServer(ScriptedServer):
         self._conversations[name] = [*body["input"], *items]
 
     def _events(self, exchange: Received, message: JsonObject) -> Iterable[bytes]:
+        """Return the events of a stream with the answer *message*, in the form of the path."""
         if exchange.path == RESPONSES:
             return response_events(message)
         options: Any = exchange.body.get("stream_options") or {}
         return chat_events(message, with_usage=bool(options.get("include_usage")))
 
     def _error_event(self, failure: Failure, exchange: Received) -> bytes:
+        """Return the event that reports *failure* in a stream."""
         body = openai_error_json(failure)
         if exchange.path == CHAT:
             return sse(body)

@@ -155,6 +155,10 @@ class ScriptedServer(ABC):
     # Start and stop -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        """Start the server on a free port of 127.0.0.1; return it.
+
+        Raises MissingExtra if starlette or uvicorn is not installed.
+        """
         start = await anyio.to_thread.run_sync(_load)
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._running = await start(dict.fromkeys(self._paths, self._receive))
@@ -166,6 +170,7 @@ class ScriptedServer(ABC):
         error: BaseException | None,
         trace: object,
     ) -> None:
+        """Stop the server; raise the first error of the script, unless the block raised one."""
         running = self._running
         self._running = None
         if running is not None:
@@ -285,6 +290,10 @@ class ScriptedServer(ABC):
             chunks = [body[: len(body) // 2]]
 
         async def content() -> AsyncIterator[bytes]:
+            """Yield the chunks of the answer with pauses; end with the interruption, if any.
+
+            It is a failure, a broken connection, or a connection that sends nothing more.
+            """
             for chunk in chunks:
                 yield chunk
                 await anyio.sleep(answer_to_send.pause_seconds)
@@ -327,6 +336,7 @@ def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
     count = 0
 
     def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- the order decides, not the body
+        """Return the next reply of the list. Raises ScriptExhausted after the last one."""
         nonlocal count
         for reply in remaining_replies:
             count += 1

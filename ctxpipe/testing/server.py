@@ -50,6 +50,7 @@ class MessagesServer(ScriptedServer):
     # Requests -------------------------------------------------------------------------------------
 
     def _early_failure(self, exchange: Received) -> Failure | None:
+        """Return the error for a missing header or a body that is too large, or None."""
         headers = exchange.headers
         if "x-api-key" not in headers and "authorization" not in headers:
             return Failure(401, "authentication_error", "x-api-key header is required")
@@ -60,6 +61,11 @@ class MessagesServer(ScriptedServer):
         return None
 
     def _problems(self, exchange: Received) -> Iterator[str]:
+        """Yield the API's errors in the request; read and count the prompt of a valid one.
+
+        Signatures of thinking are checked too. A prompt longer than the model's window is an error,
+        unless the request only counts tokens.
+        """
         counting = exchange.path == COUNT_TOKENS
         invalid = problems(exchange.body, self.model, counting=counting)
         if invalid:
@@ -82,6 +88,10 @@ class MessagesServer(ScriptedServer):
         return await super()._answer(request, exchange)
 
     def _message(self, exchange: Received, reply: Answer) -> JsonDict:
+        """Return the body of the plain answer *reply*, and set the usage of the exchange.
+
+        Blocks get their ids, thinking its signature.
+        """
         exchange.usage = self._meter.charge(exchange.prompt, exchange.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
         if any(block["type"] in THINKING for block in blocks):
@@ -101,6 +111,7 @@ class MessagesServer(ScriptedServer):
         return message
 
     def _with_id(self, block: JsonObject) -> JsonDict:
+        """Return *block* with a new id, if its kind has one and it has none yet."""
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
             return dict(block)

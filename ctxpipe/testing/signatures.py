@@ -41,6 +41,7 @@ class _Signer:
     previous: str = ""
 
     def read(self, role: str, block: JsonObject) -> None:
+        """Add *block* to what later signatures cover; a thinking block becomes the previous one."""
         if block.get("type") in THINKING:
             self.previous = _digest(_signature(block))
         else:

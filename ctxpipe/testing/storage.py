@@ -119,6 +119,7 @@ class StoragePlace:
                     await storage.aclose()
 
     async def _keep(self, storage: Any) -> Any:
+        """Return *storage*, awaited if necessary, and remember to close it."""
         if inspect.isawaitable(storage):
             storage = await storage
         self._open_storages[id(storage)] = storage
@@ -144,6 +145,7 @@ class StorageCheck:
         return self.name
 
     async def __call__(self) -> None:
+        """Run the check on a new place, which is closed afterwards. Raises ContractBroken."""
         place = self.place()
         try:
             names = inspect.signature(self.check).parameters

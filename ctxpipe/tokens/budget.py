@@ -129,6 +129,10 @@ def _share(name: str, value: Share, window: int, *, min_tokens: int = 1) -> Frac
 def _check_tokens(
     name: str, value: int, *, min_tokens: int = 1, max_tokens: int | None = None
 ) -> None:
+    """Raise SettingsError if *value* is no whole number, or outside the limits.
+
+    *name* is the name of the setting in the error. Without *max_tokens* there is no upper limit.
+    """
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingsError(f"{name} is {excerpt(value)}, not a whole number of tokens")
     if value < min_tokens or (max_tokens is not None and value > max_tokens):

@@ -134,6 +134,10 @@ class Function:
         return math.inf
 
     def count(self, text: str) -> int:
+        """Return the number of tokens of *text*.
+
+        Raises SettingsError if the user's function returns no whole number.
+        """
         tokens = self._function(text)
         try:
             return operator.index(tokens)

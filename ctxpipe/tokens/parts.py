@@ -130,6 +130,7 @@ def is_encoded(text: str) -> bool:
 
 
 def _as_text(value: object) -> str:
+    """Return *value* as text: None is empty, any other value its compact JSON."""
     if isinstance(value, str):
         return value
     if value is None:

@@ -100,6 +100,10 @@ def _build(name: str) -> tiktoken.Encoding:
     ranks = unpack(_read(name))
 
     def local_ranks(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
+        """Return the ranks that ctxpipe ships; nothing is downloaded.
+
+        Raises VocabularyError if this tiktoken expects other ranks.
+        """
         if expected_hash != RANK_FILES[name].official_sha256:
             raise VocabularyError(
                 f"tiktoken {tiktoken.__version__} expects other ranks for {name}"
