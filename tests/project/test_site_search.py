@@ -28,7 +28,7 @@ ANSWERS = {
     "what was removed": ["metrics/#what-was-removed-and-where-is-it"],
     "sub-agent": ["sessions/#forks-and-sub-agents"],
     "local model": ["features/compaction/#with-a-local-model"],
-    "window": ["concepts/#the-budget"],
+    "window": ["concepts/#the-context-window-and-the-budget"],
     "cache": ["troubleshooting/#why-did-my-cache-miss"],
     "skill": ["features/compaction/#skills-and-plans-keep-them-with-pin"],
     "plan": ["features/compaction/#skills-and-plans-keep-them-with-pin"],
