@@ -72,9 +72,10 @@ class ContextPipeline:
 
     *budget* defines when the context is too long (the *trigger*) and the size to reduce it to (the
     *target*). *counter* counts tokens, each distinct text once. *on_report* is called with each
-    stage's report; an error in it is logged. *veto* may refuse the change that a stage proposes.
-    With ``on_error="skip"`` an error of a stage is reported, and the turn continues without that
-    stage; with ``"raise"`` it is raised.
+    stage's report; an error in it is logged. ``veto(turn, change)`` is called with each change that
+    a stage proposes, and refuses it by returning True, or a sentence with the reason. With
+    ``on_error="skip"`` an error of a stage is reported, and the turn continues without that stage;
+    with ``"raise"`` it is raised.
 
     At most *max_sessions* sessions are remembered. The session that was unused for the longest time
     is forgotten first, which costs time only. A session that is in use is not forgotten. One whose
@@ -85,8 +86,8 @@ class ContextPipeline:
     Newer models sign their thinking together with the text before it. *thinking* decides what
     happens to thinking blocks if a stage has rewritten that text. With "keep" the blocks stay, and
     ``Result.request_options`` asks the API to ignore those whose signature is no longer valid. With
-    "strip" these blocks are removed, but never inside an open tool loop. With "protect" nothing
-    before a thinking block is rewritten.
+    "strip" these blocks are removed, but never in the tool calls since the last request of the
+    user, where the API requires them. With "protect" nothing before a thinking block is rewritten.
 
     With *prices* (``prices_of(model)``) each report has the cost and the saving of a change in
     dollars.
@@ -275,15 +276,15 @@ class ContextPipeline:
         used last. See `Session`.
 
         With *journal* the history and the session's memory survive the process. If *history* is
-        False, the journal contains no texts of messages, and the caller must keep the history. They
-        are signed with *signing_key* (16 bytes or more; with a list of keys the first signs and all
-        verify). With *lease_seconds* a turn waits up to that time while another process runs a turn
-        of the same session, so that the two do not pay for the same summary twice. This needs a
-        journal whose storage supports leases. *store_seconds* is the time that a turn waits for all
-        its stores together, by default STORE_SECONDS (2 s). If *verify* is True, edits inside
-        messages of earlier turns are noticed too, which costs time for each of them.
-        *cache_seconds* is the lifetime of the provider's prompt cache. From one hour on,
-        `Session.create` asks for a lifetime of an hour at its breakpoints.
+        False, the journal contains no texts of messages, and the caller must keep the history. The
+        entries of the journal are signed with *signing_key* (16 bytes or more; with a list of keys
+        the first signs and all verify). With *lease_seconds* a turn waits up to that time while
+        another process runs a turn of the same session, so that the two do not pay for the same
+        summary twice. This needs a journal whose storage supports leases. *store_seconds* is the
+        time that a turn waits for all its stores together, by default STORE_SECONDS (2 s). If
+        *verify* is True, edits inside messages of earlier turns are noticed too, which costs time
+        for each of them. *cache_seconds* is the lifetime of the provider's prompt cache. From one
+        hour on, `Session.create` asks for a lifetime of an hour at its breakpoints.
 
         Raises SettingsError if a setting has the wrong type, or the session is in use with another
         journal or without one.

@@ -80,9 +80,9 @@ def ctxpipe_middleware(
 
     *threads* is about "message threads": the SDK's tool runner can store the history on the server
     and send only the new messages, and then there is no history to shape. With "decline" the
-    middleware answers the first such request itself, with the API's error "cannot be threaded";
-    from then on the runner sends the whole history, which is shaped. With "pass" such requests are
-    sent unchanged.
+    middleware answers such a request itself, with the API's error "cannot be threaded"; from then
+    on the runner sends the whole history, which is shaped. With "pass" such requests are sent
+    unchanged.
 
     Raises SettingsError if an argument is invalid, or if the installed SDK has no middleware.
     """

@@ -119,9 +119,10 @@ CLEARED = "[Old tool result content cleared]"
 
 @dataclass(frozen=True, slots=True)
 class ClearOldResults:
-    """Context editing: above *trigger* raw tokens, clear all tool results but the last *keep*.
+    """Stage like the API's context editing: it clears old tool results above *trigger* raw tokens.
 
-    The stage skips if that would free fewer than *at_least* tokens.
+    All results but the last *keep* are replaced by a short placeholder, without a file. Nothing
+    changes if that would free fewer than *at_least* raw tokens.
     """
 
     trigger: int
@@ -150,7 +151,7 @@ def clear_results(turn: Turn, savings: Sequence[tuple[ToolResult, int]]) -> Chan
 
 
 def clearable(turn: Turn, results: Sequence[ToolResult]) -> list[tuple[ToolResult, int]]:
-    """Return the *results* longer than the API's placeholder, each with the tokens it frees."""
+    """Return the *results* longer than the API's placeholder, each with the raw tokens it frees."""
     count = turn.counter.text
     placeholder_tokens = count(CLEARED)
     savings = []

@@ -56,7 +56,7 @@ pause in 33.
 """
 
 MIN_REFETCH_WEIGHT = 1.0
-"""Total weight of the missing atoms of a reply from which on the agent reads them back."""
+"""Smallest total weight of a reply's missing atoms for which the agent reads them back."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000

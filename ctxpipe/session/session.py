@@ -141,7 +141,7 @@ class Session:
     async def compact(
         self, history: Sequence[MessageLike] | None = None, *, focus: str = ""
     ) -> Result:
-        """Compact the conversation now, even below the budget; return the context.
+        """Compact the conversation now, even below the budget's trigger; return the context.
 
         Only the `Compact` stage of the pipeline runs. *history* defaults to that of the last turn.
         *focus* is the subject that the summary should attend to, if the summarizer has such a
@@ -154,7 +154,7 @@ class Session:
         return await self._conversation.compact(messages, focus=focus)
 
     def compact_next(self, focus: str = "") -> None:
-        """Compact the conversation at the beginning of its next turn, even below the budget.
+        """Compact the conversation at the beginning of its next turn, even below the trigger.
 
         Use it in a tool with which the model asks for a compaction: when the tool runs, its call
         has no result yet, so compacting at once is too early. *focus* is that of `compact`; a

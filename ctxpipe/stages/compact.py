@@ -278,7 +278,8 @@ async def compact_messages(
     environment, also if the agent itself uses another provider. Without credentials,
     `ExtractiveSummarizer` is used. *work_dir* and the *max_restore_…* limits are those of
     `restore_files`. If *fold_unrestored* is True, files that are too long are reduced to the names
-    that they define. *files*, *archive* and *sleep* replace the disk and the clock.
+    that they define. *files* reads files in place of the disk, *archive* stores the raw messages in
+    place of *output_dir*, and *sleep* replaces the waiting between retries in tests.
 
     This function trusts *messages*, as `restore_files` does: files come back also after calls that
     were denied, and a message in the form of a summary or of a restored file is taken for one. The

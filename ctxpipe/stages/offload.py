@@ -145,9 +145,9 @@ async def offload_tool_results(
     A result is long if it has *min_chars* (100) characters or more. If all long results together
     have *ratio* (0.2) or more of the characters of all messages, each is moved to a file. Otherwise
     the very same list is returned and no file is written. The file is
-    ``<output_dir>/tool-result-<id>.md``; if an id repeats, the next free number is added.
-    *messages* is not modified; messages without such a result are the same objects in the returned
-    list.
+    ``<output_dir>/tool-result-<id>.md``; if an id repeats, the next free number is added. *writer*
+    is a storage to use in place of the files below *output_dir*. *messages* is not modified;
+    messages without such a result are the same objects in the returned list.
 
     Raises InvalidHistory before anything is written, StorageError if a file cannot be written,
     SettingsError if an environment variable is not a number.

@@ -34,9 +34,10 @@ class Outcome(StrEnum):
 class Offloaded:
     """Tool results, or images and documents, that were moved into files.
 
-    *chars* are the characters that left; *saved_chars* is that number less the characters of the
-    placeholders. *results*, *inputs* and *media* count the blocks that were rewritten. *failed* has
-    the reasons why other texts stayed in place: their files could not be written.
+    *chars* is the number of characters that left; *saved_chars* is that number less the characters
+    of the placeholders. *results*, *inputs* and *media* are the numbers of tool results, of calls,
+    and of images and documents that were rewritten. *failed* has the errors of files that could not
+    be written, whose texts stayed in place.
     """
 
     files: tuple[str, ...] = field(default=(), repr=False)
@@ -154,11 +155,13 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class Collapsed:
-    """Old exchanges that were collapsed into *notes*, with one line for each of their *steps*.
+    """Old exchanges (*steps*) that were collapsed into *notes*, with one line for each call.
 
-    The notes quote *lines* lines of the steps. *files* have the whole steps, in order, and *calls*
-    are the ids of the tool calls in them ("" for an answer without calls). *archive* has the raw
-    messages that left; *messages* is their number. *freed_tokens* are raw, less those of the notes.
+    *steps*, *notes*, *lines* and *messages* are numbers: of exchanges that left, of notes, of lines
+    of the exchanges that the notes quote, and of messages that left. *files* has the files with the
+    whole exchanges, in order, and *calls* the ids of the tool calls in them ("" for an answer
+    without calls). *archive* is the file with the raw messages that left. *freed_tokens* are raw,
+    less those of the notes.
     """
 
     steps: int
@@ -259,7 +262,9 @@ class Result:
 
     This turn has rewritten the part ``messages[first_changed_index:changed_end]``; both indices are
     None if nothing was rewritten. The messages before it, and those from *changed_end* on, are
-    those of the turn's input: the context of the last turn in a session, and the new messages.
+    those of the turn's input: the context of the last turn in a session, and the new messages. In a
+    session that several processes share, *first_changed_index* includes what another process has
+    rewritten since the last turn.
     """
 
     messages: list[Message]

@@ -109,16 +109,16 @@ async def restore_files(
     files: FileReader | None = None,
     counter: Counting | None = None,
 ) -> RestoredFiles:
-    """Read the files that *messages* read last from disk again, the most recent first.
+    """Read again from disk the files that the calls in *messages* read last, most recent first.
 
     Of the *max_restore_files* (5) files read last, those with at most *max_restore_tokens_per_file*
     (5,000) tokens are restored, until the next one would make the sum exceed
     *max_restore_tokens_total* (50,000). A file that cannot be read, or is outside *work_dir*
     (default: the current folder), is skipped with a warning. Tokens are raw.
 
-    *tools* has the reading tools and their path argument. If *shell* is True, command lines that
-    print a file count as well. *files* reads from elsewhere than the disk. Raises SettingsError if
-    an environment variable is not a number.
+    *tools* maps the name of each reading tool to the input key with the path. If *shell* is True,
+    command lines that only print a file count as well. *files* is a reader to use in place of the
+    disk. Raises SettingsError if an environment variable is not a number.
 
     This function trusts *messages*: a call counts with any result, even if the user denied it; a
     message that looks like a restored file names a file; and names with line breaks are put into

@@ -83,8 +83,8 @@ class LocalStorage:
 
     *reference* selects the path that the model sees: "absolute", "relative" (to the current
     folder), "storage" (relative to the root), or a template that ends in /{key} or in {path}, from
-    which the file can be found again. A clean-up deletes tombstones of deleted sessions after
-    *tombstone_days*.
+    which the file can be found again. A deleted session leaves a tombstone, a small file by which
+    other processes notice the deletion; a clean-up deletes it after *tombstone_days* (90 days).
 
     Raises SettingsError for invalid settings such as an empty root, and on Windows.
     """
@@ -272,9 +272,10 @@ class LocalStorage:
     # Records --------------------------------------------------------------------------------------
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Write the session's next numbered record, synced to disk; return its absolute path.
+        """Write *record* as the session's next numbered record; return its absolute path.
 
-        Raises StorageError.
+        It is synced to disk, and its name is ``<stem>-<UTC seconds>-<n>.json``. Raises
+        StorageError.
         """
         folder = session_folder(session_id)
         lock = self._folder_lock(folder)
@@ -347,7 +348,7 @@ class LocalStorage:
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Store *notes* under the name *session_id*, added by the session *owner_id*.
+        """Store *notes* of the session *owner_id* for all conversations named *session_id*.
 
         Raises StorageError.
         """
@@ -356,7 +357,7 @@ class LocalStorage:
         await self._folder_lock(folder).call_locked(add_notes, self._folders, *arguments)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None if *version* is the newest.
+        """Return the version and notes of the name *session_id*; None for the newest *version*.
 
         Raises StorageError.
         """
@@ -388,7 +389,7 @@ class LocalStorage:
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
         """Lease the session for the block; yield False if it is not free within *seconds*.
 
-        Raises StorageError.
+        While one process has the lease, no other gets it. Raises StorageError.
         """
         lock = SessionLock(self._folders, session_folder(session_id))
         try:

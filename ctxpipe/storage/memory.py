@@ -168,14 +168,14 @@ class MemoryStorage:
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Store *notes* under the name *session_id*, added by the session *owner_id*."""
+        """Store *notes* of the session *owner_id* for all conversations named *session_id*."""
         folder = self._enter(session_id)
         seconds = int(self.clock())
         new = [StoredNote(note, owner_of(owner_id), seconds) for note in notes]
         self._notes[folder] = newest_notes([*self._notes.get(folder, ()), *new])
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None if *version* is the newest."""
+        """Return the version and notes of the name *session_id*; None for the newest *version*."""
         folder = session_folder(session_id)
         self._check(folder)
         notes = self._notes.get(folder, [])

@@ -237,7 +237,7 @@ class ObjectStorage:
     # Notes ----------------------------------------------------------------------------------------
 
     async def add_notes(self, session_id: str, owner_id: str, notes: Sequence[str], /) -> None:
-        """Store *notes* under the name *session_id*, added by the session *owner_id*.
+        """Store *notes* of the session *owner_id* for all conversations named *session_id*.
 
         Each is an empty object, whose name is the note. Raises StorageError.
         """
@@ -254,7 +254,7 @@ class ObjectStorage:
         await self._undo_if_deleted([folder], paths)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the notes of the name *session_id*, None if *version* is the newest.
+        """Return the version and notes of the name *session_id*; None for the newest *version*.
 
         Notes above the limit of `MAX_NOTES` are deleted. Raises StorageError.
         """

@@ -23,8 +23,8 @@ _USABLE_RATIO = Fraction(9, 10)
 class Budget:
     """Limits of a context, in estimated tokens: when it is too long, and how far to reduce it.
 
-    *window* is the model's context window. The default is CONTEXT_TOKEN_LIMIT, 200,000, or the
-    smaller window of a model that `ctxpipe.providers.prices.context_window` lists. Compaction
+    *window* is the model's context window in tokens. The default is CONTEXT_TOKEN_LIMIT (200,000);
+    if the model in use has a smaller window according to genai-prices, that one is used. Compaction
     begins when a context has *trigger* estimated tokens or more (default: COMPACT_THRESHOLD_RATIO,
     0.92 of the window), and reduces it to *target* (default: 0.6 of the trigger). Both are a number
     of tokens, or a fraction of the window: an int such as 150_000, or a float such as 0.8.
