@@ -156,12 +156,12 @@ class Session:
 
     @property
     def journal(self) -> JournalStorage | None:
-        """Journal of the session; see `ctxpipe.Session.journal`."""
+        """Storage to which the session writes its history and memory; None without a journal."""
         return self._session.journal
 
     @property
     def diagnostics(self) -> Diagnostics:
-        """Findings about the session; see `ctxpipe.Session.diagnostics`."""
+        """Findings so far: cache misses, and signs that the agent misses old content."""
         return self._session.diagnostics
 
     def run(
@@ -173,23 +173,50 @@ class Session:
         force: bool = False,
         request: Mapping[str, object] | None = None,
     ) -> Result:
-        """Shape *history* for the next model call; see `ctxpipe.Session.run`."""
+        """Run one turn: shape the complete *history*, and return the context to send.
+
+        Send ``result.messages``, and append the reply and the tool results to *history*, which is
+        never modified. *system*, *tools* and *request* are the other arguments of the model call;
+        *force* shapes even below the budget. The calling thread waits.
+
+        Raises InvalidHistory if *history* is not a valid list of messages, SettingsError for other
+        invalid arguments and if the session is closed, and SessionDeleted if the session is deleted
+        during the turn. A journal that cannot be read or written raises no error:
+        ``result.notices`` reports it.
+        """
         return wait_for(
             self._session.run(history, system=system, tools=tools, force=force, request=request)
         )
 
     def compact(self, history: Sequence[MessageLike] | None = None, *, focus: str = "") -> Result:
-        """Compact the conversation now; see `ctxpipe.Session.compact`."""
+        """Compact the conversation now, even below the budget; return the context.
+
+        *history* defaults to that of the last turn. *focus* is the subject that the summary should
+        attend to, if the summarizer has such a parameter. If nothing was compacted,
+        ``result.reports`` has the reason.
+
+        Raises SettingsError if the pipeline has no `Compact` stage, or if there was no turn yet and
+        *history* is None. Raises InvalidHistory as `run` does.
+        """
         return wait_for(self._session.compact(history, focus=focus))
 
     def compact_next(self, focus: str = "") -> None:
-        """Compact the conversation in its next turn; see `ctxpipe.Session.compact_next`."""
+        """Compact the conversation at the beginning of its next turn, even below the budget.
+
+        Use it in a tool with which the model asks for a compaction. *focus* is that of `compact`.
+        Raises SettingsError if the pipeline has no `Compact` stage.
+        """
         self._session.compact_next(focus)
 
     def recover(
         self, refusal: Refusal | str, history: Sequence[MessageLike], sent: Result, **arguments: Any
     ) -> Result | None:
-        """Shorten a context that the model refused; see `ctxpipe.Session.recover`."""
+        """Return a shorter context after the model refused *sent* as too long.
+
+        *refusal* is the refusal or the text of the error. *sent* is the `Result` of the `run` whose
+        messages the model refused; *history* and *arguments* are those of that `run`. `create` and
+        `stream` call this method themselves. Returns None if sending again would not help.
+        """
         return wait_for(self._session.recover(refusal, history, sent, **arguments))
 
     @overload
@@ -199,9 +226,16 @@ class Session:
     def create(self, client: BetaClient, **request: Unpack[BetaParameters]) -> BetaMessage: ...
 
     def create(self, client: MessagesClient | BetaClient, **request: Any) -> Any:
-        """Send the conversation and return the reply; see `ctxpipe.Session.create`.
+        """Run one turn: shape the context, send it with *client*, and return the reply.
 
-        With ``stream=True`` the result is an asynchronous stream; `stream` gives a synchronous one.
+        The arguments are those of ``client.messages.create``. Without ``messages=`` the history
+        that this session keeps is sent, and the reply is appended to it. If the model refuses the
+        context as too long, a shorter one is sent once. With ``stream=True`` the result is an
+        asynchronous stream; `stream` gives a synchronous one.
+
+        Raises the errors of the client, SettingsError for invalid arguments and if the session is
+        closed, InvalidHistory if the history ends with tool calls without results, and
+        SessionDeleted.
         """
         return wait_for(self._session.create(client, **request))
 
@@ -217,9 +251,11 @@ class Session:
 
     @contextmanager
     def stream(self, client: MessagesClient | BetaClient, **request: Any) -> Iterator[_Stream]:
-        """Send the conversation and stream the reply; see `ctxpipe.Session.stream`.
+        """Run one turn with the client's stream helper; the value of ``with`` is its stream.
 
-        Iterate over the stream: ``with session.stream(client, …) as stream``.
+        Iterate over the stream: ``with session.stream(client, …) as stream``. The arguments and the
+        errors are those of `create`. A reply that was read to its end is appended to the history
+        that this session keeps.
         """
         stream_manager = self._session.stream(client, **request)
         stream = _Stream(wait_for(stream_manager.__aenter__()))
@@ -246,17 +282,30 @@ class Session:
         return wait_for(self._session.history(branch=branch))
 
     def branches(self) -> list[str]:
-        """Return the names of the branches; see `ctxpipe.Session.branches`."""
+        """Return the names of the journal's branches, for the argument *branch* of `history`.
+
+        A branch begins when another process continues the conversation from an earlier message.
+        Raises StorageError if the journal cannot be read.
+        """
         return wait_for(self._session.branches())
 
     def append(self, *messages: MessageLike) -> None:
-        """Append *messages* to the history; see `ctxpipe.Session.append`."""
+        """Append *messages* to the history that this session keeps; any thread may call this.
+
+        `create` and `stream` without ``messages=`` send this history. Raises InvalidHistory if a
+        message is invalid, and SettingsError if the session is closed.
+        """
         self._session.append(*messages)
 
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
     ) -> None:
-        """Calibrate the estimates with *usage*; see `ctxpipe.Session.observe`."""
+        """Calibrate the token estimates, and note the state of the cache, with a reply's *usage*.
+
+        *usage* is an SDK object, a mapping, or the whole reply. *sent* is the list of messages of
+        the request, by default the context of the last `run`. `create` and `stream` call this
+        method themselves. Raises SettingsError for an object without usage.
+        """
 
         call_on_loop(partial(self._session.observe, usage, sent, model=model))
 

@@ -49,7 +49,10 @@ def join(texts: Iterable[str]) -> str:
 
 
 def _parts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield *texts*, with short ones joined."""
+    """Yield *texts* in the same order, joined into parts of at least _PIECE_CHARS characters.
+
+    The last part may be shorter or empty.
+    """
     part = StringIO()
     for text in texts:
         part.write(text)

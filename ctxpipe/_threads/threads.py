@@ -78,7 +78,10 @@ class PerLoop(Generic[T]):
         self._values: dict[int, tuple[weakref.ref[Any], T, AsyncGenerator[None, None] | None]] = {}
 
     def get(self) -> T:
-        """Return the value of the running event loop."""
+        """Return the value of the running event loop, created at the first call in this loop.
+
+        Values of closed loops are removed. Raises RuntimeError without a running loop.
+        """
         import asyncio
 
         loop = asyncio.get_running_loop()

@@ -392,7 +392,7 @@ async def _observe(
 
 
 def _observe_in_thread(exchange: Exchange, request: APIRequest, response: APIResponse[Any]) -> None:
-    """Do the same as `_observe` in the thread of a synchronous caller."""
+    """Report the usage in *response* to the session, in the thread of a synchronous caller."""
     raw = _successful(response)
     if raw is None:
         return

@@ -257,7 +257,7 @@ def target(call: ToolCall) -> str:
 
 
 def command_line(call: ToolCall) -> str:
-    """Return the command line that *call* runs; "" if it runs none."""
+    """Return the shell command that *call* runs, without outer blanks; "" if it runs none."""
     for name in POSSIBLE_COMMAND_KEYS:
         value = call.input.get(name)
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):

@@ -56,7 +56,11 @@ def weight(atom: Atom) -> float:
 
 
 def atoms(text: str) -> frozenset[Atom]:
-    """Return the atoms of *text*."""
+    """Return the distinctive strings of *text*: paths, file names, code names, numbers, ids, lines.
+
+    Each has a letter before it that names its kind, such as ``Fapp.py``. Round numbers, years and
+    words of prose are left out.
+    """
     text_atoms: set[Atom] = set()
     lines = set(text.splitlines())
     for path in _PATH.findall("\n".join(line for line in lines if "/" in line)):

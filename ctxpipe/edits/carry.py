@@ -279,7 +279,7 @@ def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
 
 
 def _call_of(message: Message, result: Block) -> Block | None:
-    """Return the call in *message* that *result* answers."""
+    """Return the block of *message* with the id that *result* answers, or None."""
     call_id = read(result, "tool_use_id")
     if call_id is None:
         return None

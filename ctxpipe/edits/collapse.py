@@ -256,7 +256,7 @@ def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str
 
 
 def _steps_of_notes(notes: Iterable[Message]) -> Iterator[tuple[str, str]]:
-    """Yield the path of the file and the verb of each step in *notes*."""
+    """Yield the path of the file and the verb of each step in *notes*; "" for a missing verb."""
     for message in notes:
         note = note_of(message)
         if note is None:

@@ -291,7 +291,10 @@ class Moved(NamedTuple):
 
 
 def find_moved_texts(before: Sequence[Message], after: Sequence[Message]) -> Iterator[Moved]:
-    """Yield the texts of *before* that *after* has placeholders for."""
+    """Yield the texts of *before* that are replaced by placeholders in *after*.
+
+    Results come first, then inputs of calls; both are matched by the id of the call.
+    """
     places: dict[str, str] = {}
     for result in tool_results(after):
         text = _only_text(result.content)
@@ -508,7 +511,10 @@ class OffloadRules:
     def result_candidate(
         self, result: ToolResult, call: ToolCall | None
     ) -> OffloadCandidate | None:
-        """Return *result* as a candidate; None if it must stay."""
+        """Return *result* as a candidate; None if it is too short or must stay.
+
+        *call* is the call that it answers, None if there is none.
+        """
         candidate = candidate_of(result)
         limit = self._limit_for(call)
         if limit is None or candidate.chars < max(limit, 1):
@@ -536,7 +542,11 @@ class OffloadRules:
         return self.read_back_path(call) is not None
 
     def input_candidate(self, call: ToolCall) -> OffloadCandidate | None:
-        """Return the input of *call* as a candidate; None if it must stay."""
+        """Return the input of *call* as a candidate; None if it has no long text or must stay.
+
+        It must stay unless its tool is one of ``input_tools``, and if a program of the server made
+        it.
+        """
         if call.program is not None or call.name not in self.input_tools:
             return None
         chars = sum(len(text) for text in self.long_texts(call))
@@ -681,7 +691,10 @@ class CandidateIndex:
         del self._sums[candidate_count + 1 :]
 
     def extend(self, messages: Sequence[Message], rules: OffloadRules) -> None:
-        """Add the messages after the first `message_count` ones."""
+        """Add the sums and candidates of the messages after the first `message_count` ones.
+
+        *messages* is the whole history.
+        """
         start = self.message_count
         sizes = [characters(message) + document_characters(message) for message in messages[start:]]
         new_candidates = candidates(messages, start, rules)
@@ -707,7 +720,10 @@ class CandidateIndex:
 def candidates(
     messages: Sequence[Message], start: int, rules: OffloadRules
 ) -> list[OffloadCandidate]:
-    """Return the candidates from message *start* on, oldest first."""
+    """Return the results and inputs that may leave by *rules*, the oldest first.
+
+    The messages before index *start* are skipped.
+    """
     all_candidates: list[OffloadCandidate] = []
     for result, call in results_with_calls(messages, start, rules.least_chars):
         candidate = rules.result_candidate(result, call)

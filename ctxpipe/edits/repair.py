@@ -463,7 +463,10 @@ def _join(run: Sequence[Message]) -> Message:
 
 
 def _results(messages: Iterable[Message]) -> dict[str, deque[Block]]:
-    """Return the results in *messages* by the id of their call, in order."""
+    """Return the tool_result blocks in *messages* by the id of their call, in their order.
+
+    Several results of one call are all there.
+    """
     results: dict[str, deque[Block]] = {}
     for message in messages:
         for block in blocks(message):

@@ -425,7 +425,10 @@ def delete_center(
 
 
 def _units(parts: Sequence[Part], sizes: Sequence[int], region: EditableRegion) -> list[_Unit]:
-    """Return the units that are wholly in the middle."""
+    """Return the groups of messages that leave together, if they are wholly in the middle.
+
+    *sizes* are the tokens of *parts*. A group with a pinned message or a command is marked to stay.
+    """
     units: list[_Unit] = []
     for span in groups([part.message for part in parts]):
         unit_parts = parts[span.start : span.stop]
@@ -528,7 +531,10 @@ def breakdown_by_source(
 
 
 def _region_name(index: int, first: int, last: int, middle: range) -> str:
-    """Return the name of the part of a history that message *index* is in."""
+    """Return the name of the part of a history that message *index* is in, for a report.
+
+    *first* is the index of the first request, *last* that of the last turn.
+    """
     if index < first:
         return "the system messages"
     if index >= last:

@@ -223,7 +223,7 @@ class Gateway:
         return JSONResponse({"compact": [session.session_id for session in sessions]}, 202)
 
     def _health(self, record: GatewayRecord) -> dict[str, object]:
-        """Return the JSON object that ``/healthz`` responds with."""
+        """Return the JSON object of ``/healthz``: status, number of turns, and shared processes."""
         sharing = "one: give --journal, and several on one port share their sessions"
         if self.settings.journal is not None:
             kind = journal_kind(self.settings.journal)

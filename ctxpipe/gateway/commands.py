@@ -438,7 +438,10 @@ ADVICE = (
 
 
 def find_client(name: str, environment: Mapping[str, str]) -> Client:
-    """Return the settings for the agent *name* in this *environment*."""
+    """Return how the agent *name* is started through the gateway: variables, arguments, advice.
+
+    An unknown name gives the default settings. *environment* are the variables of this process.
+    """
     client = _codex(environment) if name == "codex" else CLIENTS.get(name, Client())
     if not _copilot_upstream(environment):
         return client

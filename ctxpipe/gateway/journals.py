@@ -34,7 +34,10 @@ def journal_kind(url: str) -> str:
 
 
 def check_journal(url: str) -> None:
-    """Raise SettingsError unless journals can be stored at *url*."""
+    """Raise SettingsError unless *url* has a supported scheme, and names a file or a bucket.
+
+    Nothing is opened.
+    """
     parts = urlsplit(url)
     if parts.scheme not in KINDS:
         scheme = excerpt(parts.scheme or "a path")
@@ -80,7 +83,11 @@ def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJ
 
 
 def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJournal:
-    """Open the journals in the bucket at *url* with the credentials of the environment."""
+    """Return the journals in the bucket at *url*, below *owner* if that is not "".
+
+    The credentials are those of the environment. Raises SettingsError if the URL is invalid or
+    obstore is not installed.
+    """
     from ..settings import check_extra
     from ..storage.object_journals import ObjectJournal
 

@@ -120,7 +120,11 @@ class Relay:
         turn: GatewayTurn,
         record: GatewayRecord,
     ) -> AsyncIterator[bytes]:
-        """Yield the *chunks* of the reply, then add its *turn* to *record*."""
+        """Yield the *chunks* of the reply, then complete *turn* and add it to *record*.
+
+        The turn gets its seconds and its dollars, and is logged. That happens also if the client
+        leaves.
+        """
         async with open_responses:
             try:
                 async for chunk in chunks:
@@ -151,7 +155,11 @@ class Relay:
                 turn.kinds = await self._shaper.kinds(self._exchange)
 
     def _turn(self, status: int, *, show_texts: bool) -> GatewayTurn:
-        """Return the turn with all that is known when the reply begins."""
+        """Return the turn's outcome, tokens, removals and status, when the reply begins.
+
+        Seconds and dollars are not known yet. With *show_texts* it has the beginning of the user's
+        last text.
+        """
         exchange = self._exchange
         owner = self._shaper.owner
         if not exchange.is_shaped:

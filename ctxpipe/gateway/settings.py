@@ -77,7 +77,7 @@ class GatewaySettings:
 
 
 def check_upstream(url: str) -> None:
-    """Raise SettingsError unless requests can be sent to *url*."""
+    """Raise SettingsError unless *url* is an HTTP address without query, fragment and user."""
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise SettingsError(

@@ -105,7 +105,7 @@ class Shaper:
             self._pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
 
     async def kinds(self, exchange: HttpExchange) -> Mapping[Kind, int]:
-        """Return the tokens of the context that *exchange* sends, by kind."""
+        """Return the raw tokens of the context that *exchange* sends, by kind of content."""
         dialog = exchange.dialog
         async with dialog.lock:
             return await in_thread(

@@ -239,7 +239,11 @@ class Trial:
             raise SettingsError("--budget cannot be kept: the price of a turn is not known")
 
     def _row(self, run: TrialRun, folder: Path) -> TrialRow:
-        """Carry out *run* in *folder*, which is created, and return its row."""
+        """Run the agent on a copy of the task in *folder*, check the result, and return the row.
+
+        *folder* must not exist. The agent's requests go through a gateway of its own; in the bare
+        arm it only measures them.
+        """
         name, _, arm = run
         task = self.tasks[name]
         shutil.copytree(task.folder, folder, symlinks=True)

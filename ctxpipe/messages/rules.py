@@ -442,7 +442,10 @@ class _ServerCalls:
         return self._problems.get(index, [])
 
     def read(self, messages: Sequence[Message], stop: int) -> None:
-        """Read the messages up to *stop* that were not read yet."""
+        """Read the messages before index *stop* that were not read yet, and record their problems.
+
+        A message that ends a turn ends all pending calls.
+        """
         for index in range(self._next, stop):
             if closes_turn(messages[index]):
                 self.pending = {}

@@ -196,7 +196,7 @@ def has_results(message: Message) -> bool:
 
 
 def texts(message: Message) -> Iterator[str]:
-    """Yield the text of *message*, or the texts of its text blocks."""
+    """Yield the text of *message*, or the text of each of its text blocks; of no other block."""
     content = message["content"]
     if isinstance(content, str):
         yield content

@@ -28,7 +28,11 @@ class ReaderWatch(Observer):
     _is_checked = False
 
     async def shaped(self, context: Shaped) -> tuple[str, ...]:
-        """Check the tools once, when the first text was moved to a file."""
+        """Log a warning if no tool of the request can open the files behind placeholders.
+
+        It checks only once, in the first turn that has a placeholder and a list of tools. Returns
+        no warnings for the result.
+        """
         tools = context.request.tools
         if self._is_checked or tools is None:
             return ()

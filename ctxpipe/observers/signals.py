@@ -78,7 +78,10 @@ class CollapseWatch(Observer):
         self._has_rewritten = True
 
     def count(self, messages: Sequence[Message]) -> None:
-        """Count the signals in *messages*, which are new in the history."""
+        """Count calls, repeated calls and imitated notes in the model's replies in *messages*.
+
+        *messages* are new in the history. Only tool calls are counted before the first rewrite too.
+        """
         for message in messages:
             if message["role"] != "assistant":
                 continue
@@ -106,7 +109,7 @@ class CollapseWatch(Observer):
         return any(self._step.search(piece) for piece in overlapping_pieces(text))
 
     def new_warnings(self) -> list[str]:
-        """Return the warnings that were not given before."""
+        """Return a sentence for each signal that deserves a warning and had none in this session."""
         sentences: list[str] = []
         for signal, sentence in self._warnings():
             if signal not in self._warned_signals:

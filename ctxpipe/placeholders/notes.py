@@ -53,7 +53,10 @@ class StepsNote:
 
 
 def note_of(message: Message) -> StepsNote | None:
-    """Return the note in *message*; None if the message has another form."""
+    """Return the note about collapsed steps that *message* is, else None.
+
+    A note has at least one line for each step that its heading announces.
+    """
     content = message["content"]
     if message["role"] != "user" or not isinstance(content, str):
         return None

@@ -169,7 +169,11 @@ def any_reference(text: object, max_preview: int = sys.maxsize) -> str | None:
 
 
 def _is_preview(text: str, start: int, max_preview: int) -> bool:
-    """Return True if *text* from *start* on is a preview of up to *max_preview* characters."""
+    """Return True if all of *text* from *start* on is a preview with its title.
+
+    The title must announce the characters that follow, at most *max_preview*, and how many are
+    missing.
+    """
     title = _PREVIEW.match(text, start)
     if title is None:
         return False

@@ -172,7 +172,10 @@ class CacheDiagnostics:
                 break
 
     def _read(self, request: _Request, model: str | None) -> None:
-        """Read *request*, the next one in the order in which they were sent."""
+        """Complete *request* with the model and the edits before it, and read its prompt.
+
+        Requests are read in the order in which they were sent.
+        """
         options = request.sent.options
         if options.get("model") is None and model is not None:
             options = {**options, "model": model}
@@ -235,7 +238,10 @@ class CacheDiagnostics:
         self._write(request, mark)
 
     def _record_response(self, request: _Request) -> None:
-        """Make readable what *request* wrote, and renew what it read."""
+        """Mark the prefixes that *request* wrote as readable, and renew the one that it read.
+
+        Without usage all prefixes with a mark count as written.
+        """
         prompt = request.prompt
         usage = request.usage
         seconds = request.sent.seconds
@@ -415,7 +421,7 @@ class CacheDiagnostics:
 
 
 def _first(one: int | None, other: int | None) -> int | None:
-    """Return the smaller index; None counts as no index."""
+    """Return the smaller of two indices; the other one if one is None."""
     if one is None:
         return other
     if other is None:

@@ -45,7 +45,10 @@ def differences(before: Prompt, sent: SentRequest, now: Prompt) -> list[Differen
 
 
 def _head_differences(before: Prompt, now: Prompt) -> Iterator[Difference]:
-    """Yield the differences in settings, tools and system prompt."""
+    """Yield each difference before the messages: model, betas, tools, speed, system, settings.
+
+    The place of a difference is the index of the first block of the prompt that it changes.
+    """
     old = before.settings
     new = now.settings
     if new.model != old.model:

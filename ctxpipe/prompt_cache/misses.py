@@ -136,7 +136,7 @@ class CacheMiss:
         return (actual_cost - self.tokens * prices.read) * prices.cliff(self.prompt_tokens).prompt
 
     def sentence(self, prices: Prices | None = None) -> str:
-        """Return what happened and what it cost, in one sentence."""
+        """Return the cause of the miss and its tokens in one sentence, with *prices* its cost."""
         effect = "are written again"
         if self.written * 2 < self.tokens:
             effect = "are charged in full"

@@ -273,7 +273,10 @@ def _tools_part(tools: list[object], counter: TokenCounter, last: Prompt | None)
 
 
 def _part(message: Message, size: Callable[[Block], int]) -> PromptPart:
-    """Read *message*; *size* returns the raw tokens of a block."""
+    """Return the keys, sizes and cache marks of the blocks of *message*.
+
+    *size* returns the raw tokens of a block.
+    """
     content = as_blocks(message)
     # One mark per block: a result may have a mark inside it besides its own.
     marks = {place: _mark(mark, place) for (place, _), mark in cache_marks(message)}
@@ -324,7 +327,7 @@ def _fields_key(block: Block) -> int:
 
 
 def _value_key(value: object) -> int:
-    """Return a digest of the *value* of a field."""
+    """Return a hash of a field's *value* that is valid in this process, equal for equal values."""
     if isinstance(value, str):
         return hash(value)
     # The source of an image, for example: its data can be long and is hashed once.

@@ -191,7 +191,7 @@ class ConversationPool:
 
     @property
     def total(self) -> int:
-        """Size of all conversations together."""
+        """Estimated bytes of all conversations together; those that changed are measured again."""
         while self._changed:
             session_id, conversation = self._changed.popitem()
             if session_id not in self and conversation.has_unsaved:
@@ -232,7 +232,12 @@ class ConversationPool:
         self._total -= self._sizes.pop(session_id, 0)
 
     def _shrink(self) -> None:
-        """Remove conversations that may be removed, until the limit is met."""
+        """Remove the conversations used longest ago until the limit is met.
+
+        The one used last stays, and so do those that are running or have messages that are not
+        written yet. Only if those that cannot be written fill the limit alone, they are removed
+        too.
+        """
         if self.total <= self._limit:
             return
         for session_id in list(islice(self._needed, RECHECKED_PER_CALL)):

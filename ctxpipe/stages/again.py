@@ -117,7 +117,10 @@ class OffloadAgain:
         return Change(messages, detail, stored=Stored(storage, locations))
 
     def _texts(self, turn: Turn, start: int) -> dict[int, _MovingText]:
-        """Return the texts that may leave, by `lookup_key`."""
+        """Return the texts of results, inputs and messages that match, by `lookup_key`.
+
+        Only messages from *start* on are searched.
+        """
         texts: dict[int, _MovingText] = {}
         for result in tool_results(turn.messages, start):
             lookup = lookup_key(result.tool_use_id, text_of(result.content))

@@ -530,7 +530,11 @@ class Compact:
         return answer
 
     async def _reason_to_skip(self, turn: Turn) -> Skip | None:
-        """Return a Skip if the context must not be compacted now, or need not."""
+        """Return a Skip if the context need not or must not be compacted now, else None.
+
+        It need not below its trigger. It must not in the middle of an exchange, if its fixed part
+        alone exceeds the budget, or while the circuit breaker is open.
+        """
         tokens = await turn.tokens()
         is_over = turn.budget.reached(tokens)
         if not turn.force and not is_over:
@@ -576,7 +580,10 @@ class Compact:
         return not await self._reason_to_skip(replace(turn, force=True))
 
     def _writer(self, turn: Turn) -> Summarizer:
-        """Return the summarizer for this turn."""
+        """Return the summarizer of the settings, or else one that uses the model of the agent.
+
+        An extractive summarizer becomes brief, because the evidence has the same facts.
+        """
         configured = self.summarize or AgentSummarizer()
         writer = with_agent_model(configured, turn.agent_model, turn.budget.window)
         if isinstance(writer, ExtractiveSummarizer):

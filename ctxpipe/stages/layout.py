@@ -345,7 +345,10 @@ async def _from_rich_to_lean(
 async def _lay_out(
     turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
 ) -> Layout:
-    """Return *layout* with its messages and the tokens that it carries."""
+    """Return *layout* with the messages of the new context, and the tokens of what is carried over.
+
+    Citations of content that left are removed from the messages.
+    """
     evidence = replacement.evidence
     notes = [*evidence.notes, *file.note(layout.selection)]
     block, omitted_paths = await in_thread(
@@ -433,7 +436,10 @@ async def list_paths(
 
 
 async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:
-    """Return the parts of the context with their tokens, the largest first."""
+    """Return the parts of the context with their raw tokens, the largest first, on one line.
+
+    Empty parts are left out.
+    """
     count = turn.counter.count
     summary = layout.messages[len(replacement.head)]
     closing = list(replacement.tail)

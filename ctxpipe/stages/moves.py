@@ -256,7 +256,11 @@ Act: TypeAlias = Callable[[TextWriter, Sequence[tuple[str, str]]], Awaitable[Seq
 async def write_texts(
     storage: TextWriter, texts: Sequence[tuple[str, str]]
 ) -> Sequence[FileOrError]:
-    """Write *texts* together; if that fails, one by one."""
+    """Write the (key, text) pairs together; if that fails, one by one.
+
+    Return a location for each pair in order, or the StorageError of a text that was not written.
+    That error is not raised.
+    """
     try:
         with storage_errors():
             return await storage.write(texts)

@@ -192,7 +192,11 @@ def _mentions(raw: Any, path: str) -> bool:
 
 
 def _pairs(raw: Any, shaped: Any) -> list[tuple[Any, Any]]:
-    """Return the elements of two lists that correspond to each other."""
+    """Return the pairs of elements of two lists, before and after texts were moved to files.
+
+    A placeholder that replaced all texts of a result is paired with the whole list *raw*. Without
+    it, lists of different length have no pairs.
+    """
     first = shaped[0] if shaped else None
     is_result = any(has_text(block) for block in raw)
     if (

@@ -229,7 +229,7 @@ class StageReport:
         return one_line(text, MAX_LINE - len(duration)) + duration
 
     def _changes(self) -> Iterator[str]:
-        """Yield the changes, in a few words each."""
+        """Yield the first changed message, tokens, detail and cost; nothing without a change."""
         if self.outcome is not Outcome.CHANGED:
             return
         if self.first_changed_index is not None:

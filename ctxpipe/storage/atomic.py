@@ -78,7 +78,10 @@ def claim(folder: int, temporary: str, name: str) -> bool:
 
 
 def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
-    """Like `claim`, with an empty file that reserves the name; a kill may leave that file."""
+    """Reserve the name with an empty file, then replace it; return False if it exists.
+
+    For file systems without hard links. If the process is killed meanwhile, the empty file stays.
+    """
     try:
         os.close(open_file(name, _CREATE, folder=folder))
     except OSError:

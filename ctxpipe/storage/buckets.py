@@ -78,7 +78,10 @@ class Bucket:
         await self._request(put, size=len(content))
 
     async def create(self, path: str, content: bytes) -> bool:
-        """Create an object; return False if it exists. Raises StorageError."""
+        """Create the object at *path*; return False if it exists, which is then not changed.
+
+        Raises StorageError.
+        """
         try:
             await self.put(path, content, mode="create", use_multipart=False)
         except StorageError as error:

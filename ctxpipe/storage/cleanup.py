@@ -95,7 +95,11 @@ def find_files(root: StorageRoot) -> list[OwnFile]:
 
 
 def _folders_with_mark(root: StorageRoot) -> Iterator[tuple[int, str, Mark]]:
-    """Yield descriptor, name and mark of each folder with a mark."""
+    """Yield the descriptor, name and mark of each folder of ctxpipe, the root ("") first.
+
+    Each descriptor is closed before the next folder. Folders that were removed meanwhile, or that
+    this user may not read, are skipped. Raises StorageError for other errors.
+    """
     for folder in ("", *root.session_folders()):
         try:
             with root.folder(folder) as descriptor:
@@ -129,7 +133,7 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
 
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:
-    """Return the kind of a file of ctxpipe that is called *name*."""
+    """Return "temporary" for the name of a temporary file, "text" for ``*.md``, else "record"."""
     if is_temporary(name):
         return "temporary"
     if name.endswith(".md"):

@@ -138,7 +138,11 @@ class LocalStorage:
         return await self._folder_lock(folder).call_locked(self.write_blocking, texts)
 
     def write_blocking(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        """Do the same as `write` in the calling thread, for a program without an event loop."""
+        """Store each (key, text) in the calling thread; return the absolute paths, in order.
+
+        For a program without an event loop: `write` does the same in a worker thread and with the
+        lock of the session's folder. Raises StorageError.
+        """
         locations: list[str] = []
         folders: dict[str, _OpenFolder] = {}  # each folder is opened once per batch
         with ExitStack() as stack:

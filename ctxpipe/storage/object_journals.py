@@ -394,7 +394,10 @@ class ObjectJournal(SharedJournal):
         return await self._create(folder, position.end, _encode_end(position.end + 1, tombstone))
 
     async def _overwrite(self, folder: str, end: int, tombstone: str) -> None:
-        """Overwrite all objects before number *end* with an end."""
+        """Overwrite all objects before number *end* with an object that only says where to read on.
+
+        It has the *tombstone* of the session. Raises StorageError.
+        """
         content = _encode_end(end + 1, tombstone)
 
         async def write(number: int) -> None:

@@ -410,7 +410,10 @@ class ObjectStorage:
         return Cleaned(tuple(paths), size)
 
     async def _delete(self, folder: str) -> Cleaned:
-        """Delete the objects of ctxpipe below *folder*."""
+        """Delete the objects of ctxpipe below *folder*; return their paths and bytes.
+
+        Other objects stay. Raises StorageError.
+        """
         paths: list[str] = []
         size = 0
         async for item in self._bucket.list(f"{folder}/"):
@@ -468,7 +471,7 @@ def _record_number(key: str) -> int:
 
 
 def _session_prefix(path: str) -> str | None:
-    """Return the prefix of the session of an object; None if ctxpipe has not written it."""
+    """Return the first folder of *path* if the object is one of ctxpipe, else None."""
     folder, _, rest = path.partition("/")
     part, _, name = rest.partition("/")
     if part == _USED:

@@ -404,7 +404,10 @@ class StorageRoot:
         return descriptor
 
     def _open_marked(self, name: str, root: int) -> int:
-        """Open the folder *name*; create it with a mark if it does not exist."""
+        """Return a descriptor of the folder *name*, created with a mark if it does not exist.
+
+        What a killed deletion has left in it is removed first. Raises OSError.
+        """
         while True:
             if not exists(root, f"{name}/{SESSION_MARK}"):
                 self.drop(name)  # left by a killed deletion: no mark lists its files

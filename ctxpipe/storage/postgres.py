@@ -329,7 +329,7 @@ def _read_conninfo(conninfo: str) -> dict[str, Any]:
 async def _rows(
     connection: AsyncConnection[Any], message: bytes, are_results_wanted: Sequence[bool]
 ) -> list[Any]:
-    """Run *message*; return the rows of the results that are wanted."""
+    """Send *message*, which has several statements; return the rows of the wanted results."""
     from psycopg import AsyncClientCursor
 
     cursor = AsyncClientCursor(connection)

@@ -543,7 +543,11 @@ def _password_in(url: str) -> str | None:
 
 
 async def _has_cluster(client: Any) -> bool:
-    """Return True if the server is a node of a cluster."""
+    """Return True if the server reports that it is a node of a cluster.
+
+    Returns False if it does not permit the question. Raises the driver's error if it cannot be
+    reached, or has no database of the number in the URL.
+    """
     from redis import exceptions
 
     try:

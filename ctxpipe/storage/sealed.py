@@ -125,7 +125,10 @@ class Journal:
         return await self.read_news()
 
     async def read_news(self) -> tuple[list[Entry], bool]:
-        """Return the valid entries after the first `count` ones, else like `read`."""
+        """Return the valid entries from number `count` on, and True if an invalid one follows.
+
+        Raises JournalRefused if an entry needs another version of ctxpipe or another key.
+        """
         lines = await self._ask(partial(self.storage.entries, self._session_id, self.count))
         if not lines:
             return [], False

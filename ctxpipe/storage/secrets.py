@@ -186,7 +186,11 @@ def _expression(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 def _translate(pattern: str) -> str:
-    """Return the regular expression for *pattern*."""
+    """Return a regular expression that finds *pattern* in a path.
+
+    ``*`` matches within one part of the path. A slash at the beginning means the root, one at the
+    end a folder.
+    """
     body = re.escape(pattern.strip("/"))
     body = body.replace(r"\*", "[^/]*")
     body = body.replace(r"\{data\}", f"(?:{_DATA})")

@@ -427,7 +427,7 @@ class Availability:
         self._task = loop.create_task(self._try_again(self._trial), context=Context())
 
     async def _try_again(self, trial: Callable[[], Awaitable[object]]) -> None:
-        """Try the store until it answers, with growing pauses."""
+        """Call *trial* until it succeeds or another call does, with growing pauses between."""
         from anyio import fail_after, sleep
 
         while True:
@@ -451,7 +451,10 @@ class Availability:
             await self._unwritten.pop().flush_missing()
 
     async def stop(self) -> None:
-        """Cancel the background task, if it runs in this event loop."""
+        """Cancel the task that tries the store, and wait for its end.
+
+        Nothing happens in another event loop, or in that task itself.
+        """
         import asyncio
 
         task = self._task

@@ -93,7 +93,10 @@ class Body:
         return b"".join([*parts, raw[position:]])
 
     def _encode_items(self, items: Sequence[Any]) -> list[bytes | memoryview]:
-        """Return the parts of the JSON list of *items*."""
+        """Return the JSON list of *items* in parts.
+
+        An item of the original body keeps its bytes; any other is encoded.
+        """
         raw = memoryview(self.raw)
         span_of: dict[int, Span] = {}  # by the identity of the item
         for item, span in zip(self.items, self.spans, strict=True):
@@ -210,7 +213,10 @@ class _Parser(Body):
         self.places[name] = span
 
     def parse_list(self, start: int) -> None:
-        """Parse the rest of the list that begins at byte *start*."""
+        """Parse the rest of the list of items, which begins at byte *start*.
+
+        Raises ValueError if an item is not valid or there are more than MAX_ITEMS.
+        """
         while not self.opens_with(b"]"):
             if self.items:
                 self.expect(b",")

@@ -86,7 +86,7 @@ class ItemReader(ABC):
 
     @abstractmethod
     def read(self, item: Item) -> Reading:
-        """Return *item* as blocks; unknown content becomes an opaque block."""
+        """Return the role and the blocks of *item*; unknown content becomes an opaque block."""
 
 
 class Codec(ItemReader):
@@ -498,7 +498,7 @@ def _pair(codec: Codec, group: _Group, later: _Group | None, used_ids: set[str])
 
 
 def _answers(group: _Group) -> dict[object, list[int]]:
-    """Return the places of the results in *group*, by the id of their call."""
+    """Return the indices of the result blocks in *group*, by the id of their call."""
     answers: dict[object, list[int]] = {}
     if group.side != "result":
         return answers

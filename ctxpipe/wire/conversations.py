@@ -235,7 +235,12 @@ class Dialog:
         return OWN_BYTES + OVERHEAD * self.size
 
     def compare(self, items: Sequence[Item]) -> Continuation:
-        """Compare *items* with the items of this conversation's last request."""
+        """Count the first *items* that equal those of this conversation's last request.
+
+        Form and cache marks of equal items may differ. The conversation is continued if at least
+        one item is equal, and no reply in the prompt of that request comes after the last equal
+        one.
+        """
         same = 0
         for one, other in zip(self.items, items, strict=False):
             if one is not other and not _say_the_same(self.codec, one, other):

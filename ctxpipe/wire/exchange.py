@@ -486,7 +486,10 @@ class HttpExchange(Exchange):
     # The reply ------------------------------------------------------------------------------------
 
     def begin_answer(self, status: int, content_type: str) -> None:
-        """Prepare for an answer with this *status* and *content_type*."""
+        """Reset what was read, for an answer with this HTTP *status* and *content_type*.
+
+        A refusal is held back until `retry` has decided whether a shorter request is sent.
+        """
         is_stream = STREAM in content_type
         is_refusing = status in REFUSING
         may_refuse = is_refusing or (is_stream and self.format.may_refuse_late and status < 400)
@@ -498,7 +501,10 @@ class HttpExchange(Exchange):
         self._reader = ReplyReader(is_stream=is_stream and not is_refusing, event_marks=event_marks)
 
     def feed(self, chunk: bytes) -> None:
-        """Read the next *chunk* of the answer, and the usage in it."""
+        """Read usage and items in the next *chunk* of the answer; of a refusal keep the text.
+
+        Nothing is raised for a chunk that cannot be read.
+        """
         if not self._reads_reply:
             return
         self._size += len(chunk)
@@ -672,7 +678,10 @@ class ReplyReader:
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[JsonDict]:
-        """Yield the objects that *chunk* completes."""
+        """Yield the JSON objects of the events that *chunk* completes; none for a whole reply.
+
+        Events without one of the `event_marks` are skipped.
+        """
         self._rest += chunk.replace(b"\r", b"\n")  # a line may end with either, or with both
         if len(self._rest) > MAX_REPLY_BYTES + len(chunk):
             self._rest.clear()

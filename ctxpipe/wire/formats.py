@@ -119,7 +119,7 @@ class Format:
         return path + mark + query
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """Return the answer in *reply*, a whole reply to a question."""
+        """Return the text of the first choice in *reply*, with its end reason, usage and model."""
         choice = _first(reply.get("choices"))
         message = field(choice, "message")
         reason = "refusal" if field(message, "refusal") else field(choice, "finish_reason")
@@ -207,7 +207,7 @@ class Responses(Format):
         return {**super().question(values, prompt, model, max_tokens), "store": False}
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """Return the answer: the texts of the messages in the output."""
+        """Return the text of all messages in the output, with its end reason, usage and model."""
         texts: list[str] = []
         reason = field(reply.get("incomplete_details"), "reason") or reply.get("status")
         for item in reply.get("output") or ():
@@ -238,7 +238,11 @@ class Messages(Format):
     codec: ItemReader = MessagesCodec()
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
-        """Return False if the server compacts the conversation or stores it."""
+        """Return False if *items* is no list with items, or the server shortens the conversation.
+
+        It does so by the field ``compaction`` or ``thread`` in *values*, or has done so if the
+        first item begins with its summary.
+        """
         if values.get("compaction") or values.get("thread"):
             return False
         if not super().is_shapeable(values, items):
@@ -249,7 +253,10 @@ class Messages(Format):
         return all(kind(block) != "compaction" for block in content)
 
     def arguments(self, values: JsonObject) -> JsonDict:
-        """Return the arguments, with the options for thinking and for the cache."""
+        """Return the arguments of `Session.run` for a request, without its messages.
+
+        They include the options for thinking and for the cache.
+        """
         options = ("thinking", "model", "cache_control", "extra_headers")
         return {
             "system": values.get("system"),
@@ -279,7 +286,7 @@ class Messages(Format):
         return {**body, "max_tokens": max_tokens}
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """Return the answer: the texts of the content."""
+        """Return the text of all text blocks, with its end reason, usage and model."""
         content = [block for block in reply.get("content") or () if kind(block) == "text"]
         return self._answer(reply, _join_texts(content), reply.get("stop_reason"))
 
@@ -307,7 +314,10 @@ class Gemini(Format):
         return super().is_shapeable(values, items)
 
     def arguments(self, values: JsonObject) -> JsonDict:
-        """Return the arguments; the functions of each tool are listed one by one."""
+        """Return the arguments of `Session.run` for a request, without its messages.
+
+        The functions of each tool are listed one by one.
+        """
         instruction = first_field(values, "systemInstruction", "system_instruction")
         tools: list[object] = []
         for tool in values.get("tools") or ():
@@ -330,7 +340,11 @@ class Gemini(Format):
         return {self.key: [{"role": "user", "parts": [{"text": prompt}]}]}
 
     def question_target(self, target: str, model: str | None) -> str:
-        """Return the path and query of a question whose answer is not streamed."""
+        """Return the path and query of a question to *model*, whose answer is not streamed.
+
+        Without *model* it is the model of the client's request. *target* is the path and query of
+        that request; other options of the query stay.
+        """
         path, _, query = target.partition("?")
         path = path.replace("%3A", ":")
         request = GEMINI_METHOD.search(path)
@@ -341,7 +355,10 @@ class Gemini(Format):
         return "?".join([path, "&".join(options)] if options else [path])
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
-        """Return the answer: the texts of the first candidate, without thoughts."""
+        """Return the text of the first candidate, with its end reason, usage and model.
+
+        Thoughts are left out. For a blocked prompt the reason is "safety".
+        """
         candidate = _first(reply.get("candidates"))
         reason = field(candidate, "finishReason")
         if field(reply.get("promptFeedback"), "blockReason"):

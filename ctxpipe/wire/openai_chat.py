@@ -248,7 +248,10 @@ def _call_block(call: object) -> JsonDict:
 
 
 def _rebuild_reply(plain: JsonDict, blocks: Sequence[JsonObject]) -> None:
-    """Replace the content, the calls and the thoughts of the reply *plain* by *blocks*."""
+    """Replace the content, calls and refusal of the reply *plain* by *blocks*, in place.
+
+    Fields with thoughts are removed if *blocks* has no thinking.
+    """
     _, calls, others = split_blocks(blocks)
     visible_blocks = [block for block in others if kind(block) != "thinking"]
     if len(visible_blocks) == len(others):
@@ -353,7 +356,7 @@ def custom_input(arguments: JsonObject) -> str:
 
 
 def text_or_parts(parts: Sequence[JsonObject], text_type: str = "text") -> object:
-    """Return *parts*, or one text if all of them are texts."""
+    """Return *parts*, or their texts joined by line breaks if all of them are texts."""
     if not all(part["type"] == text_type for part in parts):
         return parts
     return "\n".join([part["text"] for part in parts])

@@ -447,7 +447,10 @@ def _shell_text(output: object) -> str:
 
 
 def _shell_output(old_output: object, content: object) -> object:
-    """Return an output of a shell call with *content*, and with the outcome of the *old_output*."""
+    """Return *content* as the output of a shell call, with the exit code of *old_output*.
+
+    Without an old output the exit code is 0.
+    """
     last_part: JsonDict = {"outcome": {"type": "exit", "exit_code": 0}}
     if isinstance(old_output, list | tuple) and old_output:
         last_part = as_dict(old_output[-1])

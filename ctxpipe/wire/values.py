@@ -150,7 +150,7 @@ def result_text(content: object) -> str:
 
 
 def result_blocks(content: object) -> list[JsonObject]:
-    """Return the content of a tool_result block as blocks."""
+    """Return the content of a tool_result block as blocks: none for None or "", one for a text."""
     if content is None or content == "":
         return []
     if isinstance(content, str):
@@ -215,7 +215,7 @@ def _parse_integer(digits: str) -> int:
 
 
 def arguments_json(arguments: JsonObject) -> str:
-    """Return *arguments* as the JSON text of a foreign call."""
+    """Return the input of a call as JSON; a text that was no valid JSON is returned unchanged."""
     if list(arguments) == [RAW] and isinstance(arguments[RAW], str):
         return cast("str", arguments[RAW])
     return compact_json(arguments)
