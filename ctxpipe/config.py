@@ -131,7 +131,11 @@ class Config:
         return config
 
     def _stage(self, value: object, place: str, caller_values: Mapping[str, object]) -> Stage:
-        """Create the stage that the table *value* at *place* describes."""
+        """Return the stage that the table *value* describes; *place* names it in errors.
+
+        A stage `Compact` gets a circuit breaker, and restores files if the caller gives some.
+        Raises SettingsError for an unknown stage or setting.
+        """
         kind, table = self._choose(_STAGES, value, place, f"{place}: use")
         if kind is Compact:
             table.setdefault("breaker", {})

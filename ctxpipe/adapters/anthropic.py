@@ -206,7 +206,7 @@ class _MessagesMiddleware:
         return MESSAGES.is_shapeable(body, body.get("messages"))
 
     async def begin_exchange(self, request: APIRequest, call_next: object) -> Exchange | None:
-        """Shape *request*; return None if it must be sent unchanged."""
+        """Shape the context of *request*; return the exchange, or None if it is sent unchanged."""
         body: Any = request.json
         arguments = MESSAGES.arguments(body)
         arguments["request"]["extra_headers"] = _headers(request, call_next)

@@ -135,7 +135,11 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     async def awrap_model_call(
         self, request: Request, handler: Callable[[Request], Awaitable[ModelResponse[Any]]]
     ) -> Reply:
-        """Call the model with the context."""
+        """Call the model with a shaped context; return the reply.
+
+        If the model refuses the context as too long, a shorter one is sent once; other errors are
+        raised. The usage of the reply calibrates token counts.
+        """
         exchange = await self._begin_exchange(request, is_blocking=False)
         if exchange is None:
             return await handler(request)
@@ -151,7 +155,11 @@ class _AgentMiddleware(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: Request, handler: Callable[[Request], ModelResponse[Any]]
     ) -> Reply:
-        """Call the model with the context, for synchronous callers."""
+        """Call the model with a shaped context, in a synchronous caller's thread; return the reply.
+
+        If the model refuses the context as too long, a shorter one is sent once; other errors are
+        raised. The usage of the reply calibrates token counts.
+        """
         exchange = sync.wait_for(self._begin_exchange(request, is_blocking=True))
         if exchange is None:
             return handler(request)

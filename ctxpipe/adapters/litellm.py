@@ -110,7 +110,10 @@ class LiteLLMModel(AgentModel):
     arguments: JsonObject = field(default_factory=dict, repr=False)
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Call the model without LiteLLM's own retries."""
+        """Send *prompt* to *model*, or to the agent's own without one; return the answer.
+
+        LiteLLM does not retry. *max_tokens* is sent only to providers that need the limit.
+        """
         name = (model or self.name or "").removeprefix(f"{self.provider}/")
         limit = {"max_tokens": max_tokens} if self.provider in LIMITED_PROVIDERS else {}
         reply: Any = await litellm.acompletion(
@@ -206,7 +209,10 @@ class _Logger(CustomLogger):
         start_time: Any,  # noqa: ARG002
         end_time: Any,  # noqa: ARG002
     ) -> None:
-        """Calibrate token counts by the usage."""
+        """Calibrate token counts by the usage of the reply in *response_obj*.
+
+        Calls that were sent unshaped are ignored. The items of the reply are remembered.
+        """
         exchange = self._pop_exchange(kwargs)
         if exchange is None:
             return

@@ -426,7 +426,10 @@ def _group_blocks(group: Sequence[Any], unknown: Callable[..., JsonDict]) -> lis
 
 
 def _rebuild_group(group: Sequence[Any], blocks: Sequence[JsonObject]) -> list[Any]:
-    """Return the parts of *group* with *blocks* as their content."""
+    """Return new parts for *group*, a part with the texts of its tool, from *blocks*.
+
+    Texts of a tool whose blocks are all there are reused; the list is empty if nothing is left.
+    """
     first, *tool_texts = group
     if not tool_texts or not blocks:
         new_part = _rebuild_part(first, blocks)

@@ -364,7 +364,10 @@ def _with_notes(
 
 
 def _line_of_step(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
-    """Return the line of *step* in a note."""
+    """Return the line of *step* in a note: number, tool and subject or beginning, and characters.
+
+    *offloaded_texts* are original texts by the placeholders for them.
+    """
     chars = len(_result_text(step, offloaded_texts))
     if step.call is None:
         beginning = one_line(step.said[:ANSWER_CHARS])

@@ -219,7 +219,11 @@ def _string_prints(text: str) -> list[str]:
 
 
 def _value_prints(text: str) -> list[str]:
-    """Return the prints of the value that *text* has as JSON; empty if it is no object or list."""
+    """Return the forms in which a tool may have printed the value of the JSON *text*.
+
+    They are Python's repr, and JSON with and without escapes. The list is empty if *text* is no
+    object or list. *text* is not empty.
+    """
     if text[0] not in "{[":
         return []
     with suppress(ValueError, RecursionError):

@@ -88,7 +88,10 @@ def _is_answered(messages: Sequence[Message], index: int) -> bool:
 
 
 def _is_plain(block: Block) -> bool:
-    """Return True if *block* is a text, thinking, or a call that no program made."""
+    """Return True if the API does not want *block* of a reply back unchanged.
+
+    That is a text, thinking, or a call that no program of the server made.
+    """
     name = kind(block)
     if name == "tool_use":
         return program(block) is None

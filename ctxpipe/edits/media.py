@@ -132,7 +132,10 @@ def media_block_of(name: str, text: str) -> JsonDict | None:
 
 
 def placeholder_of(block: Mapping[str, Any], path: str) -> str:
-    """Return the text that replaces *block*, which is stored at *path*."""
+    """Return the text that replaces an image or document *block*, which is stored at *path*.
+
+    It names the media type, the size in pixels or pages if it can be read, and the bytes.
+    """
     source = block["source"]
     data = source["data"]
     media_type = str(source.get("media_type"))

@@ -266,7 +266,10 @@ A caller who passes the original history again gets the same placeholders for th
 
 
 def lookup_key(call_id: str, text: str) -> int:
-    """Return the key in `Placeholders` of *text* in the call *call_id*; "" for a user's message."""
+    """Return the key of *text* in a `Placeholders` mapping; it is valid in this process only.
+
+    *call_id* is the id of the call, "" for a text of a user's message.
+    """
     return hash((call_id, text))
 
 
@@ -476,7 +479,10 @@ def scan_of(messages: Sequence[Message], results: Iterable[ToolResult]) -> Scan:
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """Return True if *scan* passes the ratio gate; the ratio is compared without rounding."""
+    """Return True if the offloadable characters are at least *ratio* times all characters.
+
+    The ratio is compared without rounding. Without offloadable characters the answer is False.
+    """
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
@@ -528,7 +534,11 @@ class OffloadRules:
         return self.per_tool.get(call.name if call else "", self.min_chars)
 
     def can_leave(self, result: ToolResult, call: ToolCall | None) -> bool:
-        """Return True unless *result* has to stay at any length."""
+        """Return True unless *result* has to stay at any length.
+
+        It stays if a program of the server made its *call*, if its tool is never offloaded, if it
+        loads tools, or if it is a placeholder already.
+        """
         if call is not None and call.program is not None:
             return False  # the result goes to a program, which would take a placeholder for data
         if self._limit_for(call) is None or is_placeholder(result.content) or holds_tools(result):
@@ -536,7 +546,7 @@ class OffloadRules:
         return placeholder_file(result.tool_use_id, _only_text(result.content)) is None
 
     def is_read_back(self, call: ToolCall | None) -> bool:
-        """Return True if *call* reads an offloaded file back."""
+        """Return True if *call* reads an offloaded file back, or its tool is an exempt one."""
         if call is not None and call.name in self.exempt_tools:
             return True
         return self.read_back_path(call) is not None

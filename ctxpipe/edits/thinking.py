@@ -128,7 +128,10 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
 
 
 def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
-    """Return the betas or headers of *request* with `BINDING_BETA` added."""
+    """Return ``betas`` or ``extra_headers`` of *request* with `BINDING_BETA` added.
+
+    Headers are used unless the request has betas. *request* is not changed.
+    """
     betas = request.get("betas")
     if isinstance(betas, list | tuple):  # a header in addition would replace them
         return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}

@@ -199,7 +199,11 @@ def _find_definitions(tree: SgNode, language: Language, *, is_doubtful: bool) ->
 
 
 def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """Yield the definitions that are nodes of *tree*."""
+    """Yield the definitions in *tree* that the table of *language* names by their kind of node.
+
+    Functions inside a function are skipped unless the language lists them; so are declarations
+    without a body, and odd or very long names. Lines count from 1.
+    """
     types = language.kinds()
     kinds_with_body = language.kinds_with_body.split()
     end_of_function = 0

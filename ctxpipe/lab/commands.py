@@ -489,7 +489,10 @@ def recordings(names: Iterable[str]) -> Recordings:
 
 
 def _search(folder: str, result: Recordings, progress: Progress) -> list[str]:
-    """Return the recordings in *folder*; add the skipped files to *result*."""
+    """Return the paths in *folder* that can be read as recordings.
+
+    Other files are added to *result*. Raises TranscriptError if there is no recording.
+    """
     candidates = []
     for path in _walk(folder, result):
         if path.lower().endswith(SUFFIXES):

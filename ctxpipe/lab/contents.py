@@ -53,7 +53,7 @@ class Contents(Sums):
         return [(name, self.tool_calls[name], n) for name, n in self.tools.most_common()]
 
     def as_json(self) -> JsonDict:
-        """Return the contents as a JSON object."""
+        """Return the contents as an object for JSON, with the tokens of each kind and in all."""
         kinds = dict(self.kinds.most_common())
         tokens = self.kinds.total()
         fields = {**asdict(self), "kinds": kinds, "tools": self.by_tool, "tokens": tokens}

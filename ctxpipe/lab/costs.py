@@ -198,7 +198,10 @@ def bill(requests: Iterable[ReplayRequest], prices: Prices) -> Bill:
 
 
 def _request_bill(request: ReplayRequest, prices: Prices) -> Bill:
-    """Return the cost of one *request* at *prices*."""
+    """Return the tokens of one *request* and their cost, in the unit of *prices*.
+
+    Long prompts may cost more per token.
+    """
     use = request.use
     cliff = prices.cliff(use.prompt)
     return Bill(

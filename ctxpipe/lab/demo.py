@@ -66,7 +66,10 @@ def text_files(folder: Path) -> Iterator[str]:
 
 
 async def show(files: Sequence[str], storage: LocalStorage) -> None:
-    """Play the agent's turns and print the tokens of its requests."""
+    """Print a table of the tokens that an agent's requests have with ctxpipe and without.
+
+    The agent reads one of *files* in each turn; no model is called.
+    """
     stages = presets.coding_agent(storage, work_dir=None, summarize=ExtractiveSummarizer())
     pipeline = ContextPipeline(stages)
     session = pipeline.session("demo", journal=storage)

@@ -98,7 +98,7 @@ class _Narrator:
             self._share(KINDS[kind]).tokens += tokens
 
     def add(self, moment: Moment) -> None:
-        """Add the next *moment* of the replay."""
+        """Add the blocks, actions, tokens and cost of the next *moment* to the page."""
         turn = self.turns.setdefault(moment.call, PageTurn())
         for message in moment.before[common_prefix(self._last_context, moment.before) :]:
             self._pieces.learn(message)

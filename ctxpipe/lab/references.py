@@ -92,7 +92,10 @@ class Past:
         self._length = 0
 
     def learn(self, messages: Iterable[Message]) -> None:
-        """Add the next *messages* of the conversation."""
+        """Record in which block each atom of the next *messages* of the conversation is.
+
+        Atoms are distinctive strings, such as paths and names.
+        """
         for message in messages:
             for call in tool_calls([message]):
                 path = viewed_path(call, COMMON_READING_TOOLS, True)
@@ -162,7 +165,7 @@ class Context:
         self._messages = messages
 
     def _count(self, message: Message, sign: int) -> None:
-        """Add the atoms and keys of *message*, or remove them if *sign* is -1."""
+        """Count the atoms and file keys of *message* as available; with *sign* -1 as gone."""
         atoms = self._index.message(message)
         keys: set[str] = set()
         for text in message_texts(message):

@@ -109,7 +109,7 @@ class CollapseWatch(Observer):
         return any(self._step.search(piece) for piece in overlapping_pieces(text))
 
     def new_warnings(self) -> list[str]:
-        """Return a sentence for each signal that deserves a warning and had none in this session."""
+        """Return a sentence for each signal that deserves a warning and has had none yet."""
         sentences: list[str] = []
         for signal, sentence in self._warnings():
             if signal not in self._warned_signals:

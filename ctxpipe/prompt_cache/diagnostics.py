@@ -76,7 +76,11 @@ class CacheDiagnostics:
     # Events ---------------------------------------------------------------------------------------
 
     def send(self, sent: SentRequest, source: object = None) -> None:
-        """Record a request that is probably sent; *source*, its list of messages, identifies it."""
+        """Record a request that is about to be sent, until its usage is observed.
+
+        *source* is the request's list of messages, by whose identity the usage finds it. Only the
+        last MAX_WAITING_REQUESTS requests wait; of an older one only the place of its edits counts.
+        """
         self._events += 1
         self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
         while len(self._waiting) > MAX_WAITING_REQUESTS:
@@ -160,7 +164,10 @@ class CacheDiagnostics:
         return None
 
     def _read_up_to(self, request: _Request, model: str | None) -> None:
-        """Read the requests in the order in which they were sent, up to *request*."""
+        """Read the prompts of the waiting requests up to *request*, in the order of sending.
+
+        A request that has failed is not read; the edits before it count for the next one.
+        """
         for waiting in list(self._waiting):
             if not waiting.has_prompt:
                 self._carry(waiting.sent)

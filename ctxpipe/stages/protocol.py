@@ -81,7 +81,10 @@ class Turn:
         return self.tracked is not None and self.tracked.can_search
 
     def exceeds_inline_limit(self, start: int) -> bool:
-        """Return True if reading the messages from *start* on would block the event loop."""
+        """Return True if reading the messages from *start* on would block the event loop too long.
+
+        The caller then reads them in a worker thread.
+        """
         if self.tracked is not None and start >= self.tracked.start:
             return self.tracked.exceeds_inline_limit  # for all messages that are new in this turn
         return is_bulky(self.messages, start)

@@ -85,7 +85,11 @@ class ExtractiveSummarizer:
         return Summary(text, writer=type(self).__name__, dollars=0.0)
 
     def summarize(self, messages: Sequence[Message]) -> str:
-        """Return the text of the summary; `__call__` runs this in a thread."""
+        """Return the text of the summary: sections with goals, files, calls, status and errors.
+
+        Entries of an earlier summary in *messages* are kept, except its status. The text has about
+        `max_words` words. It takes long for many messages; `__call__` runs it in a worker thread.
+        """
         results = results_by_id(messages)
         calls = [(call, results.get(call.id)) for call in tool_calls(messages)]
         goals = _decisions(messages)

@@ -199,7 +199,7 @@ async def summarize_with_retry(
 
 
 def _add_cost(summary: Summary, earlier: Summary) -> Summary:
-    """Return *summary* with the cost of the *earlier* one added."""
+    """Return *summary* with the tokens, attempts and dollars of *earlier* added."""
     return replace(
         summary,
         input_tokens=earlier.input_tokens + summary.input_tokens,
@@ -353,7 +353,10 @@ def _passes_through(error: BaseException) -> bool:
 
 
 async def _call(summarize: Summarizer, messages: Sequence[Message]) -> object:
-    """Call and await *summarize*. Raises SettingsError if it is not async."""
+    """Call and await *summarize*; return its answer, of any type.
+
+    Raises SettingsError if it is not async; its own errors are raised unchanged.
+    """
     answer: object = summarize(messages)  # object: the annotation may be wrong
     if not isawaitable(answer):
         raise SettingsError(

@@ -42,7 +42,7 @@ def chat_problems(body: JsonObject) -> list[str]:
 
 
 def _fields(body: JsonObject) -> Problems:
-    """Yield errors of the top-level fields of a request."""
+    """Yield the API's errors of missing or invalid top-level fields of a request."""
     for name in ("model", "messages"):
         if name not in body:
             yield f"Missing required parameter: '{name}'."

@@ -46,9 +46,10 @@ def _details(usage: Usage) -> dict[str, int]:
 def chat_json(
     reply: Answer, numbers: Iterator[int], *, name: str, model: str, usage: Usage, output: int
 ) -> JsonDict:
-    """Return the body of a plain answer.
+    """Return the body of a chat completion with the answer *reply*.
 
-    *numbers* are used for the ids of its calls; *output* is the number of its tokens.
+    Its calls get ids from *numbers* if they have none. *name* is the id of the completion, *output*
+    the number of its tokens.
     """
     message: JsonDict = {
         "role": "assistant",
@@ -121,7 +122,7 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
 
 
 def _deltas(message: JsonObject) -> Iterator[JsonObject]:
-    """Yield the deltas of a stream of *message*."""
+    """Yield the deltas of a stream of *message*: role, thoughts, text, then calls, in pieces."""
     yield {"role": "assistant", "content": "", "refusal": None}
     for text in chunks(message.get("reasoning_content") or ""):
         yield {"reasoning_content": text}

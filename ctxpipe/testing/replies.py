@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """``stop_reason`` of the answer on the wire."""
+        """``stop_reason`` of the reply: that of the script, else what its blocks imply."""
         if self.stop_reason is not None:
             return self.stop_reason
         if any(block["type"] == "tool_use" for block in self.blocks):
@@ -175,7 +175,10 @@ def message_json(
     model: str,
     usage: JsonObject,
 ) -> JsonDict:
-    """Return the body of a plain answer."""
+    """Return the body of a Messages API reply with the content *blocks*.
+
+    Of *reply* only the stop reason is used. *name* is the id of the message.
+    """
     refusal_details = {"type": "refusal", "category": None, "explanation": None}
     return {
         "id": name,
@@ -191,7 +194,7 @@ def message_json(
 
 
 def error_json(failure: Failure, request_id: str) -> JsonDict:
-    """Return the body of an error."""
+    """Return the body with which the Messages API reports *failure*."""
     return {
         "type": "error",
         "error": {"type": failure.type, "message": failure.message},

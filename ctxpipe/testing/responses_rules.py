@@ -161,7 +161,10 @@ def _id(where: str, kind: str, name: object) -> Problems:
 
 
 def _duplicates(items: Sequence[JsonObject]) -> Problems:
-    """Yield errors of repeated ids. Observed."""
+    """Yield the API's error for each item with the id of an earlier one.
+
+    References to stored items are skipped. Observed at the API, not documented.
+    """
     earlier_ids: set[str] = set()
     for item in items:
         name = item.get("id")
@@ -176,7 +179,10 @@ def _duplicates(items: Sequence[JsonObject]) -> Problems:
 
 
 def _pairs(items: Sequence[JsonObject]) -> Problems:
-    """Yield errors of calls and answers. Observed: an answer for each call, after the call."""
+    """Yield the API's errors of outputs without an earlier call, and of calls without an output.
+
+    Observed at the API, not documented.
+    """
     waiting: list[tuple[str, object]] = []
     earlier_calls: set[tuple[str, object]] = set()
     for item in items:

@@ -133,7 +133,10 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
 
 
 def _fields(body: JsonObject, counting: bool) -> Problems:
-    """Yield errors of the top-level fields that all other rules need."""
+    """Yield the API's errors of missing or invalid top-level fields of a request.
+
+    With *counting* the request only counts tokens and needs no ``max_tokens``.
+    """
     for name in ("model", "max_tokens", "messages"):
         if name not in body and not (counting and name == "max_tokens"):
             yield f"{name}: Field required"
@@ -278,7 +281,11 @@ def _first_is_user(messages: Messages) -> Problems:
 
 
 def _content(messages: Messages) -> Problems:
-    """Yield errors of empty messages. Observed."""
+    """Yield the API's error for each empty message, except a reply at the end.
+
+    A system message that only sets the effort may be empty too. Observed at the API, not
+    documented.
+    """
     for index, message in enumerate(messages):
         is_prefill = index == len(messages) - 1 and message["role"] == "assistant"
         if message.get("content") or is_prefill or _sets_effort(message):
@@ -319,7 +326,10 @@ def _error_results(messages: Messages) -> Problems:
 
 
 def _thinking_places(messages: Messages) -> Problems:
-    """Yield errors of misplaced or unsigned thinking blocks. Observed."""
+    """Yield the API's errors of thinking in a user message, at the end of a reply, or unsigned.
+
+    Observed at the API, not documented.
+    """
     for index, message in enumerate(messages):
         blocks = blocks_of(message)
         if message["role"] != "assistant":
@@ -358,7 +368,7 @@ def _compaction_places(messages: Messages) -> Problems:
 
 
 def _system(body: JsonObject) -> Problems:
-    """Yield errors of the system prompt and of system messages."""
+    """Yield the API's errors of empty system texts, and of system messages at a wrong place."""
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"

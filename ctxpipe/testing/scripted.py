@@ -195,7 +195,10 @@ class ScriptedServer(ABC):
     # Requests -------------------------------------------------------------------------------------
 
     async def _receive(self, request: Request) -> Response:
-        """Record *request* and respond, unless the client disconnects."""
+        """Add *request* to the received ones, and return the response of the script.
+
+        If the client disconnects, the response is empty.
+        """
         exchange = Received(
             path=request.url.path,
             headers=dict(request.headers),
@@ -352,7 +355,10 @@ def is_stream(exchange: Received) -> bool:
 
 
 async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the result of *work*; cancel it if the client disconnects."""
+    """Return the result of *work*, or an empty response if the client disconnects.
+
+    Then *work* is cancelled.
+    """
     from starlette.responses import Response as EmptyResponse
 
     response: Response = EmptyResponse()

@@ -239,7 +239,10 @@ class TokenCounter:
     def _parts(
         self, messages: Iterable[MessageLike], system: object, tools: Iterable[object] | None
     ) -> Iterator[Part]:
-        """Yield all texts of a request, and the tokens of its images and documents."""
+        """Yield the texts of messages, system prompt and tools, and the token counts of media.
+
+        A tool counts as its compact JSON.
+        """
         for message in messages:
             yield from parts.content_parts(field(message, "content"))
         yield from parts.content_parts(system)

@@ -251,10 +251,11 @@ class Ledger:
         same: int,
         tokens_per_char: float,
     ) -> tuple[Sequence[int], int]:
-        """Return the prefix sums of *before*, and a lower bound of its tokens.
+        """Return the raw tokens of the first 0, 1, 2, … messages of *before*, and a lower bound of all.
 
-        The sums are estimated from message *same* on. The last call counted *after*, which has as
-        many messages.
+        The sums before message index *same* are exact. Later messages differ from those of *after*,
+        which were counted last and have the same number: their tokens are estimated by
+        *tokens_per_char*.
         """
         after_sums = self._sums
         sums = after_sums[: same + 1]

@@ -31,7 +31,7 @@ class Memo(Generic[K, V]):
         return self._young_bytes + self._old_bytes
 
     def get(self, key: K) -> V | None:
-        """Return the value of *key*, or None if the memo does not have it."""
+        """Return the value of *key*, or None if the memo has none; it then counts as used."""
         entry = self._young.get(key)
         if entry is None:
             entry = self._old.get(key)

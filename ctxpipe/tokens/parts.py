@@ -68,7 +68,7 @@ def _parts_of(block: Block, name: str) -> Iterable[Part]:
 
 
 def _document(block: Block) -> Iterator[Part]:
-    """Yield title, context and contents of a document *block*."""
+    """Yield title, context and content of a document *block*: texts, and token counts of media."""
     source = field(block, "source")
     yield _as_text(field(block, "title"))
     yield _as_text(field(block, "context"))

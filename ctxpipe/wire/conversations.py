@@ -166,7 +166,10 @@ def beginning_of(messages: Iterable[Message]) -> Beginning | None:
 
 
 def _replies(codec: ItemReader, items: Iterable[Item]) -> Iterator[int]:
-    """Yield the index of the first item of each reply in *items*."""
+    """Yield the index of the first item of each reply in *items*.
+
+    Adjacent items of the assistant are one reply.
+    """
     was_in_reply = False
     for index, item in enumerate(items):
         is_in_reply = codec.read(item).side == "assistant"

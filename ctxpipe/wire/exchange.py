@@ -343,7 +343,12 @@ class Exchange:
                 self._conversations.remember_items(items)
 
     def calibrate(self, reply: object) -> None:
-        """Calibrate token counts by the usage that *reply* reports for the context sent."""
+        """Calibrate token counts by the usage that *reply* reports for the context sent.
+
+        Nothing happens if *reply* is None, has no usage, or includes a history that the provider
+        stores. The reply is remembered, so that a later request with it is recognized. Errors are
+        logged, not raised.
+        """
         if reply is None:
             return
         with log_errors(USAGE_UNREAD):

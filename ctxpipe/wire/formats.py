@@ -273,7 +273,10 @@ class Messages(Format):
         return usage if isinstance(usage, dict) else None
 
     def reply_in(self, event: JsonObject) -> JsonObject | None:
-        """Return the whole reply, or the message in the first event of a stream."""
+        """Return the fields of the reply in *event*, or None.
+
+        *event* is a whole reply, or the first event of a stream, which contains the message.
+        """
         if event.get("type") == "message_start":
             event = event["message"]
         return event if event.get("type") == "message" else None

@@ -166,7 +166,7 @@ class ObservationCodec(ChatCodec):
         return super().rebuild(item, blocks)
 
     def replace_half(self, block: JsonObject) -> JsonDict:
-        """Return *block*, a call or a result, as a text block."""
+        """Return a text block with the content of *block*, a call or a result."""
         if kind(block) == "tool_use":
             return text_block(custom_input(block["input"]))
         return text_block(result_text(block.get("content")))
