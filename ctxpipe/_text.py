@@ -45,7 +45,7 @@ def count_phrase(number: int, name: str) -> str:
 
 
 def last_within(limit: int, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-    """Return the largest number of last *items* whose sizes are at most *limit* together."""
+    """Return the longest end of *items* whose sizes together are at most *limit*, in order."""
     last_items: list[T] = []
     for item in reversed(items):
         limit -= size(item)

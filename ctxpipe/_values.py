@@ -220,7 +220,8 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
     """Yield the text of *encoder* in pieces, without recursion.
 
     `pending` has one iterator for each level of nesting: the parts of that object or list which are
-    not encoded yet. The innermost is the last one.
+    not encoded yet. The innermost is the last one. Raises ValueError if *value* is nested more than
+    MAX_DEPTH levels deep, and the errors of *encoder*.
     """
     pending: list[Iterator[tuple[bool, Any]]] = [iter([(False, value)])]
     while pending:

@@ -161,7 +161,11 @@ class Config:
         what: str,
         default: str | None = None,
     ) -> tuple[type[Any], dict[str, Any]]:
-        """Return the class among *kinds* that the table *value* names, and its other entries."""
+        """Return the class among *kinds* that the table *value* names, and its other entries.
+
+        The entry ``use`` has the name of the class; without it the name is *default*. Raises
+        SettingsError, which names *what*, for another name.
+        """
         table = self._table(value, place)
         name = table.pop("use", default)
         for kind in kinds:
@@ -178,7 +182,10 @@ class Config:
     def _build(
         self, kind: type[Any], value: object, place: str, caller_values: Mapping[str, object]
     ) -> Any:
-        """Create an object of *kind* from the table *value* and the values of the caller."""
+        """Create an object of *kind* from the table *value* and the values of the caller.
+
+        Raises SettingsError, which names *place*, for an unknown or invalid setting.
+        """
         table = self._table(value, place)
         field_names = [field.name for field in fields(kind) if field.init]
         own_names = [name for name in field_names if name not in _CALLER_NAMES]

@@ -216,7 +216,13 @@ def make_sync_client(
     transport: httpx2.BaseTransport | None,
     settings: Any,
 ) -> httpx2.Client:
-    """Return a synchronous client like `make_client`; it may be used from any thread."""
+    """Return a synchronous client of *sdk* whose requests contain the context.
+
+    It may be used from any thread. *transport* sends the requests; None selects the transport of
+    the SDK. *settings* are further arguments of the client.
+
+    Raises SettingsError if *transport* is of another type.
+    """
     http = library_of(sdk)
     inner = transport or http.HTTPTransport(limits=sdk.DEFAULT_CONNECTION_LIMITS)
     if not isinstance(inner, http.BaseTransport):
@@ -321,7 +327,10 @@ class _BlockingExchange(HttpExchange):
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run *coroutine*, which never waits, and return its result."""
+    """Run *coroutine*, which never waits, without an event loop; return its result.
+
+    Its errors are raised. Raises RuntimeError if it waits.
+    """
     try:
         coroutine.send(None)
     except StopIteration as end:

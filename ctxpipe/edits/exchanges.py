@@ -181,7 +181,11 @@ class ExchangeIndex:
 
 
 def _remaining_tokens(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
-    """Estimate the tokens that stay of the exchange at *index*, without quoted lines."""
+    """Return an estimate of the tokens that stay of the exchange at *index* when it is collapsed.
+
+    They are those of its lines in a note and of the blocks that stay whole. Lines of results that
+    the note quotes do not count.
+    """
     message = messages[index]
     text_tokens = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN
     tokens = 0

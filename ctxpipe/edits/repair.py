@@ -409,7 +409,12 @@ def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]
 
 
 def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> list[Message]:
-    """Return the assistant's messages of *exchange*, each followed by a result for each call."""
+    """Return the assistant's messages of *exchange*, each followed by a result for each call.
+
+    Neighbouring replies are joined, calls with one id get distinct ids, and a call without a result
+    gets a failed one. The results come from *replies*, the messages of the user after them. The
+    calls at the end of a history may still wait: without *replies* they get no result.
+    """
     assistant_messages = _with_role(exchange, "assistant")
     turns = _join_neighbors([message for message in assistant_messages if message["content"]])
     results = _results(replies)

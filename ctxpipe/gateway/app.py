@@ -189,7 +189,10 @@ class Gateway:
         return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
 
     async def _reader(self, request: Request, token: str) -> ASGIApp:
-        """Return the application with the tools that read the offloaded texts of *token*."""
+        """Return the application with the tools that read the offloaded texts of *token*.
+
+        Raises Refused if the method is not POST, or the body is announced as too large.
+        """
         if request.method != "POST":
             raise Refused(405, "the reading tools keep no stream open: ask by POST")
         check_size(int(request.headers.get("content-length", "0")))

@@ -219,7 +219,11 @@ class Trial:
                 self.stop_event.set()  # otherwise the pool waits for the runs in progress
 
     def _add_row(self, run: TrialRun) -> None:
-        """Carry out *run* in a temporary folder and store its row, unless the trial is stopped."""
+        """Carry out *run* in a temporary folder and store its row, unless the trial is stopped.
+
+        Nothing is run once the budget is spent. Raises CtxpipeError if the first run was not valid,
+        and SettingsError if there is a budget and the price of a turn is not known.
+        """
         rows = list(self.completed_rows.values())  # a copy: other threads add rows
         spent_dollars = sum(row.dollars or 0 for row in rows)
         if self.stop_event.is_set() or spent_dollars >= self.budget:

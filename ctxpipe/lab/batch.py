@@ -257,7 +257,10 @@ def cluster(address: str) -> Iterator[Workers]:
 def _replay_in(
     paths: Sequence[str], job: Callable[..., FileReplay], executor: Workers
 ) -> Iterator[FileReplay]:
-    """Run *job* for each path, in the executor's pool or here; yield the results as they come."""
+    """Call *job* with each path, in the pool or here; yield the results as they complete.
+
+    In a pool the error of a file is in its result; without one it is raised.
+    """
     if executor.pool is None:
         for path in paths:
             yield job(path)
@@ -293,7 +296,7 @@ def _submit(
 
 
 def _error_text(path: str, error: Exception) -> str:
-    """Return the text of *error* for the report, with the file's *path*."""
+    """Return the text for the report if *error* prevented the replay of the file at *path*."""
     if isinstance(error, CtxpipeError):
         return str(error)
     if isinstance(error, BrokenExecutor):

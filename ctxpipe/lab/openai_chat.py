@@ -59,7 +59,10 @@ def read(records: Sequence[FileRecord]) -> Recording:
 
 
 def _add_exchange(items: Items, record: FileRecord) -> None:
-    """Add the messages of a request and, if there is a response, its message and usage."""
+    """Add the messages of a request and, if there is a response, its message and usage.
+
+    Raises InvalidHistory, which names the place in the file, if the request has no messages.
+    """
     messages = request_of(record.fields).get("messages")
     if not isinstance(messages, list):
         raise InvalidHistory(

@@ -57,7 +57,11 @@ def read(records: Sequence[FileRecord]) -> Recording:
 
 
 def _add_exchange(items: Items, record: FileRecord) -> None:
-    """Add the input of a request and, if there is a response, its output and usage."""
+    """Add the input of a request and, if there is a response, its output and usage.
+
+    Raises InvalidHistory, which names the place in the file, if input or output is missing or
+    invalid.
+    """
     place = record.place
     request = request_of(record.fields)
     if "input" not in request:

@@ -205,7 +205,11 @@ def _are_objects(values: object) -> bool:
 
 
 def _recording(records: Sequence[FileRecord], name: str) -> Recording:
-    """Return the recording in *records*, as the reader of their format returns it."""
+    """Return the recording in *records*, as the reader of their format returns it.
+
+    *name* is the name of the file. Raises TranscriptError, with *name*, if there is no message or a
+    record is invalid.
+    """
     if not records:
         raise TranscriptError(f"{name} holds no message")
     try:
@@ -218,7 +222,10 @@ def _recording(records: Sequence[FileRecord], name: str) -> Recording:
 
 
 def _messages(records: Sequence[FileRecord]) -> Recording:
-    """Return the recording in *records*: messages of the Messages API, or one request."""
+    """Return the recording in *records*: messages of the Messages API, or one request.
+
+    Raises InvalidHistory if there is no message, or more than one request.
+    """
     request = records[0].fields
     if request.get("type") == "header" and "role" not in request:
         entries = [_entry(record) for record in records[1:]]

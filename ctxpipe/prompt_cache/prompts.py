@@ -327,7 +327,7 @@ def _fields_key(block: Block) -> int:
 
 
 def _value_key(value: object) -> int:
-    """Return a hash of a field's *value* that is valid in this process, equal for equal values."""
+    """Return a hash of a field's *value*, equal for equal values; it is valid in this process."""
     if isinstance(value, str):
         return hash(value)
     # The source of an image, for example: its data can be long and is hashed once.

@@ -407,7 +407,9 @@ class Session:
     ) -> tuple[T, Result]:
         """Shape the context and *send* it; send a shorter one if it is refused.
 
-        Returns the reply and the context that was sent last.
+        Returns the reply and the context that was sent last. Raises the errors of *send*,
+        SettingsError for invalid arguments, and InvalidHistory if there is nothing to answer: the
+        last appended message has a reply, or calls have no results.
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)

@@ -195,7 +195,11 @@ class Collapse:
     async def _rewrite(
         self, turn: Turn, plan: CollapsePlan, offloaded_texts: Mapping[str, str], suffix: str
     ) -> CollapsedContext:
-        """Return the context with notes for files whose names end in *suffix*."""
+        """Return the context in which the planned steps are replaced by notes.
+
+        The notes name the file of each step, whose name ends in *suffix*. *offloaded_texts* are
+        original texts by the placeholders for them. Nothing is written.
+        """
         folder = self._visible_folder(turn.session_id)
         return await in_thread(
             collapse.collapse, plan, offloaded_texts, folder, suffix, self.min_value, turn.counter
@@ -207,7 +211,8 @@ class Collapse:
         """Write each step to its file; return the files, and the suffix of their names.
 
         The suffix is "" unless a file of that name has other content. That happens if the numbers
-        are in use after a compaction, or on another branch of the history.
+        are in use after a compaction, or on another branch of the history. Raises StorageError if
+        the files cannot be written under these names.
         """
         suffix = ""
         while True:

@@ -225,7 +225,10 @@ async def _carry_less(
 
 
 async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
-    """Return True if *layout* meets the target, and carries no more verbatim than its share."""
+    """Return True if *layout* meets the target, and the carried content does not exceed its share.
+
+    The share counts only if restored files or evidence take tokens from other carried pieces.
+    """
     if _has_rivals(layout) and layout.carried_tokens > limits.carried_tokens:
         return False
     return await _meets_target(turn, layout, limits)

@@ -134,7 +134,11 @@ def sync(descriptor: int) -> None:
 
 
 def read_bytes(folder: int, name: str, limit: int = 64_000_000) -> bytes | None:
-    """Return at most *limit* bytes of the regular file *name*; None if it does not exist."""
+    """Return the first *limit* bytes of the regular file *name*; None if it does not exist.
+
+    *folder* is a descriptor of its folder. Raises OSError for other errors, and for a folder, pipe
+    or device.
+    """
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:

@@ -229,7 +229,11 @@ class PinnedFolder:
         return folder
 
     def create(self) -> tuple[int, bool]:
-        """Return a descriptor of the folder, and True if this call has created it."""
+        """Return a descriptor of the folder, and True if this call has created it.
+
+        Raises RootError if another folder or a link is at the path, OSError if it cannot be
+        created.
+        """
         try:
             return self.open(), False
         except FileNotFoundError:

@@ -174,7 +174,10 @@ class LocalStorage:
         return candidate
 
     def _place(self, folder: _OpenFolder, name: str, data: Sequence[bytes]) -> bool:
-        """Write *data* to the file *name*; return False if that has another content."""
+        """Write *data* to a new file *name*; return False if the file exists with other content.
+
+        An existing file is never changed. Raises OSError.
+        """
         fd = folder.descriptor
         is_stored = has_content(fd, name, data)
         if is_stored is not None:

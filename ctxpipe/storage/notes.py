@@ -99,7 +99,11 @@ def newest_notes(notes: Iterable[StoredNote]) -> list[StoredNote]:
 def add_notes(
     root: StorageRoot, folder: str, owner: str, notes: Sequence[str], seconds: float
 ) -> None:
-    """Append *notes* to the file in *folder*. Raises Locked, and StorageError."""
+    """Append *notes* of the session *owner* to the file of notes in *folder*.
+
+    *seconds* is the time of the notes, since 1970. The oldest ones leave if the file becomes too
+    large. Raises Locked if another process uses the file, StorageError if it cannot be written.
+    """
     lines = [f"\n{int(seconds)} {owner} {note}" for note in notes]  # after a line that was cut off
     with root.folder(folder, create=True) as descriptor, _failure(root, folder):
         if not exists(descriptor, NOTES):

@@ -409,6 +409,7 @@ class ObjectJournal(SharedJournal):
         """Create an object; return False if it exists.
 
         The first object of this process is created twice, to check that the store refuses this.
+        Raises StorageError if it does not refuse it, or fails.
         """
         path = _path(folder, number)
         try:

@@ -138,8 +138,8 @@ class Journal:
         """Check *lines* and return their entries; True as second value if a line is damaged.
 
         A line is valid if its seal fits the line before it. The entries end before the first
-        damaged line, which is reported to `_refuse`. The count and seal of the journal move on with
-        each valid line.
+        damaged line. The count and seal of the journal move on with each valid line. Raises
+        JournalRefused if a line needs another version of ctxpipe or another key.
         """
         entries: list[Entry] = []
         for line in lines:
@@ -187,7 +187,10 @@ class Journal:
         return [hasher.hexdigest()[:32] for hasher in hashers]
 
     def _refuse(self, line: str) -> None:
-        """Raise JournalRefused if another version or another key can read the entry *line*."""
+        """Raise JournalRefused if another version or another key can read the entry *line*.
+
+        Returns if the line is only damaged.
+        """
         try:
             values = json.loads(line[line.index("{") :])
             form = values["form"]

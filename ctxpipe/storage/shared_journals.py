@@ -256,7 +256,12 @@ class ServerJournal(SharedJournal):
         return await self._availability.call(partial(self._repeat, work), size=size)
 
     async def _repeat(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Await *work*, again with a new connection if the first one fails; return its result."""
+        """Await *work*, again with a new connection if the first one fails; return its result.
+
+        Repeats it after temporary errors as long as the call may wait. Raises Unavailable, a
+        StorageError, after that; StorageError for other errors of the server; any other error
+        unchanged.
+        """
         is_repeated = False
         while True:
             try:

@@ -46,7 +46,10 @@ class Tiktoken:
         return self._encoding is not None or vocabulary.is_loaded(self._name)
 
     def load(self) -> tiktoken.Encoding:
-        """Load the encoding, if it is not loaded, and return it."""
+        """Return the encoding; the first call loads it from a file.
+
+        Raises VocabularyError if the file is missing or damaged.
+        """
         if self._encoding is None:
             self._encoding = vocabulary.load(self._name)
         return self._encoding

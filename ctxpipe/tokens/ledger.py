@@ -251,11 +251,11 @@ class Ledger:
         same: int,
         tokens_per_char: float,
     ) -> tuple[Sequence[int], int]:
-        """Return the raw tokens of the first 0, 1, 2, … messages of *before*, and a lower bound of all.
+        """Return the raw tokens of the first 0, 1, 2, … messages of *before*, and a lower bound.
 
-        The sums before message index *same* are exact. Later messages differ from those of *after*,
-        which were counted last and have the same number: their tokens are estimated by
-        *tokens_per_char*.
+        The bound is of the whole list. The sums up to message index *same* are exact. From there on
+        the messages differ from those of *after*, which were counted last and have the same number:
+        their tokens are estimated by *tokens_per_char*.
         """
         after_sums = self._sums
         sums = after_sums[: same + 1]

@@ -228,7 +228,10 @@ class _Parser(Body):
         self.places[self.key] = Span(start, self.at)
 
     def find_value(self) -> Span:
-        """Return the position of the next value, which may still prove to be invalid."""
+        """Return the position of the next value, which may still prove to be invalid.
+
+        Raises ValueError if it has no end, and TooDeep if it is nested too deeply.
+        """
         start = self.skip(_TOKEN).start(1)
         depth = _BRACKETS.get(self.raw[start], 0)
         while depth > 0:

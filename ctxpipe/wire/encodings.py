@@ -92,7 +92,11 @@ def _decode_frames(
     new_decoder: Callable[[], Any],
     decoder_error: type[Exception],
 ) -> bytes:
-    """Decode *raw*, a sequence of one or more frames, with a new decoder for each frame."""
+    """Decode *raw*, a sequence of one or more frames, with a new decoder for each frame.
+
+    Raises EncodingError if a frame is damaged or incomplete, if the result has more than *limit*
+    bytes, or if there are more than MAX_FRAMES frames.
+    """
     parts: list[bytes] = []
     size = 0
     rest = raw
