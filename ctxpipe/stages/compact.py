@@ -411,11 +411,11 @@ class Compact:
     with one warning in a session. The report has the name of the summarizer, its model, and its
     cost.
 
-    *archive* stores the raw messages, before anything else happens. It is required unless
-    *require_archive* is False.
+    *archive* is the storage to which the raw messages are saved, before anything else happens. It
+    is required unless *require_archive* is False.
 
-    *restore* says which of the user's files may be read again. Without it no file is opened, and
-    the report has a warning.
+    *restore* says which of the user's files may be read again after the summary. Without it no file
+    is opened, and the report has a warning.
 
     *evidence* says how much of the history's facts is kept: paths, commands, requests, pinned
     messages. Messages that the model has not answered stay whole, including images, documents and

@@ -77,12 +77,12 @@ class RentOrBuyGate:
     Messages that no call has sent yet are not cached, so changing them costs nothing. No forecast
     and no model are needed: the messages themselves show how often each result was read.
 
-    The results that leave are always the newest ones of the candidates, from some candidate on. The
-    gate computes, for each possible first one, (cost of carrying) - *alpha* x (cost of rewriting),
-    and chooses the greatest difference. Nothing leaves if it is not above 0, if fewer than
-    *min_tokens* raw tokens would leave, or before *min_calls* calls, because short sessions do not
-    pay a rewrite back. If the cache is known to have expired, rewriting costs nothing, and all old
-    results leave if they free *min_tokens*.
+    The results that leave are one candidate and all newer ones. For each possible first candidate
+    the gate computes (cost of carrying) - *alpha* x (cost of rewriting), and it chooses the
+    greatest difference. Nothing leaves if it is not above 0, if fewer than *min_tokens* raw tokens
+    would leave, or before *min_calls* calls, because short sessions do not pay a rewrite back. If
+    the cache is known to have expired, rewriting costs nothing, and all old results leave if they
+    free *min_tokens*.
 
     *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``. Only the
     ratios of the prices count, and the prompt lengths above which they rise.

@@ -184,21 +184,21 @@ class Restore:
     It is a `FileReader`, or an async function from a path to a text, or to None.
 
     A file comes back only if a call to read it succeeded in this conversation, no later attempt
-    failed, and a result has shown at least one line that it has now. If it lacks a line that was
-    shown and no later call could have changed it, it stays out, with a warning:
-    the difference may have been hidden on purpose. *reading_tools* maps the name of a tool to the
-    input key, or keys, with the path. If *shell* is True, a command line that only prints a file
-    reads it too. A message's text never names a file.
+    failed, and a result has shown at least one line of its current text. If a line that was shown
+    is missing from the current text, and no later call could have changed the file, the file stays
+    out, with a warning: the line may have been hidden on purpose. *reading_tools* maps the name of
+    a tool to the input key, or keys, with the path. If *shell* is True, a command line that only
+    prints a file reads it too. A message's text never names a file.
 
     *deny* returns True if the file at a path must not be read. It is called with the path as the
     call spells it, and with the real location of the file. The default is `is_secret`; give a
     function of your own to extend or replace it, or None to deny nothing. *redact* is applied to
     the text of a file; the default is that of the storage, and `str` hides nothing.
 
-    Of the *max_files* files used last, those of at most *max_tokens_per_file* tokens come back, as
-    long as they have no more than *max_tokens_total* together. The defaults are those of the
-    environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
-    Files that are too long are reduced to the names that they define.
+    Of the *max_files* files used last, those of at most *max_tokens_per_file* raw tokens come back,
+    the most recent first, as long as they have no more than *max_tokens_total* together. The
+    defaults are those of the environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE,
+    MAX_RESTORE_TOKENS_TOTAL. Files that are too long are reduced to the names that they define.
 
     Raises SettingsError unless exactly one of *work_dir* and *files* is given, and if a setting is
     invalid.

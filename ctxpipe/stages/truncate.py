@@ -110,8 +110,8 @@ class SmartTruncate:
     nothing more can be removed. Blocks that ctxpipe does not know, references to files and calls
     that loaded tools are removed last, and only if the context window does not hold them.
 
-    *archive* keeps the raw messages that are removed or changed. If *require_archive* is False, the
-    context is shortened even if the archive cannot be written.
+    *archive* is the storage for the raw messages that are removed or changed. If *require_archive*
+    is False, the context is shortened even without an archive, or if it cannot be written.
 
     A server tool's call and its result, with all calls of its program, stay or go together. Nothing
     up to a summary of the server's own (a compaction block) is touched: the API reads nothing
