@@ -154,10 +154,10 @@ class Ledger:
     Raw tokens are those that *counter* counts, by default with tiktoken. Messages before the last
     summary by the server (a ``compaction`` block) are not counted, because the API ignores them.
 
-    Each call compares its messages with those of the last call, and counts those that were
-    replaced, inserted or removed. A message object that was already counted is not read again. So
-    an edit inside it stays unnoticed, with one exception: blocks added to the list of the last
-    message.
+    Each call compares its messages with those of the last call. It notices messages that were
+    replaced, inserted or removed, and counts the new ones. A message object that was already
+    counted is not read again. So an edit inside it stays unnoticed, with one exception: blocks
+    added to the list of the last message.
 
     After `observe`, `estimate` returns the tokens that the API will probably report. Before, it
     returns the raw count, so that no content is removed because of a factor that was never
@@ -217,7 +217,8 @@ class Ledger:
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
     ) -> Savings:
-        """Return the raw tokens by which *after* is shorter than *before*.
+        """Return how many raw tokens *after* has less than *before*, and the prefix sums of
+        *before*.
 
         *first* is the index of the first message that differs. A long text of *before* that is not
         in *after* is estimated, by the tokens per character of the messages that were counted last,
@@ -359,8 +360,8 @@ class Ledger:
     def measured_estimate(self, raw: int) -> int:
         """Return `estimate`, or less for a context that has grown far beyond the last usage.
 
-        The measured ratio is applied to at most ten times the raw tokens of the last request with a
-        usage. Each further appended raw token counts as one token.
+        The measured ratio is applied to at most ten times as many appended raw tokens as the last
+        request with a usage had. Each further one counts as one token.
         """
         sample = self._sample
         return sample.estimate(raw, max_priced=MAX_EXTRAPOLATION * sample.raw)
