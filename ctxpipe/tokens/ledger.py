@@ -217,8 +217,7 @@ class Ledger:
     async def savings(
         self, before: Sequence[Message], after: Sequence[Message], first: int
     ) -> Savings:
-        """Return how many raw tokens *after* has less than *before*, and the prefix sums of
-        *before*.
+        """Return the raw tokens that are saved if *after* replaces *before*.
 
         *first* is the index of the first message that differs. A long text of *before* that is not
         in *after* is estimated, by the tokens per character of the messages that were counted last,
