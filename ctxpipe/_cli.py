@@ -67,6 +67,7 @@ logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 
 def _print_version(is_requested: bool) -> None:
+    """Print the version and end the command, if *is_requested*. Raises typer.Exit then."""
     if is_requested:
         print_line(f"ctxpipe {__version__}")
         raise typer.Exit
@@ -212,6 +213,7 @@ def _sessions_to_delete(
 
 
 async def _sessions_in(folder: StorageRoot, journal: str, prefix: str) -> list[str]:
+    """Return the ids of the sessions in the *journal* at a URL: *prefix* and those below it."""
     async with _open_journal(folder, journal) as storage:
         return await storage.sessions(prefix)
 

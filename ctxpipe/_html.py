@@ -24,6 +24,7 @@ def markup(template: str, *values: object) -> Markup:
 
 
 def _escape(value: object) -> str:
+    """Return *value* as HTML: markup unchanged, other values escaped, a list joined."""
     if isinstance(value, list):
         return "".join(_escape(item) for item in value)
     return value if isinstance(value, Markup) else escape(str(value))

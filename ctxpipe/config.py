@@ -175,6 +175,7 @@ class Config:
         raise self._error(f"{what} is {name!r}; there are {names}")
 
     def _table(self, value: object, place: str) -> dict[str, Any]:
+        """Return a copy of the table *value*; raise SettingsError, with *place*, if it is none."""
         if not isinstance(value, Mapping):
             raise self._error(f"{place} is {value!r}; give a table")
         return dict(value)

@@ -243,6 +243,7 @@ def _is_function(value: object) -> bool:
 
 
 def _is_names(value: object) -> bool:
+    """Return True if *value* is a collection of texts, and no single text or mapping."""
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         return False
     return all(isinstance(name, str) for name in value)
@@ -257,6 +258,7 @@ def _is_path(value: object) -> bool:
 
 
 def _is_tools(value: object) -> bool:
+    """Return True if *value* maps names of tools to one input key or to several."""
     if not isinstance(value, Mapping) or not _is_names(value.keys()):
         return False
     return all(isinstance(keys, str) or _is_names(keys) for keys in value.values())

@@ -65,6 +65,7 @@ def serve(job: Job, job_input: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _write(answers: IO[bytes], line: bytes) -> None:
+    """Write *line* to *answers* and send it at once."""
     answers.write(line)
     answers.flush()
 

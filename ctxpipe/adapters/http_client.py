@@ -273,6 +273,7 @@ class _SyncTransport:
         return await to_thread.run_sync(send_and_read, abandon_on_cancel=True)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
+        """Send *request* in this thread; return the response with an asynchronous body."""
         response = self.inner.handle_request(request)
         stream = _with_base(_BlockingStream, self.http.AsyncByteStream)
         return _with_stream(response, stream(response.stream))

@@ -79,6 +79,7 @@ def offload_app(storage: TextReader) -> ASGIApp:
     server = offload_server(storage)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request with a session manager of its own."""
         # A manager can run only once. Without sessions it keeps no state between two requests.
         manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
         async with manager.run():
@@ -99,6 +100,7 @@ def _description(tool: Tool) -> types.Tool:
 
 
 def _result(content: Any, *, is_error: bool) -> types.CallToolResult:
+    """Return *content*, a text or blocks, as the result of a call for MCP."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return types.CallToolResult(content=[_part(part) for part in parts], is_error=is_error)
 

@@ -608,6 +608,7 @@ def _rebuild_return(part: ToolReturnPart, blocks: Sequence[JsonObject]) -> ToolR
 
 
 def _new_reply_part(block: JsonObject) -> Any:
+    """Return *block* as a part of a model's reply: a call, or else its text."""
     if kind(block) == "tool_use":
         return ToolCallPart(block["name"], dict(block["input"]), block["id"])
     return TextPart(block_text(block))

@@ -138,6 +138,7 @@ def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
 
 
 def _is_path(text: str) -> bool:
+    """Return True if *text* may be a path: one line, not very long, no URL except ``file://``."""
     if len(text) > _MAX_PATH_CHARS or "\n" in text:
         return False
     return "://" not in text.removeprefix("file://")

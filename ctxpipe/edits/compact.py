@@ -654,6 +654,7 @@ def _with_tail(
     request = _request_at(rest[:tail], IN_PROGRESS + before[-1])
 
     def shorten_request(chars: int) -> Candidate:
+        """Return the request in progress with about *chars* characters of the user's text."""
         text = IN_PROGRESS + _cut(before[-1], chars, archive, source.redact)
         return replace(request, messages=[_user(text)])
 

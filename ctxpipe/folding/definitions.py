@@ -133,6 +133,7 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
 
 
 def _parse(source: str, language: Language) -> SgNode:
+    """Return the root of the syntax tree of *source*; it also exists for invalid code."""
     from ast_grep_py import SgRoot
 
     return SgRoot(source.encode(errors="replace").decode(), language.name).root()

@@ -184,6 +184,7 @@ def format_sections(sections: Iterable[Section]) -> str:
 
 
 def _section_line(section: Section) -> str:
+    """Return one line: line number, kind unless it is a run of functions, and names."""
     kind = "" if section.type == "functions" else f"{section.type} "
     return f"{section.start_line} | {kind}{', '.join(section.names)}"
 

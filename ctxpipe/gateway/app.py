@@ -243,6 +243,7 @@ class Gateway:
         is_read = anyio.Event()
 
         async def body() -> AsyncIterator[bytes]:
+            """Yield the body of the client's request, and report when it was read."""
             async for chunk in request.stream():
                 yield chunk
             is_read.set()
@@ -273,11 +274,13 @@ async def _admit(request: Request, error: Exception) -> Response:
 
 
 def _log(request: Request, text: str) -> None:
+    """Log method and path of *request* and *text*, at the level INFO."""
     # The raw path, which has no line breaks, without the query: that may contain a key.
     path = request.scope["raw_path"].decode("latin-1")
     logger.info("%s %s: %s", request.method, one_line(path), text)
 
 
 def _error(status: int, text: str, path: str) -> Response:
+    """Return the error response with *status* and *text*, in the form of the API at *path*."""
     headers = {"www-authenticate": "Basic"} if status == UNAUTHORIZED else {}
     return JSONResponse(error_body(status, text, path), status, headers)

@@ -130,6 +130,7 @@ def _body(record: GatewayRecord) -> Iterator[Markup]:
 
 
 def _more(count: int, name: str) -> Iterator[Markup]:
+    """Yield a line that says how many more there are, unless *count* is 0 or less."""
     if count > 0:
         yield markup("<p class=soft>and {}</p>", count_phrase(count, name))
 
@@ -268,6 +269,7 @@ def _charts(turns: Sequence[GatewayTurn]) -> Iterator[Markup]:
 
 
 def _chart(css_class: str, title: str, max_tokens: int, parts: Iterable[Markup]) -> Markup:
+    """Return a bar chart with its *title* and the tokens of the highest bar."""
     limit = f"at most {max_tokens:,}"
     return markup(_CHART, title, limit, css_class, title, limit, list(parts))
 

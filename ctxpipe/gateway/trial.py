@@ -144,6 +144,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
 
 
 def _is_task(value: object) -> bool:
+    """Return True if *value* is a table with exactly the fields of a task, all of them texts."""
     if not isinstance(value, dict) or set(value) != set(Task._fields):
         return False
     return all(isinstance(text, str) for text in value.values())

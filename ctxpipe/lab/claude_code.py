@@ -97,5 +97,6 @@ def _join(first: RecordedMessage, second: RecordedMessage) -> RecordedMessage:
 
 
 def _is_results(message: Message) -> bool:
+    """Return True if *message* has blocks, and all of them are tool results."""
     content = blocks(message)
     return bool(content) and all(kind(block) == "tool_result" for block in content)

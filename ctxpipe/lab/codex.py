@@ -121,6 +121,7 @@ class _Rollout:
         self._drop_from(start, "summary of a compaction")
 
     def _drop_from(self, start: int, reason: str) -> None:
+        """Remove the items from index *start* on, and count them as omitted for *reason*."""
         self._omitted_counts[reason] += len(self._items.items) - start
         del self._items.items[start:]
 

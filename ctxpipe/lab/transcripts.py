@@ -110,6 +110,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _name(path: str | os.PathLike[str]) -> str:
+    """Return *path* as a text, or "standard input" for the path that means it."""
     if path == STDIN:
         return "standard input"
     return os.fspath(path)
@@ -191,6 +192,7 @@ def _tools(request: JsonObject, name: str) -> list[object] | None:
 
 
 def _ensure_encodable(value: object, beginning: str) -> None:
+    """Raise TranscriptError if *value* cannot be sent as JSON; lone surrogates are accepted."""
     # Python reads NaN from a file, but a request cannot hold it and a counter cannot count it.
     fault = encoding_fault(value)
     if fault and fault != SURROGATE:
@@ -244,6 +246,7 @@ def _messages(records: Sequence[FileRecord]) -> Recording:
 
 
 def _entry(record: FileRecord) -> RecordedMessage:
+    """Return the message in *record*, with its time stamp, usage and model."""
     fields = record.fields
     return message_with_details(as_message(fields, record.place), fields, fields.get("timestamp"))
 

@@ -35,6 +35,7 @@ def result_text(result: object) -> str:
 
 
 def _text_or_kind(part: Block) -> str:
+    """Return the text of *part*; its kind in brackets if it has no readable text."""
     text = _part_text(part)
     return f"[{kind(part)}]" if text is None else text
 
@@ -96,6 +97,7 @@ def _document_text(document: Block) -> str | None:
 
 
 def _with_source(part: Block, text: str | None) -> str | None:
+    """Return *text* with the source of *part* as a paragraph before it, if both exist."""
     source = source_of(part)
     return f"{source}\n\n{text}" if text and source else text
 
@@ -112,6 +114,7 @@ def _text_alone(content: object) -> str | None:
 
 
 def _string(block: Block, name: str) -> str:
+    """Return the field *name* of *block*, or "" if it is no text."""
     value = field(block, name)
     return value if isinstance(value, str) else ""
 

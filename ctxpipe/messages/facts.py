@@ -164,6 +164,7 @@ def _text_faults(message: Message) -> list[Fault]:
 
 
 def _value_fault(fault: str, place: int | None = None) -> Fault:
+    """Return *fault*, a value that JSON cannot express, as a fault of block *place*."""
     if fault == SURROGATE:
         return Fault("surrogate", fault, place)
     return Fault("value", f"it holds {fault}", place)

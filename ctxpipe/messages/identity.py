@@ -65,6 +65,7 @@ def _are_plain(content: object) -> bool:
 
 
 def _parse_block(block: Block) -> Block:
+    """Return *block* in plain dicts and lists; unchanged if it is no mapping or SDK object."""
     if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
         return block
     return {key: _parse_value(value) for key, value in as_dict(block).items()}

@@ -252,6 +252,7 @@ def program(block: Block) -> str | None:
 
 
 def _program(caller: object) -> str | None:
+    """Return the id of the program that is the *caller* of a call; None for a direct call."""
     if caller is None or field(caller, "type", "direct") == "direct":
         return None
     return str(field(caller, "tool_id", ""))

@@ -250,6 +250,7 @@ def shorten(text: str, limit: int, where: str = "") -> str:
 
 
 def _without_middle(text: str, head_chars: int, tail_chars: int, where: str = "") -> str:
+    """Return head and tail of *text*, with a note between them that counts what is missing."""
     tail_start = len(text) - tail_chars
     return f"{text[:head_chars]}{gap(tail_start - head_chars, where)}{text[tail_start:]}"
 

@@ -77,6 +77,7 @@ def _head_differences(before: Prompt, now: Prompt) -> Iterator[Difference]:
 
 
 def _tool_name(tool: object) -> str:
+    """Return the name or the type of *tool*; "a tool" if it has neither."""
     name = field(tool, "name") or field(tool, "type")
     return name if isinstance(name, str) else "a tool"
 

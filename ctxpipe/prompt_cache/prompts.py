@@ -322,6 +322,7 @@ def _key(role: str, block: Block) -> int:
 
 
 def _fields_key(block: Block) -> int:
+    """Return a hash of the fields of *block* without its cache mark, valid in this process."""
     fields = sorted(without_mark(block).items())
     return hash(tuple((name, _value_key(value)) for name, value in fields))
 

@@ -317,6 +317,7 @@ class Session:
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 
         async def send(context: Result) -> Any:
+            """Send the request with *context*; return what the client returns."""
             create: Callable[..., Awaitable[Any]] = client.messages.create
             return await create(**self._body(request, context, cache_breakpoints))
 
@@ -359,6 +360,7 @@ class Session:
         async with self._exchange(messages) as has_waited, AsyncExitStack() as stack:
 
             async def send(context: Result) -> Any:
+                """Open the stream of the request with *context*; the outer block closes it."""
                 stream: Callable[..., AbstractAsyncContextManager[Any]] = client.messages.stream
                 body = self._body(request, context, cache_breakpoints)
                 return await stack.enter_async_context(stream(**body))

@@ -157,6 +157,7 @@ class OffloadAgain:
     def _text(
         self, turn: Turn, name: str, stored: str, lookup: int, pointers: Pointers
     ) -> _MovingText:
+        """Return the text to move, with its storage key, which ends in *name*, and its decision."""
         key = pointers.key(turn.session_id, name)
         return _MovingText(key, stored, self.matches.texts[lookup], pointers)
 

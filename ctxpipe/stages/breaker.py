@@ -142,6 +142,7 @@ class Attempts:
         self._open(until, f"compaction cannot bring the context below {tokens:,} tokens", tokens)
 
     def _open(self, until: float, why: str, tokens: int | None = None) -> None:
+        """Refuse further attempts until the time *until*, for the reason *why*."""
         self.open_until = until
         self.why = why
         self.open_at_tokens = tokens

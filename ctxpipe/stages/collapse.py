@@ -232,6 +232,7 @@ class Collapse:
 
 
 def _keys(turn: Turn, plan: CollapsePlan, suffix: str) -> list[str]:
+    """Return the storage key of each step: the session's folder, its number, and *suffix*."""
     folder = session_folder(turn.session_id)
     return [f"{folder}/s{step.number}{suffix}.md" for step in plan.steps]
 

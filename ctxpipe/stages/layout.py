@@ -65,6 +65,7 @@ async def fold_files(
 
 
 def _new_folder(counter: TokenCounter) -> FileFolder:
+    """Return an object that folds files and counts tokens with *counter*."""
     # Imported here, in a thread: it imports the parser, which takes 200 ms.
     from ..folding.folder import Folder
 

@@ -233,6 +233,7 @@ class DirectOffload(Moving):
         return Pointers(self.storage, DIRECT, self.preview)
 
     def _rules(self, session_id: str) -> offload.OffloadRules:
+        """Return the rules by which results of a session may leave; results read back stay."""
         own_paths = self._pointers.own_paths(session_id)
         return offload.OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
 

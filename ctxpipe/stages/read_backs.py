@@ -62,6 +62,7 @@ class TrimReadBacks(Moving):
         return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
 
     def _rules(self, session_id: str) -> OffloadRules:
+        """Return the rules by which results read back are recognized as too long."""
         return OffloadRules(
             self.max_chars, {}, READ_BACK_TOOLS, self._pointers.own_paths(session_id)
         )

@@ -160,6 +160,7 @@ class Bucket:
         """
 
         async def work_on(item: T) -> None:
+            """Call *work* with *item*, and count the result as progress."""
             await work(item)
             note_progress()
 

@@ -279,6 +279,7 @@ class PinnedFolder:
 
 
 def _identity(folder: int) -> tuple[int, int]:
+    """Return the device and inode of the open *folder*. Raises OSError."""
     info = os.fstat(folder)
     return info.st_dev, info.st_ino
 

@@ -272,6 +272,7 @@ class LocalStorage:
                 yield "/".join(key_parts(path))
 
     def _open(self, key: str, flags: int) -> int:
+        """Open the file with the storage *key*; return its descriptor. Raises OSError."""
         folder, name = os.path.split(key)
         with self._folders.folder(folder) as fd:
             return open_file(name, flags, folder=fd)
@@ -314,6 +315,7 @@ class LocalStorage:
         return await run_in_thread(self._records, session_folder(session_id))
 
     def _records(self, folder: str) -> list[str]:
+        """Return the absolute paths of the records in *folder*."""
         names = self._names(folder, _is_record)
         return [os.path.join(self.root, folder, name) for name in names]
 
@@ -335,6 +337,7 @@ class LocalStorage:
         return await run_in_thread(self._load_index, session_folder(session_id))
 
     def _load_index(self, folder: str) -> bytes:
+        """Return the search index of *folder*; b"" if it is missing or cannot be read."""
         with suppress(OSError), self._folders.folder(folder) as fd:
             return read_bytes(fd, INDEX, 500_000_000) or b""  # bytes; no index is as large
         return b""

@@ -109,6 +109,7 @@ class MemoryStorage:
         return [url_of(key) for key in self._record_keys(session_folder(session_id))]
 
     def _record_keys(self, folder: str) -> list[str]:
+        """Return the keys of the records in *folder*, in the order in which they were written."""
         keys = [key for key in self.stored if key.endswith(".json")]
         return [key for key in keys if key.startswith(f"{folder}/")]
 
@@ -154,6 +155,7 @@ class MemoryStorage:
         folder = session_folder(session_id)
 
         async def acquire() -> bool:
+            """Lease the session if it is free; return False if it is not."""
             is_free = folder not in self._leases
             self._leases.add(folder)
             return is_free
@@ -203,6 +205,7 @@ class MemoryStorage:
         return folder
 
     def _check(self, folder: str) -> None:
+        """Raise SessionDeleted if the session in *folder* was deleted during its current turn."""
         generation = running_generation(folder)
         if generation is not None:
             generation.check(self, self._tombstones.get(tombstone_name(folder), ""))

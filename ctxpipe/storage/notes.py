@@ -174,6 +174,7 @@ def _read(folder: int) -> list[StoredNote]:
 
 
 def _rewrite(folder: int, notes: Iterable[StoredNote]) -> None:
+    """Replace the file of notes in the open *folder* by one with *notes*. Raises OSError."""
     lines = [f"\n{note.seconds} {note.owner} {note.text}" for note in notes]
     with temporary_file(folder, ["".join(lines).encode()], fsync=False) as temporary:
         os.replace(temporary, NOTES, src_dir_fd=folder, dst_dir_fd=folder)
@@ -201,5 +202,6 @@ def _exclusive(root: StorageRoot, folder: str, descriptor: int, *, create: bool)
 
 @contextmanager
 def _failure(root: StorageRoot, folder: str) -> Iterator[None]:
+    """Raise StorageError, which names the file of notes, for an OSError in the block."""
     with translate_errors(f"cannot use the notes {root.path_of(folder, NOTES)}"):
         yield

@@ -200,6 +200,7 @@ class ObjectJournal(SharedJournal):
         return None
 
     def _note_written(self, folder: str, position: JournalPosition, new: NewEntry) -> str:
+        """Record that the entry *new* is at *position*; return the name of the journal."""
         position = position.after(StoredObject(new.token))
         remember(self._positions, folder, position)
         return position.journal
@@ -259,6 +260,7 @@ class ObjectJournal(SharedJournal):
         names: list[str] = []
 
         async def read(folder: str) -> None:
+            """Add the id of the session in *folder* to *names*, from its last object."""
             last = await self._get(folder, folders[folder][0][-1], header_only=True)
             if last is not None and last.name:
                 names.append(last.name)

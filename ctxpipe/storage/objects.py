@@ -134,6 +134,7 @@ class ObjectStorage:
         created_paths: list[str] = []
 
         async def write(key: str) -> None:
+            """Write the texts with *key* one after another, and record their locations."""
             for index in by_key[key]:  # in order, so that the first text of a batch gets the key
                 _, text = texts[index]
                 locations[index] = url_of(await self._write(key, text, created_paths))
@@ -162,6 +163,7 @@ class ObjectStorage:
         return name
 
     def _encode(self, text: str) -> bytes:
+        """Return the redacted *text* in UTF-8, after its SHA-256 on a line of its own."""
         content = b"".join(encode_text(text, self.redact))
         return f"{hashlib.sha256(content).hexdigest()}\n".encode() + content
 
@@ -223,6 +225,7 @@ class ObjectStorage:
         return [url_of(key) for key in await self._record_keys(session_folder(session_id))]
 
     async def _record_keys(self, folder: str) -> list[str]:
+        """Return the keys of the records in *folder*, by their number. Raises StorageError."""
         objects = self._bucket.list(f"{_object_folder(folder)}/records/")
         keys = [f"{folder}/{item['path'].rpartition('/')[2]}" async for item in objects]
         return sorted(keys, key=lambda key: (_record_number(key), key))
@@ -453,6 +456,7 @@ def _text_path(key: str) -> str:
 
 
 def _record_path(key: str) -> str:
+    """Return the path in the bucket of the record with the key *key*, ``<folder>/<name>``."""
     folder, name = _split(key)
     return f"{_object_folder(folder)}/records/{name.rpartition('/')[2]}"
 
@@ -466,6 +470,7 @@ def _tombstone_path(folder: str) -> str:
 
 
 def _record_number(key: str) -> int:
+    """Return the number in the name of the record *key*; 0 if it is no record."""
     match = _RECORD.fullmatch(key)
     return int(match[1]) if match else 0
 

@@ -137,6 +137,10 @@ class PostgresJournal(SQLJournal, ServerJournal):
     # Entries --------------------------------------------------------------------------------------
 
     async def _entries(self, session: str, start: int) -> Contents:
+        """Return the journal's name, its entries from *start* on, and the tombstone.
+
+        Entries are decoded from the ASCII form in which the table stores them. Raises StorageError.
+        """
         journal, entries, tombstone = await super()._entries(session, start)
         return journal, [_from_ascii(entry) for entry in entries], tombstone
 
@@ -175,6 +179,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
         are_results_wanted: list[bool] = []
 
         def add(statement: str, values: Any, *are_wanted: bool) -> None:
+            """Add *statement* with its *values* to the message, and which results are wanted."""
             query = _VALUE.sub(r"%(\1)s", self._sql(statement).strip())
             parts.append(cursor.mogrify(query.encode(), values))
             are_results_wanted.extend(are_wanted)
@@ -250,6 +255,7 @@ class PostgresJournal(SQLJournal, ServerJournal):
             raise
 
     async def _ask_nothing(self, connection: AsyncConnection[Any]) -> None:
+        """Raise Unavailable if the server is a standby, to which nothing can be written."""
         [[is_read_only]] = await _rows(connection, b"show transaction_read_only", [True])
         if is_read_only == "on":
             raise Unavailable(errno.EROFS, "the database is a standby")
@@ -343,6 +349,7 @@ async def _rows(
 
 
 async def _close_all(idle: list[AsyncConnection[Any]]) -> None:
+    """Close all *idle* connections and empty the list."""
     while idle:
         await idle.pop().close()
 

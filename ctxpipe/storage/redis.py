@@ -225,6 +225,7 @@ class RedisJournal(ServerJournal):
         return journal and journal.decode(), entries, tombstone and tombstone.decode()
 
     async def _set_aside(self, session: str, journal: str) -> bool:
+        """Rename the journal if its name is *journal*; return False if it is not."""
         keys = self._keys(session, "journal", f"aside:{journal}", "asides")
         return bool(await self._eval(_RENAME, keys, journal))
 
@@ -277,11 +278,16 @@ class RedisJournal(ServerJournal):
     async def _eval(
         self, script: str, keys: Sequence[str | bytes], *values: str | int, size: int = 0
     ) -> Any:
+        """Run the Lua *script* on the server; return its answer.
+
+        *size* is the number of bytes to send, for the time limit. Raises StorageError.
+        """
         return await self._run(
             lambda redis: redis.eval(script, len(keys), *keys, *values), size=size
         )
 
     async def _lease(self, session: str, token: str) -> bool:
+        """Acquire or renew the lease of *session* for *token*; return False if it is taken."""
         milliseconds = int(LEASE_SECONDS * 1000)
         return bool(await self._eval(_LEASE, self._keys(session, "lease"), token, milliseconds))
 
@@ -369,6 +375,7 @@ class RedisJournal(ServerJournal):
         return None
 
     def _explain(self, error: Exception) -> str:
+        """Describe *error* by its class and text, without arguments and password."""
         text = str(error).partition(", with args")[0]
         return f"{super()._explain(error)}: {without_secret(text, _password_in(self.url))}"
 
@@ -400,6 +407,7 @@ class RedisJournal(ServerJournal):
                     await _close(shared.client)
 
     async def _ask_nothing(self, connection: Any) -> None:
+        """Run a script that tries to write, which fails on a server that accepts no writes."""
         [key] = self._keys("trial", "trial")
         await connection.eval(_TRIAL, 1, key)
 
@@ -538,6 +546,7 @@ def _read_sentinels(scheme: str, rest: str) -> _Sentinels:
 
 
 def _password_in(url: str) -> str | None:
+    """Return the password in *url*, decoded; None if it has none."""
     password = urlsplit(url.replace("+sentinel", "", 1)).password
     return unquote(password) if password else None
 

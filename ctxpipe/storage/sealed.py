@@ -247,6 +247,7 @@ def _is_key(value: object) -> bool:
 
 
 def _are_keys(value: object) -> bool:
+    """Return True if *value* is a signing key, or a list of at least one."""
     if _is_key(value):
         return True
     return isinstance(value, list | tuple) and bool(value) and all(_is_key(key) for key in value)

@@ -176,6 +176,7 @@ def _trim(part: str) -> str:
 
 
 def _without_backup(name: str) -> str:
+    """Return the file *name* without endings of backups, such as ``.bak``."""
     while (shorter := _BACKUP.sub("", name)) and shorter != name:
         name = shorter
     return name

@@ -120,6 +120,7 @@ class SQLJournal(SharedJournal):
         return tokens.get(0), entries, tokens.get(-2)
 
     async def _set_aside(self, session: str, journal: str) -> bool:
+        """Rename the journal if its name is *journal*; return False if it is not."""
         values = {"session": session, "last_journal": journal, "name": f"{session}/{journal}"}
         rows = await self._transact((_FIRST, values), (_RENAME, values), session=session)
         return rows == [(journal,)]

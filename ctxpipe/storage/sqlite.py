@@ -87,6 +87,10 @@ class SQLiteJournal(SQLJournal):
             await run_in_thread(self._close)
 
     async def _delete(self, session: str, tombstone: str) -> None:
+        """Delete all journals of *session*, store the *tombstone*, and empty SQLite's log.
+
+        The log would still contain the deleted entries. Raises StorageError.
+        """
         await super()._delete(session, tombstone)
         await self._run(self._empty_wal)
 
@@ -213,10 +217,12 @@ class SQLiteJournal(SQLJournal):
                     os.unlink(name)
 
     def _close(self) -> None:
+        """Close the connection, once no other thread uses it."""
         with self._lock:
             self._drop()
 
     def _drop(self) -> None:
+        """Close the connection, if there is one; the next use opens another one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

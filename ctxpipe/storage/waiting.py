@@ -471,6 +471,7 @@ _RUNNING: set[asyncio.Task[Any]] = set()
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
+    """Keep a reference to *task* until it ends, since asyncio keeps none."""
     _RUNNING.add(task)
     task.add_done_callback(_RUNNING.discard)
 

@@ -237,6 +237,7 @@ _TOOLS = Requirement(
 
 
 async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Reply:
+    """Send *request* with *client* without the SDK's retries; return the reply."""
     reply: Reply = await without_retries(client).messages.create(**request)
     return reply
 

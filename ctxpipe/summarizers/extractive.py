@@ -162,6 +162,7 @@ def _decisions(messages: Sequence[Message]) -> list[str]:
 
 
 def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield all texts of the assistant in *messages*."""
     for message in messages:
         if message["role"] == "assistant":
             yield from texts(message)

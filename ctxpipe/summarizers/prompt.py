@@ -137,6 +137,7 @@ def render(
 
 
 def _render_message(message: Message, limit: int) -> str:
+    """Return *message* as a tagged text; *limit* is the longest text of a block."""
     lines = [f'<message role="{message["role"]}">', *_render_blocks(message, limit), "</message>"]
     return "\n".join(lines)
 

@@ -283,6 +283,7 @@ async def _attempt(
         return _retry_after(_failure(state)) or backoff(state)
 
     def is_over(state: RetryCallState) -> bool:
+        """Return True if no further attempt is made after *state*: by time, number or error."""
         if retry.clock() + state.upcoming_sleep >= deadline:
             return True
         return state.attempt_number > retry.max_retries or _is_final(_failure(state))

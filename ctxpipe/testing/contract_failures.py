@@ -116,6 +116,7 @@ async def an_append_that_fails_anywhere_leaves_whole_entries(
     """
 
     async def append(storage: Any, number: int) -> None:
+        """Write the first entry of a new session, then append the second with *storage*."""
         # A new session each time, since reading a journal may take one operation per entry.
         await healthy.append(f"s{number}", 0, "the first")
         await storage.entries(f"s{number}")

@@ -80,6 +80,7 @@ async def a_free_key_leads_to_the_announced_location(storage: Any) -> None:
 
 
 async def the_same_text_again_stays_where_it_is(place: StoragePlace) -> None:
+    """Check that a text that is written again keeps its location. Raises ContractBroken."""
     for storage in await place.storages(2):
         locations = await storage.write([("s/a.md", "text")] * 2)
         expect(set(locations) == {storage.location("s/a.md")}, "the same text is left as it is")
@@ -98,6 +99,7 @@ async def another_text_under_the_same_key_gets_a_name_of_its_own(first: Any, sec
 
 
 async def equal_texts_under_two_keys_are_both_there(storage: Any) -> None:
+    """Check that equal texts with different keys can all be read. Raises ContractBroken."""
     texts = [("s/a.md", "the same"), ("s/b.md", "the same"), ("t/a.md", "the same")]
     for location in await storage.write(texts):
         expect(await text_at(storage, location) == "the same", "equal texts are all there")
@@ -149,6 +151,7 @@ async def a_page_is_counted_in_characters(storage: Any) -> None:
 
 
 async def a_lone_surrogate_is_kept_readable(storage: Any) -> None:
+    """Check that a lone surrogate harms no other character of a text. Raises ContractBroken."""
     text = await text_at(storage, await write_one(storage, "s/a.md", "half \ud83d of a pair"))
     is_whole = text.startswith("half ") and text.endswith(" of a pair")
     expect(is_whole, "a surrogate loses no text")
@@ -177,12 +180,14 @@ async def what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
 
 
 async def sessions_whose_names_differ_in_case_share_nothing(storage: Any) -> None:
+    """Check that sessions "S" and "s" have separate texts. Raises ContractBroken."""
     texts = ["of S", "of s"]
     locations = [await write_one(storage, f"{text[-1]}/a.md", text) for text in texts]
     await expect_texts(storage, locations, texts, "each has its own text")
 
 
 async def places_share_nothing(place: StoragePlace) -> None:
+    """Check that a storage at another place cannot read a text. Raises ContractBroken."""
     await write_one(await place.storage(), "s/a.md", "text")
     other = await place.other()
     await expect_error(other.read("s/a.md"), "another place does not have the text")

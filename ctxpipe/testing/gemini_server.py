@@ -42,6 +42,7 @@ class GeminiServer(ScriptedServer):
     # Requests -------------------------------------------------------------------------------------
 
     def _early_failure(self, exchange: Received) -> Failure | None:
+        """Return the error for a missing API key, or None."""
         if exchange.headers.keys().isdisjoint(("x-goog-api-key", "authorization")):
             return Failure(403, "", "Method doesn't allow unregistered callers.")
         return None
@@ -109,6 +110,7 @@ class GeminiServer(ScriptedServer):
         return sse(self._error_body(failure, exchange))
 
     def _error_body(self, failure: Failure, exchange: Received) -> JsonDict:  # noqa: ARG002
+        """Return the body with which Gemini's API reports *failure*."""
         status = STATUSES.get(failure.status, "INTERNAL")
         error = {"code": failure.status, "message": failure.message, "status": status}
         return {"error": error}

@@ -110,6 +110,7 @@ def chat_events(body: JsonObject, *, with_usage: bool) -> Iterator[bytes]:
         common_fields["usage"] = None
 
     def chunk(delta: JsonObject, finish: str | None = None) -> bytes:
+        """Return the event of the stream with *delta* and the end reason *finish*."""
         part = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
         return sse({**common_fields, "choices": [part]})
 

@@ -97,5 +97,6 @@ async def _ignore_disconnect(request: Request, error: Exception) -> Response:  #
 
 
 async def _unknown(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    """Return the response with status 404 for a path that the server does not have."""
     body = {"type": "error", "error": {"type": "not_found_error", "message": "Not found"}}
     return JSONResponse(body, status_code=404)

@@ -315,6 +315,7 @@ class ScriptedServer(ABC):
             await anyio.sleep_forever()
 
     def _refusal(self, failure: Failure, exchange: Received) -> Response:
+        """Return the response that reports *failure*, with its status and headers."""
         error = self._error_body(failure, exchange)
         return json_response(error, exchange, failure.status, **failure.headers)
 
@@ -364,6 +365,7 @@ async def _while_connected(request: Request, work: Callable[[], Awaitable[Respon
     response: Response = EmptyResponse()
 
     async def cancel_on_disconnect() -> None:
+        """Cancel the work when the client disconnects."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         group.cancel_scope.cancel()

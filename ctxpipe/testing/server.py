@@ -83,6 +83,7 @@ class MessagesServer(ScriptedServer):
     # Replies --------------------------------------------------------------------------------------
 
     async def _answer(self, request: Request, exchange: Received) -> Response:
+        """Return the response to a valid request: the token count, or the script's next reply."""
         if exchange.path == COUNT_TOKENS:
             return json_response({"input_tokens": exchange.tokens}, exchange)
         return await super()._answer(request, exchange)

@@ -89,6 +89,7 @@ def _is_result(block: JsonObject) -> bool:
 
 
 def _has_only_results(message: JsonObject) -> bool:
+    """Return True if *message* has blocks, and all of them are results."""
     blocks = blocks_of(message)
     return bool(blocks) and all(_is_result(block) for block in blocks)
 

@@ -91,6 +91,7 @@ def usage_of(reply: object) -> object:
 
 
 def _items(holder: object, name: str) -> Sequence[object]:
+    """Return the list in the field *name* of *holder*; empty if it is no list."""
     items = field(holder, name)
     return items if isinstance(items, list | tuple) else ()
 
@@ -100,6 +101,7 @@ def _sum(usage: object, names: Sequence[str]) -> int:
 
 
 def _count(tokens: object) -> int:
+    """Return *tokens* if it is a whole number above 0, else 0."""
     if not isinstance(tokens, int) or isinstance(tokens, bool):
         return 0
     return max(0, tokens)

@@ -39,6 +39,7 @@ Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 
 
 def _is_encoding(value: object) -> bool:
+    """Return True if *value* is the name of an encoding, an encoding, or a function."""
     if isinstance(value, type):
         return False
     return isinstance(value, str) or hasattr(value, "decode_bytes") or FUNCTION.accepts(value)

@@ -341,6 +341,7 @@ class Ledger:
 
     @property
     def _sample(self) -> UsageSample:
+        """Return the usage that calibrates the current model, with all usages reported so far."""
         if self._pending:
             self._take_pending_usages()
         return self._samples.get(self.model, _NO_SAMPLE)

@@ -86,6 +86,7 @@ class History:
         texts: dict[str, str] = {}
 
         async def read(name: str) -> None:
+            """Add the text *name* to *texts*; skip it if it cannot be read."""
             with suppress(StorageError), storage_errors():
                 page = await self.storage.read(f"{folder}/{name}", 0, _MAX_TEXT_CHARS)
                 texts[name] = page.text
@@ -104,6 +105,7 @@ class History:
             self._indexes = {generation.session_id: (generation, content)}
 
     def _format(self, folder: str, hit: Hit) -> str:
+        """Return *hit* as text for the model: path, offset in characters, and excerpt."""
         location = self.storage.location(f"{folder}/{hit.name}")
         path = visible_path(reference_of(self.storage), folder, location)
         return f"{path}, offset {hit.offset}:\n{hit.text}"

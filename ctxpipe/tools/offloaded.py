@@ -216,6 +216,7 @@ class _OffloadedTexts:
         raise _no_text(location)
 
     def _cut(self, text: str) -> str:
+        """Return *text*, cut after ``max_chars`` characters with a note about that."""
         if len(text) <= self.max_chars:
             return text
         return f"{text[: self.max_chars]}\n[Cut at {self.max_chars} characters.]"
@@ -263,6 +264,7 @@ class _OffloadedTexts:
 
 
 def _no_text(path: str) -> ToolInputError:
+    """Return the error for a *path* that is no offloaded text."""
     # One text for every cause, so that it reveals no other session and no folder of this machine.
     return ToolInputError(
         f"there is no offloaded text {_quote(path)}; give the path as the placeholder has it"

@@ -264,10 +264,12 @@ class _Parser(Body):
         return True
 
     def expect(self, character: bytes) -> None:
+        """Read *character*, after blanks. Raises ValueError if another one is there."""
         if not self.opens_with(character):
             raise self.error(f"{character!r} is missing")
 
     def expect_end(self) -> None:
+        """Raise ValueError if anything but blanks follows."""
         if self.raw[self.at :].strip(_BLANKS):
             raise self.error("there is more than one value")
 

@@ -81,6 +81,11 @@ def _inflate(raw: bytes, limit: int) -> bytes:
 
 
 def _decode_zstd(raw: bytes, limit: int) -> bytes:
+    """Return *raw* decompressed with zstd.
+
+    Raises EncodingError if no zstd package is installed, if the data is damaged or incomplete, or
+    if the result has more than *limit* bytes.
+    """
     zstd = _import("zstd", "compression.zstd", "backports.zstd")
     return _decode_frames("zstd", raw, limit, zstd.ZstdDecompressor, zstd.ZstdError)
 

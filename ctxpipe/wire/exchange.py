@@ -558,6 +558,7 @@ class HttpExchange(Exchange):
                     self._decide()
 
     def _decide(self) -> None:
+        """Stop holding back the answer: it is no refusal."""
         self.is_undecided = False
         self._reader.event_marks = self.format.read_events
 
@@ -602,6 +603,7 @@ async def ask(
 async def _send(
     exchange: HttpExchange, send: Callable[[], Awaitable[Any]]
 ) -> tuple[Any, AsyncIterator[bytes]]:
+    """Send the request with *send*; return the response and an iterator over its body."""
     response = await send()
     exchange.begin_answer(response.status_code, response.headers.get("content-type", ""))
     return response, aiter(response.stream)

@@ -219,6 +219,7 @@ class Responses(Format):
 
 
 def _response(event: JsonObject) -> JsonObject:
+    """Return the response in *event*; *event* itself if it is a whole response."""
     response = event.get("response")
     return response if isinstance(response, dict) else event
 

@@ -179,6 +179,7 @@ def _file_reference(part: object) -> JsonDict | None:
 
 
 def _unknown_part(part: object) -> JsonDict:
+    """Return *part*, which is of an unknown kind, as an opaque block."""
     name = next(iter(part), "") if isinstance(part, Mapping) else ""
     return client_block(part, name)
 

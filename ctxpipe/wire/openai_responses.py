@@ -201,7 +201,7 @@ class ResponsesCodec(Codec):
     def repair(
         self, pairs: Sequence[Sourced], original_items: Sequence[Item], halves: Sequence[Halves]
     ) -> list[Sourced]:
-        """Return *pairs* without halves of calls, and with valid pairs of reasoning and its item.
+        """Return *pairs* without the calls and results whose other half has left.
 
         Reasoning is removed if its next item has left. An item whose reasoning has left loses its
         id.

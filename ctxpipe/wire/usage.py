@@ -58,6 +58,7 @@ def gemini_usage(reported_usage: object) -> dict[str, int] | None:
 
 
 def _count(value: object) -> int:
+    """Return *value* if it is a whole number above 0, else 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return max(0, value)

@@ -209,6 +209,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _parse_integer(digits: str) -> int:
+    """Return *digits* as a number. Raises ValueError if there are too many of them."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError("a number that cannot be written again")
     return int(digits)
@@ -280,6 +281,7 @@ def file_fields(block: JsonObject) -> JsonDict | None:
 
 
 def _data_url(source: Any) -> str:
+    """Return the data of an image or document as a data URL, or its own URL."""
     if source.get("type") != "base64":
         return str(source.get("url"))
     return f"data:{source.get('media_type')};base64,{source.get('data')}"
