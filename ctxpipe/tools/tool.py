@@ -161,7 +161,7 @@ def unknown_tool(name: object, names: Iterable[str]) -> str:
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
     """Return *tools* in the form that the tool runner of Anthropic's SDK takes.
 
-    ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``: the client must be
+    Give the list to ``client.beta.messages.tool_runner`` as *tools*. The client must be
     asynchronous.
     """
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, ToolError
