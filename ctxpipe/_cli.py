@@ -201,7 +201,10 @@ def _delete_files(folder: StorageRoot, files: Sequence[OwnFile], limits: Cleanup
 def _sessions_to_delete(
     folder: StorageRoot, session: str | None, prefix: str | None, journal: str | None
 ) -> list[str]:
-    """Return *session* and the sessions below *prefix* in *folder* and *journal*; print these."""
+    """Return *session* and the sessions below *prefix* in *folder* and *journal*, sorted.
+
+    With *prefix* their names are printed. *journal* is the URL of a journal.
+    """
     names = set() if session is None else {session}
     if prefix is not None:
         names.update(ids_below(prefix, folder.session_ids()))

@@ -246,7 +246,11 @@ class PydanticModel(AgentModel):
     settings: JsonObject = dataclasses.field(default_factory=dict, repr=False)
 
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
-        """Call the model outside of the agent's run, so without the run's capabilities."""
+        """Send *prompt* to *model*, or to the agent's own without one; return the answer.
+
+        The agent's run and its capabilities do not see this request. Errors of the model are
+        raised.
+        """
         called_model = self.model
         if model is not None and model != self.name:
             called_model = _with_name(called_model, model.removeprefix(f"{called_model.system}:"))
@@ -529,7 +533,10 @@ def _retry_block(part: RetryPromptPart) -> JsonDict:
 
 
 def _content_block(content: object) -> JsonDict:
-    """Return the block of one *content* of the user or of a tool's result."""
+    """Return the block for one element of a content: a text, an image, a document, or opaque.
+
+    *content* is of the user or of a tool's result.
+    """
     media: JsonDict | None = None
     if isinstance(content, str):
         return _text(content)
@@ -570,7 +577,12 @@ def _plain(part: object) -> object:
 
 
 def _rebuild_part(part: Any, blocks: Sequence[JsonObject]) -> Any:
-    """Return a copy of *part* with *blocks* as its content, None if no content is left."""
+    """Return a copy of *part* with *blocks* as its content, or None to remove the part.
+
+    It is removed if no content is left, or if the content of its kind cannot be changed. A retry
+    prompt becomes a failed result; a call loses its id, for which a provider would use its stored
+    copy.
+    """
     if not blocks:
         return None
     if isinstance(part, ToolReturnPart):

@@ -88,7 +88,7 @@ def _is_answered(messages: Sequence[Message], index: int) -> bool:
 
 
 def _is_plain(block: Block) -> bool:
-    """Return True if the API does not want *block* of a reply back unchanged.
+    """Return True if *block* of a reply may leave with its exchange, by its kind.
 
     That is a text, thinking, or a call that no program of the server made.
     """

@@ -367,7 +367,11 @@ def _results_to_replace(
 def _inputs_to_replace(
     placeholders: Placeholders, messages: Sequence[Message], start: int
 ) -> dict[tuple[int, int], object]:
-    """Return the new inputs of the calls from message *start* on, by their places."""
+    """Return the new inputs of the calls from message *start* on, by their places.
+
+    A text in the input is replaced if *placeholders* has one for it. Calls without such a text are
+    left out. A place is (message index, block index).
+    """
     inputs: dict[tuple[int, int], object] = {}
     for call in tool_calls(messages, start):
         replacements: dict[str, str] = {}
@@ -591,7 +595,10 @@ def holds_tools(result: ToolResult) -> bool:
 
 
 def candidate_of(result: ToolResult) -> OffloadCandidate:
-    """Return *result* as a candidate, with the number of characters of its texts."""
+    """Return *result* as a candidate, with the characters that its file would have.
+
+    Blocks count as compact JSON; a result without text counts 0.
+    """
     if not text_of(result.content):
         return OffloadCandidate(result, 0)
     return OffloadCandidate(result, len(stored_text(result.content, indent=None)))

@@ -177,7 +177,10 @@ def _are_same_objects(old: Sequence[Block], new: Sequence[Block]) -> bool:
 
 
 def _copy_marks(block: Block, source: Block) -> Block:
-    """Return *block* with the marks of *source*: its own, and those of the blocks inside it."""
+    """Return *block* with the cache marks of *source*: its own, and those of the blocks inside.
+
+    If the two have different numbers of inner blocks, these get no marks.
+    """
     content = inner_blocks(block)
     sources = inner_blocks(source)
     if len(sources) != len(content):

@@ -181,7 +181,10 @@ def _is_deletable(file: OwnFile, limits: CleanupLimits, now: float, remaining_by
 
 
 def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
-    """Delete *files*, except those that have changed meanwhile. Raises StorageError."""
+    """Delete *files*, except those that have changed meanwhile; return their paths and bytes.
+
+    Raises StorageError.
+    """
     paths: list[str] = []
     size = 0
     for file in files:

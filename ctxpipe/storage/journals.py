@@ -53,7 +53,8 @@ class JournalFiles:
     def append(self, folder: str, number: int, entry: str, *, fsync: bool) -> bool:
         """Write *entry* as number *number* of the journal in *folder*.
 
-        Return False if there is an entry with that number. Raises Locked, and StorageError.
+        Return False, without writing, if that is not the next number, or if the journal was
+        replaced since it was read. Raises Locked, and StorageError.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")

@@ -80,7 +80,8 @@ class SharedJournal(ABC):
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal.
 
-        Return False if there is an entry with that number. Raises StorageError.
+        Return False, without writing, if that is not the next number, or if the journal was
+        replaced or deleted since it was read. Raises StorageError, also if *entry* is not one line.
         """
         if "\n" in entry or "\0" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line without NUL")
@@ -103,7 +104,11 @@ class SharedJournal(ABC):
         return True
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        """Return the entries of the session's journal from *start* on. Raises StorageError."""
+        """Return the entries of the session's journal from *start* on, [] without a journal.
+
+        Raises SessionDeleted if the session was deleted during its current turn, StorageError for
+        other failures.
+        """
         session = session_folder(session_id)
         journal, entries, tombstone = await self._entries(session, start)
         generation = running_generation(session)

@@ -30,7 +30,10 @@ def server_summary(message: Message) -> int | None:
 
 
 def part_after_summary(message: Message) -> Message:
-    """Return *message* from its last summary by the server on, or the same object without one."""
+    """Return *message* from its last summary by the server on, including that summary.
+
+    Without a summary, or with nothing before it, it is the same object.
+    """
     index = server_summary(message)
     if not index:  # no summary, or nothing before it
         return message
