@@ -272,7 +272,11 @@ def command_line(call: ToolCall) -> str:
 
 
 def is_failure(result: object) -> bool:
-    """Return True if a tool result says that the call failed; False without a result."""
+    """Return True if a tool result reports that the call failed; False without a result.
+
+    It does so by ``is_error``, or by words at the beginning or end of its text, such as an exit
+    code that is not 0, "3 failed", or a traceback.
+    """
     if result is None:
         return False
     if field(result, "is_error"):

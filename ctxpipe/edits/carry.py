@@ -517,7 +517,7 @@ def _assistant_reply() -> Message:
 
 
 def with_reply(messages: Sequence[Message]) -> list[Message]:
-    """Return *messages*, which begin with the user, with a reply after the user's last one."""
+    """Return *messages* with a short fixed reply at the end, if the last one is the user's."""
     if messages and messages[-1]["role"] == "user":
         return [*messages, _assistant_reply()]
     return list(messages)

@@ -238,7 +238,10 @@ def _block_digests(message: Message) -> list[bytes]:
 
 
 def gather_facts(source: Source) -> ConversationFacts:
-    """Return the facts in *source*, after those of the *earlier* conversation."""
+    """Return the facts in the messages of *source*, after those of its earlier conversation.
+
+    Paths, commands and identifiers are redacted. One that comes again moves to the end.
+    """
     messages = source.messages
     redact = source.redact
     earlier = source.earlier

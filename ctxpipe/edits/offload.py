@@ -355,7 +355,10 @@ def offload_again(
 def _results_to_replace(
     placeholders: Placeholders, messages: Sequence[Message], start: int
 ) -> dict[tuple[int, int], object]:
-    """Return the new contents of the results from message *start* on, by their places."""
+    """Return the new contents of the results from message *start* on, by their places.
+
+    Results without a text in *placeholders* are left out. A place is (message index, block index).
+    """
     contents: dict[tuple[int, int], object] = {}
     for result in tool_results(messages, start):
         text = placeholders.get(lookup_key(result.tool_use_id, text_of(result.content)))
@@ -605,7 +608,7 @@ def candidate_of(result: ToolResult) -> OffloadCandidate:
 
 
 def index_after_last_reply(messages: Sequence[Message]) -> int:
-    """Return the index after the last reply.
+    """Return the index of the message after the last reply, 0 without a reply.
 
     The model has not seen the results from there on yet.
     """

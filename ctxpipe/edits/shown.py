@@ -78,7 +78,11 @@ class _FileLines:
         return cls(lines, "\n".join(line for line in lines if len(line) > _LONG_LINE))
 
     def read(self, shown_text: str) -> list[_ShownLine]:
-        """Return the lines of a view, without lines that agents add."""
+        """Return the lines that *shown_text* shows of the file, without lines that agents add.
+
+        If none of them is in the file and the text looks like JSON, the lines are those of the
+        texts in the JSON.
+        """
         lines = self._read(shown_text)
         if self.prove_any(lines) or shown_text.lstrip()[:1] not in ("{", "["):
             return lines

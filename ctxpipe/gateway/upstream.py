@@ -204,7 +204,11 @@ def reply_with(
     chunks: AsyncIterator[bytes],
     extra_headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the reply to the client: the head of *response* with *extra_headers*, and *chunks*."""
+    """Return the reply to the client: status and headers of *response*, and *chunks* as its body.
+
+    Headers that concern only the connection to the upstream are left out; *extra_headers* are
+    added.
+    """
     reply = _Reply(chunks, response.status_code)
     excluded_names = _hop_by_hop(response.headers)
     reply_headers: list[tuple[bytes, bytes]] = []

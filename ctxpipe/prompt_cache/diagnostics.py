@@ -229,7 +229,11 @@ class CacheDiagnostics:
             del self._entries[next(iter(self._entries))]
 
     def _locate_unknown_mark(self, request: _Request, usage: CacheUsage) -> None:
-        """Locate the last mark by the *usage*, if the caller placed the marks after the turn."""
+        """Estimate from the *usage* where the last cache mark was, if the prompt shows none.
+
+        That is so if the caller places the marks after the turn. The mark becomes a part of the
+        prompt.
+        """
         prompt = request.prompt
         if prompt.marks or request.sent.are_marks_known:
             return

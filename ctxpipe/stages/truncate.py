@@ -326,7 +326,11 @@ async def _shorten(settings: SmartTruncate, task: _Task) -> Truncation:
 def _survey(
     settings: SmartTruncate, task: _Task
 ) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
-    """Return the region that may be edited, all file views, and those that may be folded."""
+    """Return the region that may be edited, all file views, and those that may be folded.
+
+    The region is the middle of the history, without pinned messages, summaries by the server and
+    what must be carried over. A file view is a result that shows a file.
+    """
     messages = task.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if task.spares_carried:

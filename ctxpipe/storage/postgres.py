@@ -294,7 +294,10 @@ class PostgresJournal(SQLJournal, ServerJournal):
         )
 
     async def _migrate(self, connection: AsyncConnection[Any]) -> None:
-        """Create the table if it does not exist. Raises StorageError if it is of a newer form."""
+        """Create the table if it does not exist; the first call of this object checks its form.
+
+        Raises StorageError if the table was created in another form.
+        """
         if self._is_migrated:
             return
         encoding = connection.pgconn.parameter_status(b"server_encoding")

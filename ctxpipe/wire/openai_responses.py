@@ -221,12 +221,16 @@ class ResponsesCodec(Codec):
     def _remove_lone_reasoning(
         self, pairs: Sequence[Sourced], original_items: Sequence[Item]
     ) -> list[Sourced]:
-        """Return *pairs* without each reasoning item that its next item does not follow."""
+        """Return *pairs* without each reasoning item whose next item has left.
+
+        The next item is the next one of a known kind in *original_items*. Reasoning at their end
+        stays.
+        """
         retained_pairs: list[Sourced] = []  # from the last one to the first
         following: int | None = None
         for source, item in reversed(pairs):
             if source is not None and kind(item) == "reasoning":
-                next_source = self._next_in_reply(source, original_items)
+                next_source = self._next_known_item(source, original_items)
                 if next_source is not None and following != next_source:
                     continue
             retained_pairs.append((source, item))
@@ -264,7 +268,7 @@ class ResponsesCodec(Codec):
             return False
         return self.read(item).is_unknown
 
-    def _next_in_reply(self, source: int, original_items: Sequence[Item]) -> int | None:
+    def _next_known_item(self, source: int, original_items: Sequence[Item]) -> int | None:
         """Return the index of the first known item after *source*, None at the end."""
         for index in range(source + 1, len(original_items)):
             if not self._is_unknown(original_items[index]):
