@@ -309,7 +309,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run *command* at this terminal and return its exit status as a shell reports it.
 
     That is 128 plus the number of the signal, if a signal ended it. Signals to this process are
-    passed on. Raises OSError if the command cannot be started.
+    passed on. Raises SettingsError if the command cannot be started.
     """
     child: subprocess.Popen[bytes] | None = None
     pending_signals: list[int] = []
