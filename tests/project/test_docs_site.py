@@ -10,6 +10,7 @@ from pathlib import Path
 from places import ROOT
 
 import ctxpipe
+from scripts.heading_breaks import on_post_page
 
 
 def test_the_site_holds_every_page(site):
@@ -79,3 +80,12 @@ def test_a_page_asks_no_other_machine_for_anything(site):
     }
 
     assert found == set()
+
+
+def test_a_heading_of_the_reference_may_break_behind_each_dot():
+    heading = '<span class="doc doc-object-name doc-function-name">ctxpipe.tools.as_tool</span>'
+
+    assert on_post_page(f"{heading}<p>ctxpipe.tools</p>") == (
+        '<span class="doc doc-object-name doc-function-name">ctxpipe.<wbr>tools.<wbr>as_tool</span>'
+        "<p>ctxpipe.tools</p>"
+    )
