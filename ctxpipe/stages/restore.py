@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from anyio import to_thread
 
@@ -24,7 +24,7 @@ from ..edits.restore import (
 )
 from ..edits.shown import reason_to_withhold
 from ..errors import SettingsError, StorageError, storage_errors
-from ..messages import Message, ensure_messages
+from ..messages import Message, MessageLike, ensure_messages
 from ..placeholders.summaries import restored_text
 from ..providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..settings import (
@@ -98,7 +98,7 @@ class RestoredFiles:
 
 
 async def restore_files(
-    messages: Sequence[Message],
+    messages: Sequence[MessageLike],
     *,
     work_dir: str | os.PathLike[str] | None = None,
     max_restore_files: int | None = None,
@@ -126,6 +126,7 @@ async def restore_files(
     too if *messages* contain text of other people.
     """
     ensure_messages(list(messages))
+    messages = cast("Sequence[Message]", messages)
     if files is None:
         files = await to_thread.run_sync(LocalFiles, work_dir or ".")
     root = os.fspath(work_dir or "")

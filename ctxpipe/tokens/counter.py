@@ -207,7 +207,7 @@ class TokenCounter:
 
     def over(
         self,
-        what: str | Iterable[Message],
+        what: str | Iterable[MessageLike],
         limit: int,
         *,
         system: object = None,
@@ -331,7 +331,7 @@ def conservative(tokens: int) -> int:
 
 
 def should_compact(
-    messages: Sequence[Message],
+    messages: Sequence[MessageLike],
     *,
     context_token_limit: int | None = None,
     compact_threshold_ratio: float | Decimal | None = None,

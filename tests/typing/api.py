@@ -46,6 +46,7 @@ from ctxpipe.functions import (
     compact_messages,
     count_tokens,
     offload_tool_results,
+    restore_files,
     should_compact,
     smart_truncate,
     truncate_conversation,
@@ -334,7 +335,9 @@ async def send_plain_dicts(pipeline: ContextPipeline, client: anthropic.AsyncAnt
     shorter = (await smart_truncate(history)).messages
     shorter = (await compact_messages(history)).messages
     shorter = (await offload_tool_results(history, output_dir="results")).messages
+    restored = await restore_files(history)
     print(count_tokens(history), check(history), pending_calls(history), len(shorter))
+    print(should_compact(history), restored.total_tokens)
 
 
 async def test_with_a_server(pipeline: ContextPipeline):
