@@ -253,6 +253,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "on_conflict": ["rename", 5, None],
             "clock": PLAIN,
             "reference": TEXTS,
+            "tombstone_days": [*NUMBERS, 0],
         },
     ),
     (LocalFiles, {}, {"root": ["", 5, None, ["."]], "deny": PLAIN}),
@@ -370,7 +371,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "counter": [5, [], TokenCounter, answer_late],
             "max_tokens": [*optional(SIZES), 0],
             "default_window": [*SIZES, 0],
-            "lent": ["client", 5, AgentModel],
+            "agent_model": ["client", 5, AgentModel],
         },
     ),
     (

@@ -200,7 +200,7 @@ def test_identifiers_are_those_of_the_whole_text(monkeypatch):
 def test_json_made_in_steps_is_the_same(value):
     whole = compact_json(value)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(values, "_IN_ONE_STEP", 0)
+        patched.setattr(values, "_MAX_STEP_CHARS", 0)
         patched.setattr(pieces, "_PIECE_CHARS", 3)
 
         assert compact_json(value) == whole
