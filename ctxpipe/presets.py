@@ -58,7 +58,7 @@ def coding_agent(
     summary_model: str | None = None,
     files: FileReader | ReadText | None = None,
     pin: Pin | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.time,
 ) -> list[Stage]:
     """Return the stages for an agent that works on files with commands, in long loops.
 
@@ -71,10 +71,10 @@ def coding_agent(
     *prices* are those of the model (`prices_of`); by them the stages decide when it pays to rewrite
     the cached context. By default reading from the cache costs 0.1 and writing to it 1.25 of the
     input price. *summarize* is the summarizer of `Compact`. *summary_model* is used instead of it:
-    the name of a model that writes the summaries through the agent's own client. *clock* is passed
-    to the `Breaker` (its own default is ``time.time``). *pin* chooses messages that stay word for
-    word when the context is shortened near its limit, such as rules: a function, or a list of
-    texts; a user message that contains one of them is chosen.
+    the name of a model that writes the summaries through the agent's own client. *clock* is that
+    of the `Breaker`: a wall clock, because a journal passes its pauses to other processes. *pin*
+    chooses messages that stay word for word when the context is shortened near its limit, such as
+    rules: a function, or a list of texts; a user message that contains one of them is chosen.
 
     *work_dir* is the folder of the agent's files. After a compaction the files that the agent read
     last are read again. With None no file is read, unless *files* reads them from another place
@@ -134,7 +134,7 @@ def chat(
     summarize: Summarizer | None = None,
     summary_model: str | None = None,
     pin: Pin | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.time,
 ) -> list[Stage]:
     """Return the stages for an assistant that talks with a person and looks up records and pages.
 

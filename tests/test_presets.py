@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -214,3 +215,12 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path)
 def test_any_storage_of_texts_and_archives_is_accepted():
     assert isinstance(MemoryStorage(), presets.Storage)
     assert isinstance(LocalStorage("x"), presets.Storage)
+
+
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
+def test_a_preset_pauses_compactions_by_the_wall_clock_that_processes_share(
+    preset: Callable[..., list[Stage]],
+):
+    [compact] = [stage for stage in preset(MemoryStorage()) if isinstance(stage, Compact)]
+
+    assert compact.breaker.clock is time.time
