@@ -77,7 +77,11 @@ def find_tracer() -> Tracer | None:
 
 
 def describe(span: Span, report: StageReport) -> None:
-    """Set the outcome of a stage on its *span*."""
+    """Set the tokens and the outcome in the *report* of a stage as attributes of its *span*.
+
+    The tokens are those before, after and saved. `ctxpipe.is_estimate` is set only if they are
+    estimates, `error.type` (the name of the class) only if the stage failed.
+    """
     set_token_attributes(span, report)
     span.set_attribute("ctxpipe.outcome", report.outcome.value)
     if report.is_estimate:

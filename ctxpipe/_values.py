@@ -179,10 +179,14 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
 
 
 def _encode_indented(encoder: json.JSONEncoder, value: object, depth: int = 1) -> str:
-    """Return the text that *encoder*, which has an indent, returns, in less time.
+    """Return the text of ``encoder.encode(value)``, in less time.
 
-    With an indent, Python's encoder does not use its C code. *value* is at level *depth* of
-    nesting. Raises RecursionError if it is nested too deeply.
+    The indent of *encoder* must be a number of spaces; with one, Python's encoder does not use its
+    C code. Keys are not sorted here, so *encoder* must not sort them either. *depth* is the level
+    of nesting of *value*, 1 for the outermost value.
+
+    Raises RecursionError if *value* is nested too deeply, and TypeError or ValueError if the
+    encoder cannot encode a part of it.
     """
     margin = "\n" + " " * cast("int", encoder.indent) * (depth - 1)
     if not value or not isinstance(value, dict | list | tuple):

@@ -26,7 +26,11 @@ _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Job of a worker: call *function* of *module* with the *text_count* texts that follow."""
+    """Job of a worker: call *function* of *module* with the *text_count* texts that follow.
+
+    *seconds* and *memory_bytes* are its limits. *parent* is the id of the process that started the
+    worker.
+    """
 
     module: str
     function: str
@@ -37,9 +41,12 @@ class Job:
 
 
 def main() -> None:
-    """Read a job from standard input and write its answers to standard output.
+    """Read a job from standard input, run it, and write its answers to standard output.
 
-    The process ends when its parent ends, also in the middle of the job.
+    Does nothing if the parent has ended already (not checked on Windows). If the parent ends later,
+    Linux ends this process at once, also in the middle of the job. Other systems do not. Except on
+    Windows, an alarm ends this process if the texts have not arrived 60 seconds after the time
+    limit of the job, or if the job itself exceeds that limit.
     """
     _ask_for_end_with_parent()
     job_input = sys.stdin.buffer
@@ -51,7 +58,12 @@ def main() -> None:
 
 
 def serve(job: Job, job_input: IO[bytes], answers: IO[bytes]) -> None:
-    """Read the texts of *job*, then write `READY`, and each answer as a line of JSON."""
+    """Read the texts of *job*, call its function with them, and write each answer.
+
+    The line `READY` is written before the function is called, each answer as a line of JSON. If
+    *job_input* is the standard input of this process, the limits of *job* on time and memory are
+    set before the call. Errors of the function are raised unchanged.
+    """
     # All texts are read before the first answer is written; otherwise each side could wait for the
     # other. None ends the pieces of a text.
     read_piece = partial(pickle.load, job_input)  # from the process that started this one

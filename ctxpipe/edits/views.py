@@ -92,7 +92,12 @@ def path_argument(arguments: Mapping[str, object], keys: str | Sequence[str]) ->
 
 
 def changes_folder(call: ToolCall) -> bool:
-    """Return True if *call* is a command line that may leave the shell in another folder."""
+    """Return True if *call* is a command line that may leave the shell in another folder.
+
+    These are lines with `cd` and its like, or with a command that opens another shell or machine
+    (`ssh`, `docker`, `su`, `tmux`, …). A line of more than MAX_COMMAND_CHARS is not searched: it
+    counts as one.
+    """
     if call.name.lower() not in SHELL_TOOLS:
         return False
     for key in COMMAND_KEYS:

@@ -118,7 +118,7 @@ class _Narrator:
         return sorted(shares, key=lambda share: (-share.cost, share.name))
 
     def biggest(self) -> list[BlockFate]:
-        """Return the biggest blocks, by tokens."""
+        """Return the `MAX_BLOCKS` blocks with the most tokens, or all if fewer, biggest first."""
         return nlargest(MAX_BLOCKS, self._blocks.values(), key=lambda block: block.tokens)
 
     def _tokens(self, *pieces: Piece) -> float:

@@ -95,9 +95,13 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> Js
 
 
 def _texts(conversations: Sequence[JsonDict]) -> list[str]:
-    """Replace the texts of all actions with indices, in place; return the list of the texts.
+    """Replace the texts that actions replaced, and their placeholders, with indices into a list.
 
-    Each text is in the list once. Long texts lose their middle, so that all fit in MAX_TEXT_BYTES.
+    Returns that list, in which equal texts are one entry. *conversations* are modified in place.
+
+    Texts above a limit of 20,000 characters lose their middle. If all texts together have more
+    than MAX_TEXT_BYTES, the limit is lowered until they are estimated to fit, but not below 75
+    characters: very many texts can exceed MAX_TEXT_BYTES.
     """
     indices: dict[str, int] = {}
     runs = [run for conversation in conversations for run in conversation["runs"]]

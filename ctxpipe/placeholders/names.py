@@ -68,9 +68,11 @@ def sibling_id(session_id: str, beginning: bytes) -> str:
 
 
 def names_of(session_id: str) -> list[str]:
-    """Return the ids under which notes of the session may be stored.
+    """Return the ids under which notes of the session may be stored: one, two or three.
 
-    They are its own id, the name that it shares with its siblings, and `ALL_UNNAMED`.
+    The first is its own id. The id of a sibling, such as ``job-42/1f0c9a3e``, is followed by the
+    name that the siblings share (``job-42``). An id that begins with "unnamed-" is followed by
+    `ALL_UNNAMED`.
     """
     names = [session_id]
     match = _SIBLING_ID.fullmatch(session_id)

@@ -229,10 +229,13 @@ class CacheDiagnostics:
             del self._entries[next(iter(self._entries))]
 
     def _locate_unknown_mark(self, request: _Request, usage: CacheUsage) -> None:
-        """Estimate from the *usage* where the last cache mark was, if the prompt shows none.
+        """Estimate from the *usage* where the last cache mark of *request* was.
 
-        That is so if the caller places the marks after the turn. The mark becomes a part of the
-        prompt.
+        The prompt of *request* is replaced by one with that mark, and the prefix that the mark
+        writes is added to the cached prefixes.
+
+        Does nothing if the prompt has marks or no blocks, if it is certain that no marks were
+        placed after the turn, or if the *usage* shows no cached tokens.
         """
         prompt = request.prompt
         if prompt.marks or request.sent.are_marks_known:

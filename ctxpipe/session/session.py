@@ -407,11 +407,21 @@ class Session:
         request: dict[str, Any],
         has_waited: bool | None,
     ) -> tuple[T, Result]:
-        """Shape the context and *send* it; send a shorter one if it is refused.
+        """Shape the context and *send* it; send a shorter one once if it is refused as too long.
 
-        Returns the reply and the context that was sent last. Raises the errors of *send*,
-        SettingsError for invalid arguments, and InvalidHistory if there is nothing to answer: the
-        last appended message has a reply, or calls have no results.
+        *messages* is the complete history, or None for the history that this session keeps.
+        *open_calls* decides about calls without results: "raise" raises an error, "interrupted"
+        answers them as interrupted. *request* has the other arguments of the request. *has_waited*
+        is True if this request waited for another one of this session (see `_exchange`).
+
+        Returns the reply and the context that was sent last. Raises the errors of *send* if no
+        shorter context helps, SettingsError for an invalid argument, and SessionDeleted as `run`
+        does. Raises InvalidHistory in these cases:
+
+        - A message is invalid.
+        - The history that this session keeps is empty.
+        - A call has no result, and *open_calls* is "raise".
+        - The request that this one waited for has answered the last appended message.
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)

@@ -379,8 +379,15 @@ async def write_omissions(
 ) -> tuple[Layout, OmissionsFile, str]:
     """Write the pieces that *layout* leaves out to a file, and return a layout that names it.
 
-    The second value is that file, the third the reason if it could not be written, otherwise "".
-    *visible_path_of* returns a location as the model sees it.
+    *file* is the file as *layout* names it now. Its *before* is the path of the file of an earlier
+    compaction, which the new file names. *visible_path_of* returns a location as the model sees it.
+
+    Returns the layout, the file with its new path, and "". Nothing is written, and *layout* and
+    *file* are returned unchanged, in these cases:
+
+    - No piece is left out, or *archive* is None. The third value is "".
+    - *archive* is no `TextWriter`, or writing raises StorageError. The third value is a sentence
+      that says how many pieces are only in the archive. A failed write is also logged.
     """
     pieces = layout.selection.left_out
     if not pieces or archive is None:

@@ -367,9 +367,10 @@ class LocalStorage:
         await self._folder_lock(folder).call_locked(add_notes, self._folders, *arguments)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the version and notes of the name *session_id*; None for the newest *version*.
+        """Return the newest version of the notes stored under the name *session_id*, and the notes.
 
-        Raises StorageError.
+        Returns None if *version* is the newest version already. Raises StorageError, and
+        SessionDeleted if the session was deleted during its current turn.
         """
         return await run_in_thread(load_notes, self._folders, session_folder(session_id), version)
 
@@ -412,7 +413,8 @@ class LocalStorage:
     async def touch(self, session_id: str, /) -> None:
         """Record that the session, which has a journal, is in use.
 
-        Does nothing if the last record is younger than TOUCH_SECONDS.
+        Does nothing if this storage object has done so less than TOUCH_SECONDS ago. Records of
+        other objects and processes do not count.
 
         Raises StorageError.
         """

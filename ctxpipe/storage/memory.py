@@ -177,7 +177,11 @@ class MemoryStorage:
         self._notes[folder] = newest_notes([*self._notes.get(folder, ()), *new])
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the version and notes of the name *session_id*; None for the newest *version*."""
+        """Return the newest version of the notes stored under the name *session_id*, and the notes.
+
+        Returns None if *version* is the newest version already. Without notes the version is "".
+        Raises SessionDeleted if the session was deleted during its current turn.
+        """
         folder = session_folder(session_id)
         self._check(folder)
         notes = self._notes.get(folder, [])

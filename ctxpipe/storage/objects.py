@@ -257,9 +257,11 @@ class ObjectStorage:
         await self._undo_if_deleted([folder], paths)
 
     async def load_notes(self, session_id: str, version: str, /) -> LoadedNotes | None:
-        """Return the version and notes of the name *session_id*; None for the newest *version*.
+        """Return the newest version of the notes stored under the name *session_id*, and the notes.
 
-        Notes above the limit of `MAX_NOTES` are deleted. Raises StorageError.
+        Returns None if *version* is the newest version already. Notes above the limit of
+        `MAX_NOTES` are deleted. Raises StorageError, and SessionDeleted if the session was deleted
+        during its current turn.
         """
         folder = session_folder(session_id)
         await self._check(folder)

@@ -308,8 +308,12 @@ async def _attempt(
 async def _summarize_once(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
     """Call *summarize* with copies of *messages*, and check its result.
 
-    Raises SummaryFailed for a blank summary or an error that is not an Exception, SettingsError if
-    the result is not a Summary, and the errors of the summarizer.
+    Returns the summary without lone surrogates in its text.
+
+    Raises SettingsError if *summarize* is not async or does not return a Summary, and SummaryFailed
+    if the summary is blank. Each Exception of *summarize* is raised unchanged. So are
+    KeyboardInterrupt, SystemExit, GeneratorExit and the cancellation of the current task. Any other
+    BaseException, such as a panic in an extension module, becomes SummaryFailed.
     """
     # A summarizer may modify its messages, and these belong to the caller.
     copies = await in_thread(deep_copy, list(messages))

@@ -66,7 +66,8 @@ async def a_batch_is_stored_in_order(storage: Any) -> None:
 async def a_free_key_leads_to_the_announced_location(storage: Any) -> None:
     """Check that a text with a free key gets the location that `location` returns for it.
 
-    It is an absolute path or a URL of ctxpipe. Raises ContractBroken.
+    Check also that this location is an absolute path or a URL of ctxpipe, and that it can be read
+    from a placeholder that names it. Raises ContractBroken.
     """
     location = storage.location("s/a.md")
     expect(

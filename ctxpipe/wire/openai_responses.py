@@ -201,10 +201,15 @@ class ResponsesCodec(Codec):
     def repair(
         self, pairs: Sequence[Sourced], original_items: Sequence[Item], halves: Sequence[Halves]
     ) -> list[Sourced]:
-        """Return *pairs* without the calls and results whose other half has left.
+        """Return *pairs* without the items and ids that are invalid because other items have left.
 
-        Reasoning is removed if its next item has left. An item whose reasoning has left loses its
-        id.
+        First, each computer call is merged into the message that replaces its screenshot. Then
+        calls and results whose other half has left are removed. Reasoning is removed if its next
+        known item has left; reasoning at the end of *original_items* stays. An item whose reasoning
+        has left loses its id.
+
+        *halves* has for each of *original_items* the ids of its calls, and the ids of the calls
+        that it answers.
         """
         pairs = _merge_actions(pairs, original_items)
         pairs = super().repair(pairs, original_items, halves)

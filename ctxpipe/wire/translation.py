@@ -313,7 +313,11 @@ class Verbatim:
 
 
 def translation_of(codec: ItemReader) -> Translation | Verbatim:
-    """Return a new translation for *codec*. Raises SettingsError if *codec* is no `Codec`."""
+    """Return a new translation for the items of *codec*.
+
+    The items of a `MessagesCodec` are messages already: for it the result is a `Verbatim`. Raises
+    SettingsError if *codec* is neither a `MessagesCodec` nor a `Codec`.
+    """
     if isinstance(codec, MessagesCodec):
         return Verbatim()
     if isinstance(codec, Codec):
