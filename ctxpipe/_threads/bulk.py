@@ -27,9 +27,10 @@ def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
 
 
 def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:
-    """Return the characters of *values* and all values in them, plus a hundred for each value.
+    """Return the characters (or bytes) of *values* and the values in them, plus 100 for each value.
 
-    A weight above *limit* is returned as *limit* + 1.
+    Values in a list, tuple, mapping, or the ``__dict__`` of an object are counted, keys are not. A
+    weight above *limit* is returned as *limit* + 1.
     """
     left = limit
     unread = [values]

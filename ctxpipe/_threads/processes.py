@@ -50,9 +50,13 @@ async def in_process(
 ) -> Answers:
     """Call *work*, a function of a module, with *texts* in a separate process.
 
-    The answers are the values that *work* yields, sent as JSON. The process is killed after
-    *seconds*, if this call is cancelled, and if its parent dies. It may use *memory_bytes*, on
-    systems that can limit that. It serves only this call.
+    The answers are the values that *work* yields, sent as JSON. A process that cannot be started,
+    dies or is late raises no error: *end* of the result names what happened.
+
+    *work* may run for *seconds* (not limited on Windows) and use *memory_bytes*, on systems that
+    can limit that. The process is killed *seconds* + 30 after its start, and if this call is
+    cancelled. If the parent dies, Linux ends the process at once, and other systems except Windows
+    end it by its time limit. It serves only this call.
     """
     # Not `anyio.to_process`: its workers import the caller's main module, so that a script without
     # a guard runs a second time, including its model calls; and they search for modules in the

@@ -33,7 +33,9 @@ async def in_thread(
 ) -> T:
     """Call *work* in a worker thread and return its result.
 
-    With *abandon_on_cancel* a caller that is cancelled does not wait until *work* has ended.
+    At most `MAX_THREADS` such calls run at the same time in one event loop. If `is_alone` is True,
+    *work* is called without a thread. With *abandon_on_cancel* a caller that is cancelled does not
+    wait until *work* has ended.
     """
     if is_alone.get():
         return work(*arguments)
@@ -121,7 +123,11 @@ _RUNNING: set[asyncio.Task[Any]] = set()
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work* to completion, even if the caller is cancelled, and return its result.
+    """Run *work* in a task that continues if the caller is cancelled, and return its result.
+
+    A caller that is cancelled does not wait for the task, and an error that *work* raises later is
+    ignored. The task ends early only if the event loop cancels it, as `asyncio.run` does at its
+    end.
 
     aiofiles opens files in a worker thread. After a cancellation such a file would never be closed,
     and a text would be written only in part.

@@ -97,10 +97,12 @@ def _replay_file(
     settings: ReplaySettings | None,
     reporter: Reporter | None,
 ) -> FileReplay:
-    """Replay the conversation at *path* through each of *makers*.
+    """Replay the conversation at *path* through the pipelines of *makers*; return the result.
 
-    *raw* is the content of the file; with None the file is read here. Raises nothing: every error
-    is reported in the result.
+    *raw* is the content of the file; with None the file is read here. *settings* are those of
+    `replay_all`. *reporter*, if set, creates the report of the result from the transcript, and the
+    replay and the moments of each pipeline. An Exception is not raised: its text is the *error* of
+    the result.
     """
     try:
         transcript = read_transcript(path, raw)

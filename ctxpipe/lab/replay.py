@@ -174,10 +174,10 @@ async def replay_all(
     """Replay *transcript* through several pipelines at the same time, call by call.
 
     *makers* has a function for each name that makes a pipeline; the results have the same names.
-    The same input always gives the same results. Files that the pipelines write stay in memory. The
-    replay itself calls no API; a maker may give its pipeline a summarizer that does. The function
-    in *watches* of the same name is called with each run of the pipeline, after the model's reply.
-    Raises the errors of the pipelines.
+    Files that the pipelines write stay in memory. The replay itself calls no API, and gives the
+    same results for the same input. A maker may give its pipeline a summarizer that calls an API;
+    then the results depend on its answers. The function in *watches* of the same name is called
+    with each run of the pipeline, after the model's reply. Raises the errors of the pipelines.
     """
     settings = settings or ReplaySettings()
     # The recorded messages, the agent's files and the time are the same for all pipelines. They

@@ -140,7 +140,10 @@ def _details(
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """Return the conversation in *text*, in any format that the laboratory reads.
 
-    Raises TranscriptError, which begins with *name*, if it holds none.
+    Messages that break rules of the API are repaired; *repaired* of the result has the problems.
+
+    Raises TranscriptError, which begins with *name*, if *text* is not valid JSON, has no messages
+    or an invalid record, has a value that cannot be sent, or has no reply of a model.
     """
     recording = _recording(json_records(text, name), name)
     entries = recording.entries

@@ -101,7 +101,8 @@ class Sessions:
     def forget(self, session_id: str) -> None:
         """Remove the session from memory, with all messages that are not in the journal yet.
 
-        The next `get` reads its journal.
+        Summaries that are being written for it are cancelled. The session of the next `get` reads
+        its journal in its first turn. Does nothing if the session is not in memory.
         """
         self._pool.remove(session_id)
         conversation = self._alive.pop(session_id, None)

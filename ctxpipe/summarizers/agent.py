@@ -175,9 +175,12 @@ class AgentSummarizer:
         return await with_price(summary, answer.usage, answer.model)
 
     def _complete_text(self, answer: AgentAnswer, max_tokens: int, window: int) -> str:
-        """Return the text of *answer*.
+        """Return the text of *answer*, to a request with the limit *max_tokens*.
 
-        Raises SummaryFailed if the answer is cut off, refused, a tool call, or without text.
+        *window* is the context window of the model in tokens. Raises SummaryRefused if the model
+        refused or if the answer is cut off. For the latter the error names, as *instead*, a
+        summarizer that asks for a shorter summary. Raises SummaryFailed if the answer is a tool
+        call or without text.
         """
         reason = (answer.reason or "").lower()
         if reason in _CUT_OFF:
@@ -228,7 +231,8 @@ def with_agent_model(writer: Summarizer, agent_model: AgentModel | None, window:
 def _anthropic_with_agent_model(writer: AnthropicSummarizer, agent_model: AgentModel) -> Summarizer:
     """Return *writer* with the client of *agent_model*.
 
-    If that has no client of Anthropic's SDK, an `AgentSummarizer` of the same settings.
+    If that has no client of Anthropic's SDK, return an `AgentSummarizer` for *agent_model* instead,
+    with the model, words, focus, window, counter and token limit of *writer*.
     """
     model = writer.model or agent_model.summary_model or SUMMARY_MODEL.in_environment()
     client: Any = agent_model.anthropic_client

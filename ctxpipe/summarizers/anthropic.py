@@ -202,7 +202,11 @@ class AnthropicSummarizer:
     def _text(self, reply: Reply) -> str:
         """Return the summary in *reply*.
 
-        Raises SummaryFailed if the answer is incomplete, refused, a tool call, or without text.
+        Raises PromptTooLong if the answer did not fit into the context window. Raises
+        SummaryRefused if the model refused or if the answer exceeds the output limit. For the
+        latter the error names, as *instead*, a summarizer that asks for a shorter summary. Raises
+        SummaryFailed if the answer is incomplete for another reason, such as a tool call, or
+        without text.
         """
         match reply.stop_reason:
             case "model_context_window_exceeded":

@@ -119,7 +119,9 @@ class ExtractiveSummarizer:
 def _section(name: str, items: Iterable[str], max_chars: int) -> str:
     """Return the section *name* with the newest *items* that fit into *max_chars*.
 
-    The first request of the user stays in any case, and requests may take up two thirds.
+    Equal items are listed once. The user's requests, which begin with "The user: ", come first.
+    They may take up two thirds of *max_chars*; the first one stays even if it is longer. Without
+    items the section says "none".
     """
     distinct_items = list(dict.fromkeys(items))
     requests = [item for item in distinct_items if item.startswith(_USER)]

@@ -119,7 +119,8 @@ def _call(where: str, call: JsonObject) -> Problems:
 def _pairs(messages: Sequence[JsonObject]) -> Problems:
     """Yield errors of calls and their answers. Observed.
 
-    Each call is answered once, before any other message.
+    Each call is answered before any other message, and each answer has its call in the assistant
+    message before it. A second answer to a call is accepted.
     """
     answer_states: dict[str, bool] = {}  # call id of the last assistant message → True if answered
     for index, message in enumerate([*messages, {"role": "the end"}]):

@@ -323,7 +323,8 @@ class ScriptedServer(ABC):
 def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
     """Import and return the function that starts a server.
 
-    The first import reads hundreds of files: call this in a worker thread.
+    The first import reads hundreds of files: call this in a worker thread. Raises MissingExtra if
+    the packages of the extra "testing" are not installed.
     """
     try:
         from .running import start
@@ -335,7 +336,10 @@ def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
 
 
 def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
-    """Return a script function that returns *replies* one after the other."""
+    """Return a script function that returns *replies* one after the other.
+
+    The function ignores the body of the request. It raises ScriptExhausted after the last reply.
+    """
     remaining_replies = iter(replies)
     count = 0
 

@@ -112,7 +112,7 @@ class StoragePlace:
         return await self._keep(self.redacting(self.name, redact))
 
     async def close(self) -> None:
-        """Close every storage that can be closed."""
+        """Call ``aclose`` of every storage that has it. A StorageError of one is ignored."""
         for storage in self._open_storages.values():
             if hasattr(storage, "aclose"):
                 with suppress(StorageError):

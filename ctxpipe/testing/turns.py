@@ -111,7 +111,8 @@ def places(messages: Messages) -> Problems:
 def client_calls(messages: Messages) -> Problems:
     """Yield errors of calls of client tools.
 
-    Observed: each call is answered once, in the next message, before any other block of it.
+    Observed: each call is answered once, in the next message, before any other block of it. No two
+    calls of a message have the same id.
     """
     for index, (message, following) in enumerate(pairwise([*messages, {}])):
         yield from _duplicate_ids(index, message)

@@ -459,10 +459,11 @@ class HttpExchange(Exchange):
             self._content = self.body.write(self.items, values)
 
     def content(self) -> bytes:
-        """Return the body to send: the client's own bytes if nothing has changed.
+        """Return the body to send.
 
-        An encoded body is sent decoded even if nothing else has changed, so that an upstream
-        always receives the same form.
+        In a dry run, and if the items were not shaped, these are the client's own bytes. Otherwise
+        it is the changed body, or the client's body if shaping has changed nothing. In both cases
+        an encoded body is sent decoded, so that an upstream receives the same form in each turn.
         """
         if self.is_dry or not self.is_shaped:
             return self.raw

@@ -88,7 +88,7 @@ class Format:
         return None if usage is None else {"usage": usage}
 
     def items_in(self, event: JsonObject) -> Sequence[object]:
-        """Return the items of the reply in *event*."""
+        """Return the items of the reply in *event*, if the replies of this format have items."""
         del event
         return ()
 
@@ -385,7 +385,8 @@ FORMATS: Sequence[Format] = (MESSAGES, CHAT, RESPONSES)
 def format_of(method: str, path: str, observation: str = "") -> Format | None:
     """Return the format of a request to *path*, None if such a request is never shaped.
 
-    *observation* is the mark of `ObservationCodec`; with "" that codec is not used.
+    Only requests with the HTTP *method* POST have a format. *observation* is the mark of
+    `ObservationCodec`; with "" that codec is not used.
     """
     if method != "POST":
         return None

@@ -87,7 +87,11 @@ class ChatCodec(Codec):
         return plain
 
     def new(self, role: str, blocks: Sequence[JsonObject]) -> list[Item]:
-        """Return new messages with *blocks*: one for each result, and one for all others."""
+        """Return new messages with *blocks*: one for each result, then one for the other blocks.
+
+        Media in results follow them in a message of the user (see `convert_media`). *role* is that
+        of the message with the other blocks, which is left out if there are none.
+        """
         results, calls, others = split_blocks(blocks)
         items: list[Item] = []
         for block in results:

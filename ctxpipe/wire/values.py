@@ -44,7 +44,7 @@ _BLANK = frozenset(" \t\r\n")
 
 
 def first_field(holder: object, *names: str) -> Any:
-    """Return the value of the first field among *names* that *holder* has; None without any."""
+    """Return the first value that is not None among the fields *names* of *holder*, else None."""
     for name in names:
         value = field(holder, name)
         if value is not None:
@@ -288,7 +288,7 @@ def _data_url(source: Any) -> str:
 
 
 def media_block(part: object) -> JsonDict | None:
-    """Return *part* if it is an image or document block of the Messages API, else None.
+    """Return *part* as a dict if it is an image or document block of the Messages API, else None.
 
     The tools that read offloaded content answer with such blocks, in conversations of every form.
     """
