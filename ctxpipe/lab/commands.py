@@ -213,7 +213,13 @@ def _print_replays(
     *,
     all_columns: bool,
 ) -> None:
-    """Print a table for each of *replays*, one for all, and the meaning of the figures."""
+    """Print a table for each of *replays*, one for all, and the meaning of the figures.
+
+    *by_file* has the figures of each file by its path. *totals*, the figures of all files, are
+    printed if there are several. Costs are in *unit*, at the prices of *model* if it is not "".
+    With *all_columns* all figures are printed, otherwise those of `SHOWN`. A calibration follows
+    its table. Without replays nothing is printed.
+    """
     costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
     for file in replays:
         faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""

@@ -239,7 +239,11 @@ class _Narrator:
         call: int,
         index: int,
     ) -> None:
-        """Record that the action *index* of the turn *call* replaced *old* with *new*."""
+        """Record that the action *index* of the turn *call* replaced *old* with *new*.
+
+        *where* is the file with the whole original, or "". The blocks of *old* that are listed get
+        *fate*, with the turn and the action in which they left.
+        """
         name = old[0].name if len(old) == 1 else count_phrase(len(old), "block")
         change = Replaced(
             name, _text(old), _text(new), where, self._tokens(*old), self._tokens(*new)

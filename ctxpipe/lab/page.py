@@ -176,7 +176,8 @@ def advise(rows: Sequence[Figures]) -> Advice:
 def lead(subject: str, candidate: Figures, baseline: Figures, unit: str) -> str:
     """Return the result in two sentences: cost and recall, then the largest prompt.
 
-    *subject* says how much was replayed, such as "125 turns".
+    *subject* says how much was replayed, such as "125 turns". The figures of the policy *candidate*
+    are compared with those of *baseline*; costs are in *unit*.
     """
     candidate_cost = cost(candidate.cost, unit)
     baseline_cost = cost(baseline.cost, unit)

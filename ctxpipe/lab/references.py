@@ -210,7 +210,10 @@ def use_of(
 ) -> tuple[Use, dict[Atom, float]]:
     """Return the weights of the used *atoms* by place, and the weight of each missing atom.
 
-    An atom is missing if *context* does not show it.
+    The place is "visible" if *context* shows the atom, else "pointer" if *store* has it in a file
+    whose path the context shows, else "reread" if a block of *past* that holds it can be viewed
+    again, else "lost". An atom is missing if it is not visible. The weight of atoms for which
+    `Context.is_doubtful` is True is also counted as "doubtful".
     """
     weights: defaultdict[str, float] = defaultdict(float)
     missing: dict[Atom, float] = {}

@@ -321,7 +321,11 @@ class _AgentLoop:
         return [self.settings.tokens_per_raw * (tokens + self.overhead_tokens) for tokens in sums]
 
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
-        """Send the context to the model, which answers *output*; report its usage."""
+        """Simulate a request with the context, to which the model answers *output*.
+
+        The request, with its cache use, is added to *moment*. Then the watch is called, and the
+        usage is reported to the session. *purpose* is the purpose of the request.
+        """
         sums = await self._sums(self.context)
         settings = None
         if self.settings.by_settings:

@@ -192,7 +192,11 @@ def response_json(
     usage: Usage,
     output: int,
 ) -> JsonDict:
-    """Return the body of a plain answer to the request *body*; *output* is its token count."""
+    """Return the body of an answer without a stream to the request *body*.
+
+    *items* are its output, *name* is its id, *usage* has the tokens of the prompt, and *output* is
+    the number of tokens of the answer. Of *reply* only the reason for its end is used.
+    """
     is_incomplete = reply.reason == "max_tokens"
     return {
         "id": name,

@@ -184,7 +184,11 @@ class OpenAIServer(ScriptedServer):
         return response_json(reply, items, name=name, body=effective, usage=usage, output=output)
 
     def _store(self, name: str, body: JsonObject, items: list[JsonDict]) -> None:
-        """Store the output *items* of a response, so that later requests can refer to them."""
+        """Store the output *items* of the response *name*, for later requests that refer to them.
+
+        If the request *body* has ``store`` False, only the order of reasoning and the items after
+        it is remembered.
+        """
         for previous_item, item in pairwise(items):
             if previous_item["type"] == "reasoning":
                 self._reasoning_ids[item["id"]] = previous_item["id"]

@@ -128,7 +128,10 @@ def answer(
     seconds: float = 0.0,
     pause_seconds: float = 0.0,
 ) -> Answer:
-    """Return an answer with *content*, texts and blocks; without content it is empty."""
+    """Return an answer with *content*, texts and blocks; without content it is empty.
+
+    The other arguments are those of `Answer`.
+    """
     blocks = tuple(text(part) if isinstance(part, str) else part for part in content)
     return Answer(blocks, stop_reason, seconds, pause_seconds)
 

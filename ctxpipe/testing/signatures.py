@@ -85,9 +85,10 @@ def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[JsonDict]:
 
 
 def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
-    """Check the signatures of the thinking blocks in the request *body*.
+    """Check the signatures of the thinking blocks in the request *body*, and return the verdict.
 
-    *betas* is the header ``anthropic-beta``.
+    Nothing is checked if the *model* leaves thinking "unchecked". *betas* is the header
+    ``anthropic-beta``.
     """
     if model.thinking == "unchecked":
         return Verdict([], [])

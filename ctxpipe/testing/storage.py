@@ -32,7 +32,11 @@ def expect(is_satisfied: object, promise: str) -> None:
 async def expect_error(
     work: Awaitable[object], promise: str, kind: type[Exception] = StorageError
 ) -> Any:
-    """Return the error of this *kind* that *work* raises; without an error raise ContractBroken."""
+    """Return the error of this *kind* that *work* raises.
+
+    Raises ContractBroken with the text *promise* if *work* raises nothing. Errors of another kind
+    are raised unchanged.
+    """
     try:
         await work
     except kind as error:
@@ -70,7 +74,10 @@ async def text_or_none(storage: Any, location: str) -> str | None:
 async def expect_texts(
     storage: Any, locations: Iterable[str], texts: Iterable[str], promise: str
 ) -> None:
-    """Raise ContractBroken unless *storage* has the *texts* at their *locations*."""
+    """Raise ContractBroken unless *storage* has the *texts* at their *locations*.
+
+    *promise* is the text of the error.
+    """
     for location, text in zip(locations, texts, strict=True):
         expect(await text_or_none(storage, location) == text, promise)
 

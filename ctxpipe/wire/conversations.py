@@ -329,10 +329,14 @@ class Conversations:
         open_session: OpenSession,
         body: Body | None = None,
     ) -> Dialog | None:
-        """Return the conversation *name* that *items* continue.
+        """Return the conversation *name* that *items* continue, or a new one.
 
-        Returns None if they contain no message of the user. *body* is the body with the items, None
-        if they were passed as objects.
+        Returns None if they contain no message of the user. *codec* reads the items. *open_session*
+        opens a session by its id. *body* is the body with the items, None if they were passed as
+        objects.
+
+        The conversation is added to those in memory, with *items* as its newest ones. If these are
+        too many or too large, the ones unused for the longest time are removed from memory.
         """
         # Up to the second reply, because the results of calls follow the first one.
         end = _end_of_prompt(codec, items)
@@ -370,7 +374,12 @@ class Conversations:
         return dialog
 
     def remember(self, reply: object, codec: ItemReader, session_id: str) -> None:
-        """Remember the id and the calls of *reply*, which the provider may store."""
+        """Remember the id and the calls of *reply*, which the provider may store.
+
+        *codec* reads the reply's items. *session_id* is the session that the id and the calls lead
+        to. A call with a weight of `MAX_CALL` or more is not remembered, and the oldest entries
+        above `MAX_REMEMBERED` are dropped. Does nothing if the reply has no output.
+        """
         output = read(reply, "output")
         if not output:
             return
@@ -415,9 +424,10 @@ class Conversations:
     def recall(self, state_id: str, codec: Codec, items: Iterable[Item]) -> tuple[str, list[Item]]:
         """Return the session id of the provider's state *state_id*, and the calls of the results.
 
-        The id is "" if that state is unknown. The calls are those that the results in *items*
-        answer. An unknown call is replaced with a call of `READ_BACK`, whose result is not
-        offloaded.
+        If that state is unknown, the id is that of the first known call, or "" without one. The
+        calls are those that the results in *items*, read by *codec*, answer. An unknown call is
+        replaced with a call of `READ_BACK`, whose result is not offloaded, and a warning is logged
+        once.
         """
         session_id = self._provider_states.get(state_id, ProviderState("")).session_id
         calls: list[Item] = []
@@ -483,8 +493,11 @@ class Conversations:
     ) -> tuple[Dialog | None, bool]:
         """Return the conversation in memory with which *items* have the most in common.
 
-        The second value is True if certainly no journal contains more of it. If *items* contain
-        several new replies, another process has forwarded some of them.
+        Only conversations with this *name* and type of *codec* are compared, of which the
+        *beginning* is the same or was only its first message, without a reply. The first value is
+        None if *items* continue none of them. The second value is True if certainly no journal
+        contains more of it. If *items* contain several new replies, another process has forwarded
+        some of them.
         """
         candidates = list(self._by_key.get((name, type(codec), beginning), ()))
         if beginning.reply:
@@ -514,7 +527,9 @@ class Conversations:
         open_session: OpenSession,
         likely: Dialog | None,
     ) -> Dialog | None:
-        """Return the conversation with this *beginning*, from memory or from a journal.
+        """Return the conversation with this *beginning*: from memory, from a journal, or a new one.
+
+        *name*, *codec*, *items* and *open_session* are those of `find`.
 
         It is *likely*, a conversation in memory, unless its journal contains more. Returns None if
         other conversations were added to memory while journals were read.

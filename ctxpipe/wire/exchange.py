@@ -219,10 +219,14 @@ class Exchange:
     ) -> None:
         """Shape *items*, a request of the conversation that *source* describes.
 
-        They stay unchanged while a stage requests a summary, if they contain no message of the
-        user, if they ask the provider for a compaction, and if they end with calls that have no
-        result yet. Items that continue the state *state_id*, which the provider stores, are shaped
-        on their own.
+        The result is in `items`, and `is_shaped` becomes True. *codec* reads the items. *arguments*
+        are those of `Session.run`, without the history. *body* is the body with the items, None if
+        they were passed as objects. *agent_model* is the model that may write summaries.
+
+        Nothing is shaped while a stage requests a summary, if there are no items or no message of
+        the user among them, if they ask the provider for a compaction, and if they end with calls
+        that have no result yet. Items that continue the state *state_id*, which the provider
+        stores, are shaped on their own.
 
         Raises every error of a session.
         """
@@ -272,7 +276,8 @@ class Exchange:
     ) -> tuple[Dialog, list[Item]]:
         """Return a conversation for *items*, which continue the provider's state *state_id*.
 
-        The second value has the calls of the results in *items*; the provider stores these calls.
+        Its session is a fork without a journal, opened by *source*. The second value has the calls
+        of the results in *items*; the provider stores these calls. *codec* reads the items.
         """
         session_id, calls = self._conversations.recall(state_id, codec, items)
         session_id = session_id or source.name or f"{UNNAMED}-{content_hash(state_id)}"

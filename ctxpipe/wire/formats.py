@@ -99,8 +99,9 @@ class Format:
     ) -> JsonDict:
         """Return the body of a request with *prompt* as its only message, without a stream.
 
-        *values* are the fields of the client's request, *max_tokens* the maximum length of the
-        answer, for an API that requires a limit. Without a *model* the path names it, as in Azure.
+        *values* are the fields of the client's request; only those of `routing` are in the body.
+        *max_tokens* is the maximum length of the answer, for an API that requires a limit; others
+        ignore it. Without a *model* the path names it, as in Azure.
         """
         del max_tokens
         body = {name: values[name] for name in self.routing if name in values}
@@ -203,7 +204,10 @@ class Responses(Format):
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """Return the body of a request that the provider does not store."""
+        """Return the body of a request that the provider does not store.
+
+        The arguments are those of the base class.
+        """
         return {**super().question(values, prompt, model, max_tokens), "store": False}
 
     def answer_in(self, reply: JsonObject) -> AgentAnswer:
@@ -285,7 +289,10 @@ class Messages(Format):
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """Return the body of a request with the maximum length, which the API requires."""
+        """Return the body of a request with *max_tokens*, which the API requires.
+
+        The arguments are those of the base class.
+        """
         body = super().question(values, prompt, model, max_tokens)
         return {**body, "max_tokens": max_tokens}
 
@@ -339,7 +346,10 @@ class Gemini(Format):
     def question(
         self, values: JsonObject, prompt: str, model: str | None, max_tokens: int
     ) -> JsonDict:
-        """Return the body of a request; the path names its model."""
+        """Return the body of a request that has *prompt* only; the path names the model.
+
+        *values*, *model* and *max_tokens* are ignored.
+        """
         del values, model, max_tokens
         return {self.key: [{"role": "user", "parts": [{"text": prompt}]}]}
 

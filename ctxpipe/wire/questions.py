@@ -69,6 +69,9 @@ class HttpModel(AgentModel):
     async def ask(self, prompt: str, *, model: str | None, max_tokens: int) -> AgentAnswer:
         """Send *prompt* in the format of the agent's request, and return the answer.
 
+        *model* is by default the agent's own. *max_tokens* is the limit of the answer; only a
+        format whose API requires a limit sends it.
+
         Raises QuestionRefused if the API answers with an error, and SummaryFailed if the answer is
         no JSON object.
         """
@@ -92,7 +95,8 @@ def http_model(
 ) -> HttpModel:
     """Return the model of a request in *wire_format* with the fields *values*.
 
-    *summary_model* names another model of the same provider, for summaries.
+    *send* sends the requests for summaries. *summary_model* names another model of the same
+    provider for them.
     """
     return HttpModel(
         name=wire_format.arguments(values)["request"].get("model"),

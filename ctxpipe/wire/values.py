@@ -99,7 +99,11 @@ def content_blocks(content: object, read_part: Callable[[Any], JsonDict]) -> lis
 
 
 def read_result(call: object, content: object, read_part: Callable[[Any], JsonDict]) -> JsonDict:
-    """Return a tool_result block for the call with the id *call* and a foreign *content*."""
+    """Return a tool_result block for the call with the id *call* and a foreign *content*.
+
+    A text stays a text, without lone surrogates; None becomes "". *read_part* converts each part of
+    any other content to a block.
+    """
     if content is None or isinstance(content, str):
         return result_block(call, without_surrogates(content or ""))
     return result_block(call, content_blocks(content, read_part))
