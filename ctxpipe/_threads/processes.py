@@ -54,7 +54,7 @@ async def in_process(
     dies or is late raises no error: *end* of the result names what happened.
 
     *work* may run for *seconds* (not limited on Windows) and use *memory_bytes*, on systems that
-    can limit that. The process is killed *seconds* + 30 after its start, and if this call is
+    can limit that. The process is killed 30 seconds after that time, and if this call is
     cancelled. If the parent dies, Linux ends the process at once, and other systems except Windows
     end it by its time limit. It serves only this call.
     """

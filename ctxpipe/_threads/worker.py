@@ -45,8 +45,8 @@ def main() -> None:
 
     Does nothing if the parent has ended already (not checked on Windows). If the parent ends later,
     Linux ends this process at once, also in the middle of the job. Other systems do not. Except on
-    Windows, an alarm ends this process if the texts have not arrived 60 seconds after the time
-    limit of the job, or if the job itself exceeds that limit.
+    Windows, an alarm ends this process if the texts do not arrive within the time limit of the job
+    plus 60 seconds, or if the job itself exceeds its time limit.
     """
     _ask_for_end_with_parent()
     job_input = sys.stdin.buffer

@@ -95,9 +95,10 @@ def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> Js
 
 
 def _texts(conversations: Sequence[JsonDict]) -> list[str]:
-    """Replace the texts that actions replaced, and their placeholders, with indices into a list.
+    """Return the list of the originals and placeholders of all actions, equal texts once.
 
-    Returns that list, in which equal texts are one entry. *conversations* are modified in place.
+    In *conversations*, which are modified in place, each text is replaced with its index in the
+    list.
 
     Texts above a limit of 20,000 characters lose their middle. If all texts together have more
     than MAX_TEXT_BYTES, the limit is lowered until they are estimated to fit, but not below 75
