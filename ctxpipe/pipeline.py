@@ -86,8 +86,9 @@ class ContextPipeline:
     Newer models sign their thinking together with the text before it. *thinking* decides what
     happens to thinking blocks if a stage has rewritten that text. With "keep" the blocks stay, and
     ``Result.request_options`` asks the API to ignore those whose signature is no longer valid. With
-    "strip" these blocks are removed, but never in the tool calls since the last request of the
-    user, where the API requires them. With "protect" nothing before a thinking block is rewritten.
+    "strip" the blocks whose signature is no longer valid are removed, except in the messages since
+    the last request of the user: there the API requires the thinking before a tool call. With
+    "protect" nothing before a thinking block is rewritten.
 
     With *prices* (``prices_of(model)``) each report has the cost and the saving of a change in
     dollars.

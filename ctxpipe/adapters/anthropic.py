@@ -71,8 +71,9 @@ def ctxpipe_middleware(
     conversation separately.
 
     *cache_breakpoints* is the maximum number of cache breakpoints to add where they save most, as
-    far as the request leaves some of its four breakpoints free. With four, a turn that rewrites
-    old messages still reads everything before them from the cache.
+    far as the request leaves some of its four breakpoints free. With 4, there is also one before
+    the messages that a turn rewrites, so that everything before these messages is still read from
+    the cache.
 
     Summaries are requested with the same client and destination. Their model is *summary_model*,
     else the environment variable SUMMARY_MODEL, else the model of the request. These requests are

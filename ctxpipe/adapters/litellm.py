@@ -80,7 +80,8 @@ def ctxpipe_logger(
 
     Summaries are requested with ``litellm.acompletion`` from the provider of the call, with its URL
     and its credentials. Their model is *summary_model*, else the environment variable
-    SUMMARY_MODEL, else the model of the call. A name never selects another provider.
+    SUMMARY_MODEL, else the model of the call. A model of another provider cannot be used: also a
+    name that begins with one, such as "openai/…", is requested from the provider of the call.
 
     Raises SettingsError if a setting is invalid. The import of this module raises
     AdapterUnavailable if LiteLLM is missing or has an unexpected form.

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
-"""What becomes of calls without a result: an error that names them, or results that say so."""
+"""Treatment of tool calls without a result at the end of a history.
+
+With "raise" an InvalidHistory names them. With "interrupted" each gets an error result, which tells
+the model that the call was interrupted.
+"""
 
 OPEN_CALLS = one_of("raise", "interrupted")
 

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from ..summarizers import AgentModel
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
-"""Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
+"""Function that is called with each change that a stage proposes, before it is used.
+
+It refuses the change by returning True, or a sentence with the reason; False accepts it.
+"""
 
 Thinking: TypeAlias = Literal["keep", "strip", "protect"]
-"""What becomes of thinking blocks after a rewritten message, which newer models refuse."""
+"""Treatment of thinking whose signature a rewrite has made invalid; see `ContextPipeline`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,11 @@ _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Characters of a history: of all its messages, and of the tool results that may leave."""
+    """Size of a history in characters, for a gate.
+
+    *total_chars* counts all messages, *offloadable_chars* the tool results (and inputs of calls)
+    that may leave the context.
+    """
 
     total_chars: int
     offloadable_chars: int
@@ -67,7 +71,8 @@ class Scan:
 class OffloadCandidate:
     """A tool result, or the input of a tool call, that may leave the context.
 
-    *chars* is the number of characters that would leave.
+    *item* is the result, or the call with the input. *chars* is the number of characters that would
+    leave.
     """
 
     item: ToolResult | ToolCall

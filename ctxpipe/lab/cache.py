@@ -154,10 +154,12 @@ def _tally(misses: Iterable[CacheMiss], prices: Prices | None) -> list[Tally]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Sums):
-    """The prompt tokens of *calls* that have a usage: those reported and those simulated.
+    """Comparison of the prompt tokens that the API reported with those of a simulation.
 
-    The simulation is the replay of the unchanged history. *billed_read* and *simulated_read* are
-    the tokens that were read from the cache.
+    The simulation is the replay of the unchanged history. *calls* is the number of recorded calls
+    that have a usage; the other fields are sums over these calls. *billed_tokens* are the reported
+    prompt tokens, *simulated_tokens* those of the simulation. *billed_read* and *simulated_read*
+    are the parts of them that were read from the cache.
     """
 
     calls: int = 0

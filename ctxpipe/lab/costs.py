@@ -55,8 +55,9 @@ class PromptCache:
     A *cache mark* (breakpoint) in a request asks the provider to cache the prompt up to there. Such
     an entry expires five minutes after its last use. Each request has a mark after the system
     prompt and one at its end. A request whose context was rewritten has a third mark before the
-    first change (``Result.first_changed_index``), where the old entries end. A fourth mark, the
-    last that the API allows, can be set after the change, where the next change will begin.
+    first change (``Result.first_changed_index``), where the old entries end. The API allows a
+    fourth mark. It can be set after the rewritten part: if the next turn rewrites messages from
+    there on, everything before them is read from the cache.
 
     Each request is simulated in three variants: without the fourth mark; with it; and without it,
     but with marks for which an entry expires only an hour after its last use.
@@ -84,9 +85,10 @@ class PromptCache:
         """Simulate a request with *context*; return its cache use in each of the three variants.
 
         *sums* are the tokens of the first 0, 1, 2 … messages, including the system prompt and the
-        tools. *settings* are the other properties of the request: if they differ from those of the
-        last request, no message is read from the cache. With *is_sent* False the use is computed,
-        but the cache is not changed.
+        tools. *seconds* is the time of the request, by which entries of the cache expire.
+        *settings* are the other properties of the request: if they differ from those of the last
+        request, no message is read from the cache. With *is_sent* False the use is computed, but
+        the cache is not changed.
         """
         if is_sent:
             if settings != self._settings:

@@ -109,7 +109,15 @@ POLICIES: Mapping[str, _StageMaker] = {
     ],
     **{name: partial(_preset, name) for name in (*OLD_EXCHANGES, "chat")},
 }
-"""The function that makes the stages, by the name of the policy."""
+"""The functions that make the stages, by the name of the policy.
+
+- "none": no stage
+- "compact": only `Compact`, with summaries that need no model
+- "clear-old": above 80,000 raw tokens, replaces all old tool results but the last three by a short
+  text, if that frees 16,000 tokens, like the context editing of the API; then `Compact`
+- "coding" and "lean": the preset for coding agents, with ``old_exchanges`` "calls" and "lines"
+- "chat": the preset for chats
+"""
 
 
 # Context editing as in the API --------------------------------------------------------------------

@@ -41,11 +41,14 @@ class SourceBlock:
 
 @dataclass(frozen=True, slots=True)
 class Use(Sums):
-    """Total weights of the used atoms, by the place where each was available.
+    """Total weights of the atoms that replies use, by the place where the agent could find them.
 
-    *visible*: in the context. *pointer*: in a file whose path is visible. *reread*: in a file view
-    that can be repeated, because the path of the file is visible. *lost*: nowhere. *doubtful* is
-    the part of *visible* that strict recall does not count (see `Context.is_doubtful`).
+    *visible*: in the context. *pointer*: in a file whose path the context shows. *reread*: in a
+    file view that can be repeated, because the context shows the path of the file. *lost*: in none
+    of these places. *doubtful* is the part of *visible* that is only in notes, whose lines a stage
+    has selected; strict recall does not count it.
+
+    Each use of an atom counts with the weight of the atom, so recall is a share of weights.
     """
 
     visible: float = 0.0
@@ -61,12 +64,12 @@ class Use(Sums):
 
     @property
     def recall(self) -> float:
-        """The share that was in the context; 1 if nothing was used."""
+        """The share of the weights that was in the context; 1 if nothing was used."""
         return self._share(self.visible)
 
     @property
     def strict_recall(self) -> float:
-        """The share that was in the context beyond doubt."""
+        """The share of the weights that was in the context outside of notes."""
         return self._share(self.visible - self.doubtful)
 
     @property

@@ -92,10 +92,8 @@ class ReplayStep:
     """The part of a replay for one recorded reply.
 
     *call* is the number of the reply, counted from 0. *requests* are all requests that were sent
-    for it; the reply answers the last of them. *use* has the weights of the atoms that the reply
-    uses, by where they were available: ``visible`` in the context, ``pointer`` in a file whose path
-    the context shows, ``reread`` in a result that the agent can get again by viewing a file,
-    ``lost`` nowhere.
+    for it; the reply answers the last of them. *use* sums up the weights of the atoms that the
+    reply uses. It has one sum for each place where the agent could find an atom (see `Use`).
     """
 
     call: int

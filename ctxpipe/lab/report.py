@@ -125,8 +125,9 @@ class PolicyRun:
 class Report:
     """The replays of one conversation under some policies; the first policy is the baseline.
 
-    *labels* describe the model's reply of each turn in a few words. *cache* has a row for each
-    cause of prompt cache misses in the recording, or is None without usage in the recording.
+    *title* is the heading of the page. *runs* has one replay for each policy. *labels* describe the
+    model's reply of each turn in a few words. *cache* has a row for each cause of prompt cache
+    misses in the recording, or is None without usage in the recording.
     """
 
     title: str

@@ -76,7 +76,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """The storage of one replay, and the objects that replays of a conversation may share."""
+    """The objects that a policy gives to the stages of one replay.
+
+    *clock* returns the time of the recorded conversation in seconds. *files* reads the agent's
+    files, as far as the conversation contains their texts. *counter* counts tokens. Replays of the
+    same conversation may share these three. *storage* is a `MemoryStorage` for this replay alone.
+    """
 
     clock: Clock = field(default_factory=Clock)
     files: SeenFiles = field(default_factory=SeenFiles)

@@ -21,9 +21,11 @@ _SUMS = ("_marks", "_media", "_replies", "_result_chars")
 
 
 class Columns:
-    """Running sums over the facts of the messages of one context, kept from turn to turn.
+    """Counts of a list of messages: of replies, cache marks, media and characters of results.
 
-    A turn reads only its new messages. Code that changes earlier messages calls `rewind` first.
+    For each n the object has the sums over the first n messages. It is used again when the list has
+    grown, and then reads only the new messages. Code that changes earlier messages calls `rewind`
+    first.
     """
 
     __slots__ = (*_SUMS, "message_count")

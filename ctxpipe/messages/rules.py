@@ -160,8 +160,8 @@ class Problem:
     """A broken rule of the Messages API, in the message at *index*.
 
     *text* describes the fault. *block* is the index of the block at fault; None if the message as a
-    whole is at fault. *rule* is the id of the rule, such as "empty";
-    ``ctxpipe.messages.rules.RULES`` lists all rules.
+    whole is at fault. *rule* is the name of the rule, such as "empty"; the tuple
+    ``ctxpipe.messages.RULES`` has a `Rule` for each.
     """
 
     index: int
@@ -181,8 +181,9 @@ class Problem:
 class OtherMarks(NamedTuple):
     """The cache marks (`cache_control`) of a request that are outside its messages.
 
-    *has_short* is True if a mark in the tools or the system prompt is for less than an hour: then
-    no mark in the messages may be for an hour.
+    *mark_count* is the number of marks in the tools and the system prompt. *has_short* is True if a
+    mark in the tools or the system prompt is for less than an hour: then no mark in the messages
+    may be for an hour.
     """
 
     mark_count: int = 0
@@ -207,10 +208,12 @@ def check(
     character that cannot be sent as UTF-8) are not reported.
 
     *other_marks* describes the cache marks (``cache_control``) in the system prompt and the tools,
-    which count against the same limit of four; by default there are none. *columns* is for callers
-    that check a growing history: sums over messages that were read in an earlier call, at least
-    those before *start*. The call adds the messages that *columns* does not have yet. Without
-    *columns* all messages are read.
+    which count against the same limit of four; by default there are none.
+
+    *columns* saves time if a growing history is checked again and again: create one ``Columns()``
+    for the history, and pass it to each call. It has counts of the messages that earlier calls have
+    read, and each call adds those of the new messages. It must have been passed to a call for all
+    messages before *start*. Without *columns* all messages are read.
     """
     messages = cast("list[Message]", messages)
     head = head_length(messages)

@@ -134,7 +134,8 @@ def prices_of(
 
     The prices are in dollars per token and come from the library genai-prices. Keyword arguments
     with the names of the fields of `Prices` replace listed prices. If the list has no price for
-    writing to the cache or reading from it, the input price is used: such a model caches nothing.
+    writing to the cache or reading from it, the input price is used for both, as if the model had
+    no cache.
 
     Raises SettingsError if the model is not listed and *input* or *output* is missing.
     """

@@ -69,7 +69,10 @@ class Session:
         )
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: only ``async with`` works, and ``with`` raises an error that says so."""
+        """Exist for type checkers only, because `__enter__` always raises SettingsError.
+
+        Use ``async with``.
+        """
 
     async def __aenter__(self) -> Self:
         self._conversation.enter()
@@ -297,13 +300,13 @@ class Session:
         stream, whose reply is not appended by itself.
 
         *cache_breakpoints* is the number of cache breakpoints to place, at most as many as the
-        request leaves free. With four, a turn that rewrites old messages still reads everything
-        before them from the cache, and so does the next rewrite. By default (None) only breakpoints
-        without extra cost are placed, and only in a turn that rewrites old messages: one before and
-        one after these messages. They cost nothing if the request is cached up to a later place
-        anyway, by a breakpoint of the caller or by automatic caching; otherwise none is placed. If
-        *cache_seconds* of the session is 3,600 or more, all breakpoints of the request have a
-        lifetime of an hour.
+        request leaves free of the API's four. With 4, there is also one before and one after the
+        messages that a turn rewrites, so that this turn and the next rewrite still read everything
+        before these places from the cache. By default (None) only these two are placed, only in a
+        turn that rewrites old messages, and only if they cost nothing. That is so if a breakpoint
+        of the caller, or automatic caching, makes the API cache the prompt up to a later place
+        anyway. If *cache_seconds* of the session is 3,600 or more, all breakpoints of the request
+        have a lifetime of an hour.
 
         A summarizer without a client or model of its own uses *client*, with the model
         SUMMARY_MODEL if the environment sets it, otherwise with the model of the request.

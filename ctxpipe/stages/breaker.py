@@ -23,10 +23,12 @@ NOTABLE_CHANGE = 0.1
 class Breaker:
     """Limits for `Compact`: how often it tries to get a summary, and when it pauses.
 
-    *retry* limits the attempts for one summary. `Compact` pauses for *cooldown_seconds* after three
-    failed compactions in a row, and if compaction does not help or is needed too often. *clock*
-    returns the time in seconds. The default is the wall clock, because a journal passes the end of
-    a pause to other processes.
+    *retry* limits the attempts for one summary. `Compact` pauses for *cooldown_seconds* in three
+    cases: after three failed compactions in a row; after a compaction that left the context too
+    long (then only until its tokens change by more than a tenth); and if the context has filled up
+    again within three turns after a compaction, three times in a row. *clock* returns the time in
+    seconds. The default is the wall clock, because a journal passes the end of a pause to other
+    processes.
 
     Raises SettingsError if a setting is invalid.
     """

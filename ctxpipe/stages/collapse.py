@@ -46,9 +46,10 @@ class Collapse:
     An exchange is an assistant message with tool calls, and their results. It is old if the model
     has replied *keep_recent* times or more since. *Carrying* old exchanges has a cost: each call of
     the model reads them again. Removing them has a cost too, the *rewrite*: the cached context
-    after them is written again. Once carrying has cost twice as much as the rewrite, old exchanges
-    leave with their words, thinking, calls and results: all from some exchange on, chosen so that
-    (cost of carrying) - 2 x (cost of the rewrite) is greatest.
+    after them is written again. The old exchanges that leave are one of them and all later ones.
+    For each possible first exchange the stage computes (cost of carrying so far) - 2 x (cost of the
+    rewrite), and it chooses the greatest difference. If that is above 0, these exchanges leave
+    completely: words, thinking, calls and results.
 
     Each run of exchanges between two messages that stay becomes one user message, the note. It
     names the files with the whole exchanges (*steps*), and has a line for each call: its number,
@@ -68,9 +69,9 @@ class Collapse:
 
     As in `RentOrBuyGate`, fewer than *min_tokens* raw tokens never leave, everything old leaves
     when the cache has expired, and *prices* are those of the model. While the cache lives, nothing
-    leaves before the context holds *min_calls* replies of the model; as a rewrite removes most of
-    them, two rewrites are many calls apart. In a pipeline with ``thinking="protect"`` nothing
-    leaves once there is thinking.
+    leaves before the context has *min_calls* replies of the model. A rewrite removes most replies
+    from the context, so the next rewrite comes many calls later. In a pipeline with
+    ``thinking="protect"`` nothing leaves once there is thinking.
 
     The whole text of each step is written to a file of its own in *storage*, even if its result was
     offloaded before. The raw messages are archived there first. *storage* must write and read texts

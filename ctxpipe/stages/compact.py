@@ -376,11 +376,12 @@ class Evidence:
     are limited in proportion. Paths that do not fit are listed in a file next to the archive.
 
     *pin* chooses messages that stay unchanged: a function, or texts to look for in the user's
-    words. Pinned messages and all other content that a compaction carries over take at most half of
-    the budget's target together. Pinned messages come before most of the other content; those that
-    do not fit are moved to a file that the context names. Messages that the model has not answered
-    are not subject to these limits: they stay whole as long as the context window holds them,
-    otherwise the user's words in them are cut to head and tail.
+    words. Pinned messages and all other content that a compaction carries over take, together with
+    restored files and the evidence, at most half of the budget's target; files and evidence get
+    what the other content leaves of it. Pinned messages come before most of the other content;
+    those that do not fit are moved to a file that the context names. Messages that the model has
+    not answered are not subject to these limits: they stay whole as long as the context window
+    holds them, otherwise the user's words in them are cut to head and tail.
 
     Raises SettingsError if a setting is invalid.
     """

@@ -36,7 +36,11 @@ class Gate(Protocol):
     async def __call__(
         self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
     ) -> Sequence[OffloadCandidate] | str:
-        """Return the candidates to offload in this turn, or a sentence why none leaves."""
+        """Return the candidates to offload in this turn, or a sentence why none leaves.
+
+        *scan* has the size of the history. A call of *candidates* returns the old results that may
+        leave, oldest first; a gate that decides by *scan* alone need not call it.
+        """
         ...
 
 

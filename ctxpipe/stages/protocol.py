@@ -46,10 +46,11 @@ class Turn:
     refusal. *overhead* is the raw token count of the system prompt and the tools.
 
     *memory* has the stages' own records of this session, by type (see `recall`), for things like a
-    circuit breaker or running totals. A record may decide whether an expensive attempt is made,
-    never what its result is. If a record has a method ``rewind(length)``, the pipeline calls it
-    whenever messages from index *length* on may differ from those that the record describes, and
-    does the same for the *ledger*. *tracked* is for ctxpipe's own stages.
+    circuit breaker or running totals. A stage may use a record to decide whether it tries something
+    expensive, such as a summary. The new messages must not depend on it, because a record can be
+    lost. If a record has a method ``rewind(length)``, the pipeline calls it whenever messages from
+    index *length* on may differ from those that the record describes, and does the same for the
+    *ledger*. *tracked* is for ctxpipe's own stages.
 
     The messages before index *protected* must not be rewritten, because the signatures of later
     thinking cover their text. *cache_expired* is True if the provider's prompt cache is known to
@@ -130,7 +131,10 @@ class Turn:
 
 
 class Stored(NamedTuple):
-    """Texts that a stage has written to *storage*, each with its location."""
+    """Texts that a stage has written to *storage*.
+
+    *locations* has the location of each text, as the storage returned it, by the text.
+    """
 
     storage: object
     locations: Mapping[str, str]
@@ -147,8 +151,8 @@ class Change:
     *described_count* is for a change that adds a summary: the number of messages of the history,
     from the first on, that the summary describes. If the caller later removes one of these from the
     history (a rewind), the summary is dropped, and the context before the change is used again.
-    None means that `Compact` has described all messages, and that the change of any other stage has
-    no summary.
+    None in a change of `Compact` means that the summary describes all messages. None in a change of
+    any other stage means that the change has no summary.
     """
 
     messages: list[Message] = field(repr=False)

@@ -70,7 +70,14 @@ class Compacted:
     from the cache) and *output_tokens* are those that the API reported for these requests,
     *dollars* is their cost, None if the usage or the price is unknown. *over_target* and
     *over_budget* are True if the result is still above the budget's target, or trigger; *holds*
-    says where the tokens are.
+    names the parts of the context with their tokens if it is, else it is "".
+
+    *messages_summarized* is the number of messages that the summary describes. *archive* is the
+    location of the raw messages, None without an archive. *left_out* names the pieces of content
+    that should have been carried over but did not fit, and *left_out_file* is the file with them,
+    "" if all fit. *removed* has the number of blocks that are no longer in the context, by their
+    kind ("tool_result", "image" …). *warnings* are sentences on what was cut, left out or not
+    restored, and on problems with a file or the model.
     """
 
     tokens_before: int
@@ -180,6 +187,7 @@ class Collapsed:
 
 
 Detail: TypeAlias = Collapsed | Compacted | Offloaded | Truncated
+"""Facts about the change of a stage. A stage of your own may return None in its place."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -199,7 +199,8 @@ class Restore:
     Of the *max_files* files used last, those of at most *max_tokens_per_file* raw tokens come back,
     the most recent first, as long as they have no more than *max_tokens_total* together. The
     defaults are those of the environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE,
-    MAX_RESTORE_TOKENS_TOTAL. Files that are too long are reduced to the names that they define.
+    MAX_RESTORE_TOKENS_TOTAL. A file that does not fit these limits of tokens does not come back:
+    only the names that it defines are put into the context, such as its functions and classes.
 
     Raises SettingsError unless exactly one of *work_dir* and *files* is given, and if a setting is
     invalid.

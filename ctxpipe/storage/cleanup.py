@@ -24,10 +24,10 @@ LIVE_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """Files that a clean-up has removed: their absolute paths, and their size in bytes.
+    """Files that a clean-up or a deletion has removed.
 
-    *left* has the paths that remain in the folder of a deleted session: files that ctxpipe has not
-    written.
+    *files* has their absolute paths, *bytes* is their total size. *left* has the paths that remain
+    in the folder of a deleted session: files that ctxpipe has not written.
     """
 
     files: tuple[str, ...] = ()

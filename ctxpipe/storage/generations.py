@@ -25,7 +25,7 @@ GONE = (
     "next begins a new one"
 )
 TOUCH_SECONDS = 900.0
-"""Shortest interval between two records of the use of one session."""
+"""Shortest time between two records of the use of one session: 15 minutes."""
 DAY_SECONDS = 86_400.0
 TOMBSTONE_DAYS = 90.0
 """Default age at which clean-ups delete tombstones.

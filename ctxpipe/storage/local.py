@@ -78,8 +78,9 @@ class LocalStorage:
     *on_conflict* selects what happens if the key of a text has another text already: "hash" adds a
     hash of the text to the key, "number" the next free number, and "overwrite" replaces the other
     text. With "hash" the folders that the storage creates are marked, and only files in marked
-    folders are ever deleted. With "number" and "overwrite" no folder is marked. *clock* returns the
-    time for records and clean-ups, in seconds since 1970.
+    folders are ever deleted. With "number" and "overwrite" no folder is marked: `cleanup` then
+    deletes no file, and `delete` raises StorageError. *clock* returns the time for records and
+    clean-ups, in seconds since 1970.
 
     *reference* selects the path that the model sees: "absolute", "relative" (to the current
     folder), "storage" (relative to the root), or a template that ends in /{key} or in {path}, from
@@ -379,7 +380,8 @@ class LocalStorage:
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal.
 
-        Return False if there is an entry with that number. Raises StorageError.
+        Return False if that is not the next number, or if another process has replaced the journal.
+        Raises StorageError.
         """
         folder = session_folder(session_id)
         append = partial(self._journals.append, fsync=self.fsync)
@@ -392,6 +394,7 @@ class LocalStorage:
     async def set_aside(self, session_id: str, /) -> str:
         """Rename the session's journal, so that it is not read again; return the new name.
 
+        Returns "" without a journal, or if another process has replaced the one that was read.
         Raises StorageError.
         """
         return await run_in_thread(self._journals.set_aside, session_folder(session_id))
@@ -411,12 +414,10 @@ class LocalStorage:
     # Use and clean-up -----------------------------------------------------------------------------
 
     async def touch(self, session_id: str, /) -> None:
-        """Record that the session, which has a journal, is in use.
+        """Record that the session, which has a journal, is in use. Raises StorageError.
 
-        Does nothing if this storage object has done so less than TOUCH_SECONDS ago. Records of
-        other objects and processes do not count.
-
-        Raises StorageError.
+        Does nothing if this storage object has done so less than TOUCH_SECONDS (900 seconds) ago.
+        Records of other objects and processes do not count.
         """
         folder = session_folder(session_id)
         now = time.monotonic()
@@ -450,11 +451,12 @@ class LocalStorage:
         files together have at most *max_bytes*. None disables a limit. Only files that ctxpipe
         wrote, in folders with its mark, are deleted.
 
-        Not deleted are the files of a session with a journal, in any storage, that was used within
-        *max_age* or within the last hour. Without *max_age* these are all sessions with a journal.
-        Not deleted are also files that a placeholder in one of the *live* histories names. A
-        session may refer to files that no history names: give it a journal to protect these.
-        Archives and journals are deleted only with *records*.
+        The files of some sessions stay, however large and old they are. A session with a journal,
+        in this or any other storage, keeps its files if it was used within *max_age* or within the
+        last hour; without *max_age* every session with a journal keeps them. A file also stays if a
+        placeholder in one of the *live* histories names it. A session without a journal may refer
+        to files that no history names, which are not protected. Archives and journals are deleted
+        only with *records*.
 
         Raises StorageError, and SettingsError for a negative limit.
         """

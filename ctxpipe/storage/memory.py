@@ -32,9 +32,10 @@ from .waiting import acquire_within
 class MemoryStorage:
     """Texts, records and journals in memory, which are lost when the process ends.
 
-    The methods behave like those of `LocalStorage`. Texts have URLs, so the model needs
-    `offload_tools` to read them. *redact*, *clock* and *reference* are those of `LocalStorage`.
-    *stored* has the texts and records by key. Only one thread may use the object.
+    The methods behave like those of `LocalStorage`, except that `delete` returns None. Texts have
+    URLs, so the model needs `offload_tools` to read them. *redact*, *clock* and *reference* are
+    those of `LocalStorage`. *stored* has the texts and records by key. Only one thread may use the
+    object.
 
     Raises SettingsError for invalid settings.
     """
@@ -123,7 +124,8 @@ class MemoryStorage:
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal.
 
-        Return False if that is not the next number. Raises StorageError for several lines.
+        Return False if that is not the next number. Raises StorageError if *entry* has a line
+        break.
         """
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
@@ -140,7 +142,7 @@ class MemoryStorage:
         return self._journals.get(folder, [])[start:]
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Rename the session's journal; return the new name, "" without a journal."""
+        """Rename the session's journal; return the new name, "" if there is no journal."""
         folder = session_folder(session_id)
         if not self._journals.get(folder):
             return ""

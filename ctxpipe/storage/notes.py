@@ -40,14 +40,17 @@ from .ownership import NOTES, StorageRoot
 from .waiting import Locked
 
 MAX_NOTES = 4_000
-"""Largest number of notes of a name; older notes are dropped."""
+"""Largest number of notes of a name: 4,000. Older notes are dropped."""
 MAX_NOTE_CHARS = 220
 _MAX_BYTES = 2 * MAX_NOTES * (MAX_NOTE_CHARS + 32)
 """Size in bytes above which a file of notes is rewritten."""
 _LINE = re.compile(rf"([0-9]{{1,15}}) ([0-9a-f]{{16}}) ([A-Za-z0-9._-]{{1,{MAX_NOTE_CHARS}}})")
 
 LoadedNotes: TypeAlias = tuple[str, Sequence[str]]
-"""Version of the notes of a name, and the notes."""
+"""A pair: the version of the notes of a name ("" if there are none), and the notes, oldest first.
+
+The version is a text that changes with the notes.
+"""
 
 
 @runtime_checkable

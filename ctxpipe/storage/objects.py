@@ -287,7 +287,7 @@ class ObjectStorage:
     # Retention ------------------------------------------------------------------------------------
 
     async def touch(self, session_id: str, /) -> None:
-        """Record that the session is in use, at most once in TOUCH_SECONDS. Raises StorageError."""
+        """Record that the session is in use, at most once in 900 seconds. Raises StorageError."""
         await self._touch(session_folder(session_id), session_id)
 
     async def _touch(self, name: str, session_id: str = "") -> None:

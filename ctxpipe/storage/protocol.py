@@ -66,9 +66,10 @@ class TextWriter(Protocol):
         """Store each (key, text), completely or not at all; return the locations in order.
 
         Keys are relative POSIX paths that begin with the folder of the session. The text of a key
-        never changes. If a key has the same text already, nothing is written; if it has another
-        text, the next key of `ctxpipe.placeholders.names.candidate_keys` is used. Raises
-        StorageError, also for a key that leads out of its folder.
+        never changes (except in a `LocalStorage` with the setting "overwrite"). If a key has the
+        same text already, nothing is written; if it has another text, the next key of
+        `ctxpipe.placeholders.names.candidate_keys` is used. Raises StorageError, also for a key
+        that leads out of its folder.
         """
         ...
 
@@ -130,8 +131,9 @@ class JournalStorage(Protocol):
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number*, counted from 0.
 
-        Return False if that is not the next number. Raises StorageError, after which the entry may
-        have been written completely or not at all.
+        Return False if that is not the next number, or if another writer has replaced the journal
+        since it was read. Raises StorageError, after which the entry may have been written
+        completely or not at all.
         """
         ...
 
@@ -145,8 +147,9 @@ class JournalStorage(Protocol):
     async def set_aside(self, session_id: str, /) -> str:
         """Rename a journal with invalid entries, so that a new one can begin; return the new name.
 
-        Only the journal that was read last is renamed; return "" if another one has replaced it.
-        Raises StorageError.
+        Only the journal that this object has read last is renamed. If another process has already
+        renamed it, nothing is done, also if a new journal exists; "" is returned. Raises
+        StorageError.
         """
         ...
 

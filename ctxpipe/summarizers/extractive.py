@@ -64,7 +64,8 @@ class ExtractiveSummarizer:
     The summary has five sections: the user's requests in their own words, and decisions; the files
     read and written; commands and their outcomes; the plan and the last actions with their results;
     errors, and whether they were solved. It has at most about *max_words* words. Items of an
-    earlier summary stay in the same section. If there are too many items, the newest are kept.
+    earlier summary stay in the same section, except the plan and the last actions, which new ones
+    replace. If there are too many items, the newest are kept.
 
     With *brief* the requests and the list of files are left out, because the evidence that
     `Compact` adds after the summary contains them.
@@ -87,8 +88,9 @@ class ExtractiveSummarizer:
     def summarize(self, messages: Sequence[Message]) -> str:
         """Return the text of the summary: sections with goals, files, calls, status and errors.
 
-        Entries of an earlier summary in *messages* are kept, except its status. The text has about
-        `max_words` words. It takes long for many messages; `__call__` runs it in a worker thread.
+        Items of an earlier summary in *messages* stay in their sections. Its plan and last actions
+        (the status) stay only if *messages* have no newer ones. The text has about `max_words`
+        words. It takes long for many messages; `__call__` runs it in a worker thread.
         """
         results = results_by_id(messages)
         calls = [(call, results.get(call.id)) for call in tool_calls(messages)]

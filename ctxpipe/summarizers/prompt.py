@@ -235,10 +235,13 @@ class PromptSummarizer:
         Compact(PromptSummarizer(ask), archive=storage)
 
     *ask* may have a second parameter for the name of a model: a required one, or one named
-    ``model``. It then gets *model*, by default SUMMARY_MODEL if the environment sets it. Otherwise
-    it gets None, and *ask* chooses the model. If *ask* fails, it should raise an exception.
-    `Compact` then calls it again, as its ``breaker.retry``, a `Retry`, defines. If *ask* retries by
-    itself, switch that off: ``Compact(…, breaker=Breaker(retry=Retry(max_retries=0)))``.
+    ``model``. This parameter gets the value of *model*; if that is not set, the value of the
+    environment variable SUMMARY_MODEL; and if that is not set either, None, so that *ask* chooses
+    the model.
+
+    If *ask* fails, it should raise an exception. `Compact` then calls it again, as its
+    ``breaker.retry``, a `Retry`, defines. If *ask* retries by itself, switch that off: ``Compact(…,
+    breaker=Breaker(retry=Retry(max_retries=0)))``.
 
     *max_words* is the largest number of words that the prompt asks for. *focus* is a subject to
     which the summary should pay special attention. *window* is the context window of the model in

@@ -48,10 +48,10 @@ class Summarizer(Protocol):
         `Compact` calls it through `summarize_with_retry`, which handles three kinds of errors:
 
         - `PromptTooLong`: the messages are too long for one request. They are summarized in parts.
-        - `SummaryRefused`: the same request would fail again. It is not repeated; if the error
-          names another summarizer, that one is asked once.
-        - Any other exception: the summary is requested again, as `Retry` defines. After an error
-          that would recur, such as TypeError or HTTP status 401, it is not.
+        - `SummaryRefused`: the same request would fail again. It is not repeated; if the error has
+          another summarizer (``instead``), that one is asked once.
+        - Any other exception: the summary is requested again, as `Retry` defines, unless the error
+          would recur, such as TypeError or HTTP status 401.
         """
         ...
 

@@ -161,7 +161,8 @@ def server_error() -> Failure:
 def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
     """Return HTTP 400, the API's error for a prompt that is too long.
 
-    The server sends it for any request, also for a short one.
+    The server sends this reply of a script whatever the length of the request is. (Without a script
+    for it, the server refuses requests that exceed the window of its `Model`.)
     """
     message = f"prompt is too long: {tokens} tokens > {maximum} maximum"
     return Failure(400, "invalid_request_error", message)

@@ -63,8 +63,8 @@ class Received:
     """Request to the server, with the errors, the usage and the reply that it got.
 
     *problems* are the rules that the request broke. *tokens* are the billed tokens of the prompt, 0
-    if the request was refused before they were counted. *prompt* has the blocks of the prompt for
-    the simulated cache, and *cached* is the index of the last block that was in the cache when the
+    if the request was refused before they were counted. *prompt* is the prompt as the simulated
+    cache sees it, and *cached* is the index of the last block that was in the cache when the
     request came, -1 if none was. *usage* is the reported usage, *reply* the reply of the script,
     each None if there was none. *dropped* are the paths of thinking blocks that were left out
     because the client asked for it. *ignored* are the ids of input items of which the server read
@@ -92,7 +92,12 @@ class ScriptedServer(ABC):
 
     It runs in the caller's event loop on a free port of 127.0.0.1. At the end of the block it stops
     and closes every connection. Each request is checked against the API's rules; if it breaks one,
-    it is answered with 400 and takes no reply from the script. *requests* has every request.
+    it is answered with 400 and takes no reply from the script.
+
+    *script* has the replies in order, or is a function from the body of a request to the reply.
+    *model* has the limits of the simulated model, *counter* counts its tokens, and *clock* returns
+    the time in seconds by which the simulated prompt cache expires. *requests* has every request,
+    in order. *errors* has the errors of the script.
 
     An error in the script, or a request after its last reply, is answered with 500 and raised at
     the end of the block. Raises SettingsError if *script* is a single text. Entering the block

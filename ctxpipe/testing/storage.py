@@ -15,8 +15,16 @@ import anyio
 from ..errors import StorageError
 
 Factory: TypeAlias = Callable[[str], Any]
+"""Function from the name of a place to a storage on it, or to an awaitable of one."""
+
 Redacting: TypeAlias = Callable[[str, Callable[[str], str]], Any]
+"""Function from a place and a function that hides secrets to a storage that uses the function."""
+
 Failing: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[Any]]
+"""Function from a place and a number of operations to a context manager with a storage.
+
+The backend of this storage works for that number of operations, and then fails.
+"""
 
 
 class ContractBroken(AssertionError):
@@ -142,7 +150,10 @@ A parameter called *place* receives the `StoragePlace`, any other one a storage 
 
 @dataclass(frozen=True, slots=True)
 class StorageCheck:
-    """Check of one sentence of the contract; await a call of it. Raises ContractBroken."""
+    """A check that a storage satisfies one sentence of the contract, its *name*.
+
+    ``await check()`` runs it, and raises ContractBroken if the storage does not.
+    """
 
     name: str
     check: Check = field(repr=False)

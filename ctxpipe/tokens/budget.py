@@ -29,10 +29,10 @@ class Budget:
     0.92 of the window), and reduces it to *target* (default: 0.6 of the trigger). Both are a number
     of tokens, or a fraction of the window: an int such as 150_000, or a float such as 0.8.
 
-    *reserve_output* is the number of tokens that an answer needs. With it the trigger is at most
-    (0.9 x *window*) - *reserve_output* + 1 tokens: the attribute `trigger` is the lower of that and
-    the argument. A fraction is used as the decimal number that is written, such as exactly 7/100
-    for 0.07.
+    *reserve_output* is the number of tokens that an answer needs. With it, contexts of up to (0.9 x
+    *window*) - *reserve_output* tokens are allowed, and compaction begins at one token more: the
+    attribute `trigger` is the lower of that number and the argument. A fraction is used as the
+    decimal number that is written, such as exactly 7/100 for 0.07.
 
     Raises SettingsError, naming the setting, for an invalid value.
     """

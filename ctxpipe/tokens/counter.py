@@ -137,8 +137,8 @@ class TokenCounter:
     ) -> tuple[int, int]:
         """Return an estimate of the tokens of *message*, and a lower bound of them.
 
-        The pair is for a message that leaves the context, with *new_message* in its place. A long
-        text that *new_message* does not contain is not encoded: the estimate is its characters x
+        It is used when *new_message* replaces *message* in the context. A long text that
+        *new_message* does not contain is not encoded: the estimate is its characters x
         *tokens_per_char*. For the lower bound such a text is read only until *enough_tokens* are
         found.
         """

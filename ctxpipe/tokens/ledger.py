@@ -219,10 +219,10 @@ class Ledger:
     ) -> Savings:
         """Return the raw tokens that are saved if *after* replaces *before*.
 
-        *first* is the index of the first message that differs. A long text of *before* that is not
-        in *after* is estimated, by the tokens per character of the messages that were counted last,
-        as long as it is certain that *after* has fewer tokens: encoding a text that leaves the
-        context would be wasted time.
+        *first* is the index of the first message that differs. To save time, a long text that is
+        only in *before* is not encoded: its tokens are estimated by its characters and the tokens
+        per character of the messages that were counted last. If that leaves a doubt whether *after*
+        has fewer tokens than *before*, all texts are counted exactly.
         """
         same = self._count_unchanged(list(before), self.unchanged_count)
         is_new = same <= first and len(before) == len(after)

@@ -66,11 +66,15 @@ def offload_tools(
       context is small or if the last summary is only a few turns old.
 
     The tools read nothing outside of *storage*. With *session_id* they read only that session and
-    conversations that an adapter found under the same name, such as sub-agents. If the storage has
-    a method ``key(path)``, like LocalStorage, the key that it returns must be in the session's
-    folder. A URL such as ``ctxpipe://session/name.md`` must name the session. Of any other path
-    only the last part is used: the name of a file in the session's folder. Without a *session_id* a
-    path may name any text of the storage.
+    conversations that an adapter found under the same name, such as sub-agents. Without a
+    *session_id* they read any text of the storage. With one, the path that the model passes is read
+    in the first of these ways that applies:
+
+    - if the storage has a method ``key(path)``, like LocalStorage, the key that it returns must be
+      in the session's folder
+    - a URL such as ``ctxpipe://session/name.md`` must name the session
+    - a path of a folder and a file must name the session's folder
+    - of any other path only the last part is used: the name of a file in the session's folder
 
     If *storage* is a session, the tools read from the storage of its stages, or else of its
     journal, only the texts of that session, and ``search_history`` omits what the context still
