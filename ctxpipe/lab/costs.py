@@ -182,12 +182,18 @@ class Bill(Sums):
 
 
 def with_all_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-    """Return *requests* with their *marked* cache use in place of *use*, if it was simulated."""
+    """Return *requests* as if they were sent with a further mark after each rewritten part.
+
+    Field *marked* of each request replaces its field *use*. A request without it is not changed.
+    """
     return [replace(request, use=request.marked or request.use) for request in requests]
 
 
 def with_hour_marks(requests: Iterable[ReplayRequest]) -> list[ReplayRequest]:
-    """Return *requests* with their *hour* cache use in place of *use*, if it was simulated."""
+    """Return *requests* as if they were sent with marks that last an hour.
+
+    Field *hour* of each request replaces its field *use*. A request without it is not changed.
+    """
     return [replace(request, use=request.hour or request.use) for request in requests]
 
 
