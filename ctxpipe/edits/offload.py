@@ -216,7 +216,11 @@ def _parts_with_text(content: Iterable[Block] | None) -> list[Block]:
 
 
 def _join_texts(parts: Sequence[Block]) -> str:
-    """Return the texts of *parts*: text blocks continue each other, others are paragraphs."""
+    """Return the texts of *parts* in their order.
+
+    If all parts are text blocks, their texts are joined directly. If one of them is another block,
+    a blank line separates every two parts.
+    """
     separator = "" if all(kind(part) == "text" for part in parts) else "\n\n"
     return separator.join([block_text(part) or "" for part in parts])
 

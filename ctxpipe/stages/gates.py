@@ -117,7 +117,7 @@ class RentOrBuyGate:
     ) -> Sequence[OffloadCandidate] | str:
         """Return the candidates to move now, or the reason why all wait.
 
-        They are the newest ones, from the first whose removal saves more than it costs.
+        They are one candidate and all newer ones, chosen as the class says.
         """
         old = candidates()
         if not old:

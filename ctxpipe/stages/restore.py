@@ -420,7 +420,11 @@ class _WorkingSetReader:
         return current
 
     async def _visible_text(self, file: WorkingFile, current: FileText) -> FileText:
-        """Return the part of *current* that may be shown. Raises StorageError if nothing may."""
+        """Return *current* with its whole text, redacted if there is a function for that.
+
+        Raises StorageError if the text comes from the file itself (``is_view`` is False), and the
+        tool results that showed the file do not prove that it may be shown.
+        """
         if self.redact is None:
             return current
         text = await in_thread(self.redact, current.text)

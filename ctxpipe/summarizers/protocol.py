@@ -47,7 +47,8 @@ class Summarizer(Protocol):
 
         `Compact` calls it through `summarize_with_retry`, which handles three kinds of errors:
 
-        - `PromptTooLong`: the messages are too long for one request. They are summarized in parts.
+        - `PromptTooLong`: the messages are too long for one request. They are summarized in parts,
+          or given to another summarizer if the error has one (``instead``).
         - `SummaryRefused`: the same request would fail again. It is not repeated; if the error has
           another summarizer (``instead``), that one is asked once.
         - Any other exception: the summary is requested again, as `Retry` defines, unless the error
