@@ -61,7 +61,7 @@ def build_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the loop: its context, the pipeline's result, the reply and the tool results."""
+    """Turn of the loop: its context, the pipeline's result, the reply and the tool results."""
 
     context: Sequence[MessageParam]
     result: Result

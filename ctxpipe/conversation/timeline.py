@@ -96,7 +96,7 @@ class Touched:
 
 @dataclass(slots=True)
 class Step:
-    """One turn of a timeline.
+    """Turn of a timeline.
 
     A journal holds eight fields, which repeat the turn on an equal timeline. The first *known*
     messages of the history are unchanged; if *adopted*, of the context, which the caller continues

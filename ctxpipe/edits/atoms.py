@@ -27,7 +27,11 @@ from .paths import path_segments
 Atom: TypeAlias = str
 
 WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
-"""Weight of a use by class: a name or a number may recur by chance, a line or a hash hardly."""
+"""Weight of a use, by the class of its atom.
+
+Names and numbers count half, because the same one may appear twice by chance. That is unlikely for
+lines and hashes.
+"""
 
 MIN_LINE = 24
 MAX_LINE = 200

@@ -40,7 +40,7 @@ READERS: Sequence[tuple[_Predicate, _ReadFunction]] = (
     (openai_responses.is_response_record, openai_responses.read),
     (openai_chat.is_chat_record, openai_chat.read),
 )
-"""One pair for each format: a predicate that recognizes a record, and the reader of the records."""
+"""Pairs for each format: a predicate that recognizes a record, and the reader of all records."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

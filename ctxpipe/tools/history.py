@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_HITS = 5
 _MAX_TEXT_CHARS = 1_000_000
-"""Only so many characters of each text are searched, from its beginning."""
+"""Maximum number of characters that are searched, from the beginning of each text."""
 _BATCH_SIZE = 64
 """Maximum number of texts that are in memory at the same time, in addition to the index."""
 

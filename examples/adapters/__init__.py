@@ -1,1 +1,1 @@
-"""One small program for each adapter, to be run unchanged against a scripted API on 127.0.0.1."""
+"""Small programs, one for each adapter, to be run unchanged against a scripted API on 127.0.0.1."""

@@ -75,7 +75,7 @@ CHANGES = {
         {'work_dir="."': "work_dir=None"},
     ),
 }
-"""For each program: what gives it a history of its own, and what has it restore no files."""
+"""Replacements, by program: those for a longer history, and those that turn restore off."""
 
 each_program = pytest.mark.parametrize("name", CHANGES)
 each_way = pytest.mark.parametrize("restore", [False, True], ids=["without restoring", "as it is"])

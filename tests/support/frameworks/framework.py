@@ -1,4 +1,4 @@
-"""What the driver of a framework has: its section of the page, and a run of its own agent."""
+"""Base of the drivers of frameworks: the section of the page, and a run of the agent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Job:
 
 
 class Framework(ABC):
-    """How the agent of a framework is run on the models that its section of the page makes.
+    """Driver of a framework: it runs an agent on the models that its section of the page makes.
 
     - The model says an output with fields as a text, or by the tool *structured*; with *asks_again*
       that is a request of its own.
