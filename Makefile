@@ -93,7 +93,7 @@ coverage:  ## all tests with branch coverage; fails below fail_under in pyprojec
 test-deep: $(STAMP)  ## the slow tests, and 1,000 examples of each property instead of 30
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
-mutants: $(STAMP)  ## insert sixty faults into a copy, one at a time; a test must find each (10 minutes)
+mutants: $(STAMP)  ## insert a hundred faults into a copy, one at a time; a test must find each (20 minutes)
 	$(BIN)/python scripts/mutants.py --jobs 2
 
 FUZZ_SECONDS := 120

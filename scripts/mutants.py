@@ -1,4 +1,4 @@
-"""Insert sixty faults into a copy of the project, one at a time, and check that a test fails.
+"""Insert a hundred faults into a copy of the project, one at a time, and check that a test fails.
 
 A fault (in `scripts/mutants.toml`) names a function, a pattern of code in it, and its replacement.
 It still applies after the code was moved or formatted. For each fault, the tests that ought to find
