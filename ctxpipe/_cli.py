@@ -20,6 +20,7 @@ from ._text import count_phrase
 from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import is_owner, open_journal
+from .gateway.options import ENVIRONMENT_PREFIX
 from .gateway.trial import trial
 from .lab import commands as lab_commands
 from .lab.demo import demo
@@ -98,9 +99,11 @@ def _exit_on_error() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-for _command in (demo, lab_commands.replay, lab_commands.inspect, gateway_commands.gateway, trial):
+for _command in (demo, lab_commands.replay, lab_commands.inspect, trial):
     app.command()(_exit_on_error()(_command))
-app.command(context_settings={"ignore_unknown_options": True})(
+_GATEWAY_SETTINGS = {"auto_envvar_prefix": ENVIRONMENT_PREFIX}
+app.command(context_settings=_GATEWAY_SETTINGS)(_exit_on_error()(gateway_commands.gateway))
+app.command(context_settings={**_GATEWAY_SETTINGS, "ignore_unknown_options": True})(
     _exit_on_error()(gateway_commands.wrap)
 )
 

@@ -123,9 +123,12 @@ class Config:
             config = tomllib.loads(self.text)
         except (ValueError, RecursionError) as error:  # not only tomllib's own error
             raise SettingsError(f"{self.source} is not valid TOML: {error}") from error
-        unknown = sorted(set(config) - {"budget", "stage"})
+        unknown = sorted(set(config) - {"budget", "stage", "gateway"})
         if unknown:
-            raise self._error(f"{unknown[0]} is unknown here; there are [budget] and [[stage]]")
+            raise self._error(
+                f"{unknown[0]} is unknown here; there are [budget] and [[stage]], and [gateway] "
+                "with options of the gateway"
+            )
         if not isinstance(config.get("stage"), list):
             raise SettingsError(f"{self.source} names no [[stage]]")
         return config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from .._text import one_line
 from ..conversation.conversation import NO_COMPACT
+from ..errors import SettingsError
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.formats import format_of
 from .guard import Guard, Refused, check_size, error_body
@@ -34,6 +35,7 @@ from .record import GatewayRecord, find_prices, logger
 from .relay import Relay
 from .settings import GatewaySettings
 from .shaping import Shaper
+from .tokens import NO_TOKEN, Token, parse_tokens
 from .upstream import Upstream, reply_with, until_gone
 
 READING_PATH = "/mcp"
@@ -62,10 +64,11 @@ class Gateway:
         self._records: defaultdict[str, GatewayRecord] = defaultdict(GatewayRecord)
         self.is_off = False
         self._has_refused_websocket = False
-        self._guard = Guard(settings.tokens)
-        self._shapers: dict[str, Shaper] = {}
+        tokens = parse_tokens(settings.tokens)
+        self._guard = Guard(tokens)
+        self._shapers: dict[str, Shaper] = {}  # by owner, as the records and the readers
         self._readers: dict[str, ASGIApp] = {}
-        shaper = self.shaper(next(iter(settings.tokens), ""))  # checks the settings
+        shaper = self.shaper(next(iter(tokens), NO_TOKEN))  # checks the settings
         self.has_reader: bool = shaper.storage is not None and find_spec("mcp") is not None
         self._upstream = Upstream(settings.upstreams)
         self.app: Starlette = Starlette(
@@ -99,11 +102,41 @@ class Gateway:
             return self._records[""]
         return GatewayRecord.of_all(self._records.values())
 
-    def shaper(self, token: str = "") -> Shaper:
-        """Return the shaper for clients that send *token*, and create it at the first call."""
-        if token not in self._shapers:
-            self._shapers[token] = Shaper(self.settings, token)
-        return self._shapers[token]
+    def _record_of(self, token: Token) -> GatewayRecord:
+        """Return the record of the tenant of *token*."""
+        return self._records[token.owner]
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens that are accepted, expired ones included."""
+        return len(self._guard.tokens)
+
+    def reload(self, tokens: Sequence[str]) -> None:
+        """Accept *tokens* from now on instead of the previous ones, and read the pipeline again.
+
+        Tokens have the form of lines in a token file. Requests that were accepted are completed.
+        Conversations that are in memory keep the pipeline with which they began. Any thread may
+        call this.
+
+        Raises SettingsError if a token or the pipeline is invalid; then nothing has changed. That
+        is also so if *tokens* are missing now, or were missing before: the address depends on them.
+        """
+        settings = replace(self.settings, tokens=tokens)
+        if bool(tokens) != bool(self.settings.tokens):
+            raise SettingsError("tokens can be replaced, but not introduced or abolished")
+        guard = Guard(parse_tokens(tokens))
+        shapers = list(self._shapers.values())
+        new_pipelines = [shaper.new_pipelines() for shaper in shapers]
+        for shaper, pipelines in zip(shapers, new_pipelines, strict=True):
+            shaper.pipelines = pipelines
+        self.settings = settings
+        self._guard = guard
+
+    def shaper(self, token: Token = NO_TOKEN) -> Shaper:
+        """Return the shaper for the tenant of *token*, and create it at the first call."""
+        if token.owner not in self._shapers:
+            self._shapers[token.owner] = Shaper(self.settings, token)
+        return self._shapers[token.owner]
 
     async def _answer(self, request: Request) -> ASGIApp:
         """Return the response to *request*; no error of the client or the upstream is raised.
@@ -120,8 +153,9 @@ class Gateway:
         try:
             return await self._route(request, path)
         except Refused as refusal:
-            # The token is set if the guard accepted it; otherwise the refusal counts for "".
-            self._records[getattr(request.state, "token", "")].refused_requests += 1
+            # The token is set if the guard accepted it; otherwise the refusal has no tenant.
+            token = getattr(request.state, "token", NO_TOKEN)
+            self._record_of(token).refused_requests += 1
             _log(request, f"refused, status {refusal.status}: {refusal}")
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
@@ -152,7 +186,7 @@ class Gateway:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Return an error response if Starlette cannot route the request (method or target)."""
-        self._records[""].refused_requests += 1  # no token has been checked yet
+        self._record_of(NO_TOKEN).refused_requests += 1  # no token has been checked yet
         status = error.status_code if isinstance(error, HTTPException) else 400
         _log(request, f"refused, status {status}")
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
@@ -169,7 +203,7 @@ class Gateway:
         is_internal = bool(is_page or is_reading or compact_match)
         token = self._guard.check(request, is_page=is_page, is_internal=is_internal)
         request.state.token = token
-        record = self._records[token]  # visible to clients with this token only
+        record = self._record_of(token)  # visible to clients of this tenant only
         if is_page and path == "/":
             # In a thread: formatting thousands of turns would block the open streams.
             record = replace(record, turns=record.turns.copy())
@@ -188,8 +222,8 @@ class Gateway:
         relay = Relay(wire_format, request, self._upstream, self.shaper(token))
         return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
 
-    async def _reader(self, request: Request, token: str) -> ASGIApp:
-        """Return the application with the tools that read the offloaded texts of *token*.
+    async def _reader(self, request: Request, token: Token) -> ASGIApp:
+        """Return the application with the tools that read the texts of the tenant of *token*.
 
         Raises Refused if the method is not POST, or the body is announced as too large.
         """
@@ -197,11 +231,11 @@ class Gateway:
             raise Refused(405, "the reading tools keep no stream open: ask by POST")
         check_size(int(request.headers.get("content-length", "0")))
         storage = self.shaper(token).storage
-        if token not in self._readers:
+        if token.owner not in self._readers:
             # The import takes most of a second, so it waits until a client uses these tools.
             adapter = await to_thread.run_sync(import_module, "ctxpipe.adapters.mcp")
-            self._readers[token] = adapter.offload_app(storage)
-        return self._readers[token]
+            self._readers[token.owner] = adapter.offload_app(storage)
+        return self._readers[token.owner]
 
     def _compact(self, name: str, shaper: Shaper) -> Response:
         """Request a compaction at the next turn of each conversation that is called *name*.

@@ -15,20 +15,24 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 
+from .._text import count_phrase
 from ..errors import CtxpipeError, SettingsError
-from ..providers.prices import FIVE_MINUTES
 from ..settings import excerpt
 from ..storage.ownership import StorageRoot
 from .guard import is_loopback
+from .options import takes_shared_options
 from .record import logger
-from .settings import ANTHROPIC, GEMINI, OPENAI, GatewaySettings, read_tokens
+from .settings import ANTHROPIC, GEMINI, OPENAI, GatewaySettings
+from .tokens import read_tokens
 
 if TYPE_CHECKING:
+    from .app import Gateway
     from .serving import Serving
 
 ANTHROPIC_URL = "https://api.anthropic.com"
@@ -37,88 +41,26 @@ GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
 
-Root = Annotated[
-    Path,
-    typer.Option(
-        file_okay=False,
-        help="The folder for offloaded texts and for journals. If it is inside the agent's own "
-        "folder, the agent's tools can read from it.",
-    ),
-]
-NoFiles = Annotated[
-    bool, typer.Option("--no-files", help="Write nothing: compact and truncate only.")
-]
-Preset = Annotated[
-    str,
-    typer.Option(help="The pipeline that shapes the requests: coding, lean, chat, or a FILE.toml."),
-]
-Window = Annotated[
-    int | None,
-    typer.Option(
-        help="The model's context window in tokens; default: 200,000, or a million if the request "
-        "asks for it, or less if the model is known to have less or a refusal names less.",
-        min=1_000,
-    ),
-]
-CacheSeconds = Annotated[
-    float,
-    typer.Option(
-        help="Lifetime of the provider's prompt cache; from 3600 on, cache marks are for an hour.",
-        min=0,
-    ),
-]
-WorkDir = Annotated[
-    Path | None,
-    typer.Option(help="The folder of the agent's files, which are read again after a compaction."),
-]
-Pins = Annotated[
-    list[str],
-    typer.Option(
-        "--pin",
-        help="User messages that contain this text are kept word for word; may be repeated.",
-    ),
-]
-Observation = Annotated[
-    str, typer.Option(help="User messages that begin with this text are results of tool calls.")
-]
-SummaryModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The model that writes summaries, called at the request's own upstream with the "
-        "client's own key; default: none, summaries are collected from the conversation.",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Send every request unchanged; report what would be saved."),
-]
 
-
+@takes_shared_options
 def gateway(
+    *,
     upstream: Annotated[
         str, typer.Option(help="Where requests go, such as https://api.anthropic.com.")
     ],
     listen: Annotated[
         str, typer.Option(help="Address and port; port 0 takes a free one.")
     ] = "127.0.0.1:8787",
-    root: Root = Path(".ctxpipe"),
-    no_files: NoFiles = False,
-    preset: Preset = "coding",
-    window: Window = None,
-    cache_seconds: CacheSeconds = FIVE_MINUTES,
-    work_dir: WorkDir = None,
-    pin: Pins = [],  # noqa: B006  typer copies it
-    observation: Observation = "",
-    summary_model: SummaryModel = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
+        typer.Option(
+            help="A file with tokens that clients must show: on each line a token of 16 characters "
+            "or more, and after it name=NAME, expires=2027-01-31 and operator=yes if you like."
+        ),
     ] = None,
     show_texts: Annotated[
         bool, typer.Option("--show-texts", help="Show texts on the page, not only counts.")
     ] = False,
-    dry_run: DryRun = False,
     journal: Annotated[
         str | None,
         typer.Option(
@@ -128,57 +70,51 @@ def gateway(
             "may listen on one port, and need the same root.",
         ),
     ] = None,
+    shared: dict[str, Any],
 ) -> None:
     """Shape the requests of any client that takes a base URL, on their way to the upstream.
 
     The address is the first line on standard output; a line for each turn goes to standard error.
-    Needs the extra gateway.
+    SIGHUP reads the token file and the pipeline's file again. Needs the extra gateway.
     """
-    tokens: Sequence[str] = ()
-    if token_file is not None:
-        tokens = read_tokens(token_file)
     settings = GatewaySettings(
         upstreams={"": upstream},
-        root=None if no_files else root,
         address=_address(listen),
-        preset=preset,
-        window=window,
-        cache_seconds=cache_seconds,
-        work_dir=work_dir,
-        pin=pin,
-        observation=observation,
-        summary_model=summary_model,
-        tokens=tokens,
+        tokens=[] if token_file is None else read_tokens(token_file),
         show_texts=show_texts,
-        dry_run=dry_run,
         journal=journal,
+        **shared,
     )
     serving = open_serving(settings)
-    stop_event = threading.Event()
+    signals: SimpleQueue[int] = SimpleQueue()
     with (
         log_to(logging.StreamHandler()),
         serve(serving, serving.run_alone),
-        on_signals(lambda _: stop_event.set()),
+        on_signals(signals.put),
     ):
         print(json.dumps({"listening": serving.url}), flush=True)
-        stop_event.wait()
+        while signals.get() == signal.SIGHUP:
+            _reload(serving.gateway, token_file)
     print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
 
 
+def _reload(gateway: Gateway, token_file: Path | None) -> None:
+    """Read the token file and the pipeline of *gateway* again; log whether that succeeded."""
+    try:
+        gateway.reload([] if token_file is None else read_tokens(token_file))
+    except SettingsError as error:
+        logger.warning("nothing was reloaded, and the previous settings stay: %s", error)
+    else:
+        logger.info("reloaded: %s, and the pipeline", count_phrase(gateway.token_count, "token"))
+
+
+@takes_shared_options
 def wrap(
+    *,
     command: Annotated[
         list[str], typer.Argument(help="The agent and its arguments, after --.", metavar="-- AGENT")
     ],
-    root: Root = Path(".ctxpipe"),
-    no_files: NoFiles = False,
-    preset: Preset = "coding",
-    window: Window = None,
-    cache_seconds: CacheSeconds = FIVE_MINUTES,
-    work_dir: WorkDir = None,
-    pin: Pins = [],  # noqa: B006  typer copies it
-    observation: Observation = "",
-    summary_model: SummaryModel = None,
-    dry_run: DryRun = False,
+    shared: dict[str, Any],
 ) -> None:
     """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
 
@@ -191,21 +127,12 @@ def wrap(
     """
     name = Path(command[0]).stem
     client = find_client(name, os.environ)
-    settings = GatewaySettings(
-        upstreams=client.upstreams(os.environ),
-        root=None if no_files else root.resolve(),
-        preset=preset,
-        window=window,
-        cache_seconds=cache_seconds,
-        work_dir=work_dir,
-        pin=pin,
-        observation=observation,
-        summary_model=summary_model,
-        dry_run=dry_run,
-    )
+    settings = GatewaySettings(upstreams=client.upstreams(os.environ), **shared)
+    if settings.root is not None:
+        settings = replace(settings, root=settings.root.resolve())
     serving = open_serving(settings)
     handler: logging.Handler = logging.NullHandler()
-    if settings.root is not None and not dry_run:
+    if settings.root is not None and not settings.dry_run:
         handler = log_file(settings.root)
     past = client.past_gateway(name)
     if client.advice:

@@ -7,13 +7,15 @@ import re
 from base64 import b64decode
 from binascii import Error
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ..errors import CtxpipeError
 from ..wire.formats import GEMINI_METHOD
+from .tokens import NO_TOKEN, Token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -59,13 +61,14 @@ class Guard:
 
     Without *tokens* only programs on this machine are served: the ``Host`` must be local, which
     excludes foreign domains that resolve to this address (DNS rebinding), and no header may show
-    that a page in a browser sent the request. With *tokens* each request must send one of them.
+    that a page in a browser sent the request. With *tokens* each request must send one of them that
+    has not expired.
     """
 
-    tokens: Sequence[str] = field(default=(), repr=False)
+    tokens: Sequence[Token] = ()
 
-    def check(self, request: Request, *, is_page: bool = False, is_internal: bool = False) -> str:
-        """Return the token that *request* sends, "" if the gateway has no tokens.
+    def check(self, request: Request, *, is_page: bool = False, is_internal: bool = False) -> Token:
+        """Return the token that *request* sends, NO_TOKEN if the gateway has no tokens.
 
         A browser may open a request with *is_page*. A request with *is_internal* is answered by the
         gateway itself, so its Authorization header may contain the token, as a password or as a
@@ -87,17 +90,21 @@ class Guard:
             host = _HOST.fullmatch(headers.get("host", ""))
             if host is None or not is_loopback(host["name"] or host["address"]):
                 raise Refused(403, "the Host of a request must be 127.0.0.1 or localhost")
-            return ""
+            return NO_TOKEN
         client_token = headers.get(TOKEN, "")
         if is_internal and not client_token:
             client_token = _authorization(headers.get("authorization", ""))
-        matching_token = ""
+        matching_token: Token | None = None
         client_bytes = client_token.encode()
         for token in self.tokens:  # all of them, so that the duration reveals nothing
-            if hmac.compare_digest(token.encode(), client_bytes):
+            if hmac.compare_digest(token.secret.encode(), client_bytes):
                 matching_token = token
-        if not matching_token:
+        if matching_token is None:
             raise Refused(401, f"the header {TOKEN} must show a token of this gateway")
+        if matching_token.expires is not None and matching_token.expires <= datetime.now(UTC):
+            raise Refused(
+                401, f"the token of {matching_token.label} has expired: ask for a new one"
+            )
         return matching_token
 
 

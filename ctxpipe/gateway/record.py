@@ -38,8 +38,8 @@ class GatewayTurn:
     *sent_tokens* and *history_tokens* are the raw tokens of the context that was sent and of the
     client's own history; *kinds* divides the tokens sent by kind and is empty if that is unknown.
     *removals* lists what was removed from the context in this turn. *text* is the beginning of the
-    user's last text; it is kept only if the gateway may show texts. *owner* is a digest of the
-    client's token, "" without tokens.
+    user's last text; it is kept only if the gateway may show texts. *tenant* is
+    the name of the client's token, or its digest; "" without tokens.
     """
 
     session: str
@@ -56,13 +56,13 @@ class GatewayTurn:
     text: str = field(default="", repr=False)
     number: int = 0
     at: float = field(default_factory=time.time)
-    owner: str = ""
+    tenant: str = ""
 
     def __str__(self) -> str:
         """Return one line: session, outcome, tokens, removals, dollars, status and seconds."""
         session = f" of {self.session}" if self.session else ""
-        if self.owner:
-            session += f" for {self.owner}"
+        if self.tenant:
+            session += f" for {self.tenant}"
         parts = [f"turn {self.number}{session}: {self.outcome}"]
         if self.history_tokens:
             parts.append(f"{self.sent_tokens:,} tokens sent instead of {self.history_tokens:,}")

@@ -161,10 +161,10 @@ class Relay:
         last text.
         """
         exchange = self._exchange
-        owner = self._shaper.owner
+        tenant = self._shaper.label
         if not exchange.is_shaped:
             return GatewayTurn(
-                "", "", "not shaped", reason=exchange.reason, status=status, owner=owner
+                "", "", "not shaped", reason=exchange.reason, status=status, tenant=tenant
             )
         outcome: TurnOutcome = "unchanged"
         if exchange.is_recovered:
@@ -186,7 +186,7 @@ class Relay:
             removals=removals,
             status=status,
             text=_last_words(exchange.session.known) if show_texts else "",
-            owner=owner,
+            tenant=tenant,
         )
 
 

@@ -13,6 +13,7 @@ from ..settings import excerpt
 from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
 from .journals import check_journal
+from .tokens import parse_tokens
 
 ANTHROPIC = "/anthropic"
 OPENAI = "/openai"
@@ -38,14 +39,15 @@ class GatewaySettings:
     that needs one, with the client's own credentials; with None no model is called.
     *cache_seconds* is the lifetime of the upstream's prompt cache; from an hour on every cache
     mark is for an hour.
-    *tokens* are the tokens that clients may send; without them only this machine is served.
+    *tokens* are the tokens that clients may send, each in the form of a line in a token file;
+    without them only this machine is served.
     *dry_run* sends every request unchanged and reports what would have been saved.
     *show_texts* shows the users' texts on the page.
     *max_bytes* limits the memory for conversations; several tokens share it.
     *journal* is the URL of a database in which several gateways share their journals; they may also
     share their address. With None the journals are in *root*, for one gateway only.
 
-    Raises SettingsError if a URL or the address is invalid.
+    Raises SettingsError if a URL, the address, a token or a number is invalid.
     """
 
     upstreams: Mapping[str, str]
@@ -69,6 +71,7 @@ class GatewaySettings:
             check_upstream(url)
         if self.journal is not None:
             check_journal(self.journal)
+        parse_tokens(self.tokens)
         host, _ = self.address
         if not self.tokens and not is_loopback(host):
             raise SettingsError(
@@ -87,22 +90,3 @@ def check_upstream(url: str) -> None:
         raise SettingsError(
             "upstream has a query, a fragment or a user; give scheme, host and path only"
         )
-
-
-def read_tokens(path: Path) -> list[str]:
-    """Return the tokens in the file at *path*, which has one token on each line.
-
-    Raises SettingsError if the file has no token or one of fewer than 16 characters, if it cannot
-    be read, or if other users than its owner may read it.
-    """
-    try:
-        mode = path.stat().st_mode
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SettingsError(f"the token file {path} cannot be read: {error.strerror}") from error
-    if mode & 0o077:
-        raise SettingsError(f"the token file may be read by others: chmod 600 {path}")
-    tokens = [line.strip() for line in lines if line.strip()]
-    if not tokens or any(len(token) < 16 for token in tokens):
-        raise SettingsError("the token file needs a token of 16 characters or more on each line")
-    return tokens

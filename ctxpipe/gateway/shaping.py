@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,18 +24,22 @@ from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
 from .settings import GatewaySettings
+from .tokens import NO_TOKEN, Token
 
 
 class Shaper:
-    """The pipelines and conversations of all clients that send the same *token*.
+    """The pipelines and conversations of one tenant: all clients whose *token* has its name.
 
     In a dry run nothing is written, and the shaped requests are not sent. *storage* holds the
-    offloaded texts; it is None if nothing is written. *owner* is a digest of the token.
+    offloaded texts; it is None if nothing is written. *owner* is the digest by which the tenant's
+    folder and journals are called, *label* the tenant in the log; both are "" without tokens.
     """
 
-    def __init__(self, settings: GatewaySettings, token: str = "") -> None:
+    def __init__(self, settings: GatewaySettings, token: Token = NO_TOKEN) -> None:
+        self._settings = settings
         self.is_dry: bool = settings.dry_run
-        self.owner: str = hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
+        self.owner: str = token.owner
+        self.label: str = token.label
         storage = None
         if settings.root is not None and not self.is_dry:
             storage = LocalStorage(settings.root / self.owner)
@@ -44,18 +47,9 @@ class Shaper:
         self._journal: JournalStorage | None = storage
         if settings.journal is not None and not self.is_dry:
             self._journal = open_journal(settings.journal, storage, self.owner)
-        texts = MemoryStorage() if self.is_dry else storage
         # A dry run does not send the shaped request, so it pays for no summary either.
         self.summary_model: str | None = None if self.is_dry else settings.summary_model
-        self._pipelines = Pipelines(
-            settings.preset,
-            texts,
-            window=settings.window,
-            prices=replace(Prices.relative(), ttl_seconds=settings.cache_seconds),
-            work_dir=settings.work_dir,
-            pin=settings.pin,
-            summary_model=self.summary_model,
-        )
+        self.pipelines: Pipelines = self.new_pipelines()
         self._cache_seconds = settings.cache_seconds
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
@@ -63,9 +57,25 @@ class Shaper:
         )
         self._contents: WeakKeyDictionary[Dialog, Content] = WeakKeyDictionary()
 
+    def new_pipelines(self) -> Pipelines:
+        """Return the pipelines that the settings name, read from their file again.
+
+        Raises SettingsError if they cannot be read.
+        """
+        settings = self._settings
+        return Pipelines(
+            settings.preset,
+            MemoryStorage() if self.is_dry else self.storage,
+            window=settings.window,
+            prices=replace(Prices.relative(), ttl_seconds=settings.cache_seconds),
+            work_dir=settings.work_dir,
+            pin=settings.pin,
+            summary_model=self.summary_model,
+        )
+
     async def warm(self) -> None:
         """Load the token counter, so that the first turn does not wait for it."""
-        await self._pipelines.of(None, "").counter.warm()
+        await self.pipelines.of(None, "").counter.warm()
 
     async def close(self) -> None:
         """Close the connections of the journal, if it has any."""
@@ -84,7 +94,7 @@ class Shaper:
             model = values.get("model")
             if not isinstance(model, str):
                 model = None
-            pipeline = self._pipelines.of(model, headers.get(BETA, ""))
+            pipeline = self.pipelines.of(model, headers.get(BETA, ""))
 
             def open_session(session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG001
                 """Return a new conversation with the id *session_id*."""
@@ -102,7 +112,7 @@ class Shaper:
         """Use the window that a refusal names for later conversations with the same model."""
         refusal = exchange.refusal
         if not self.is_dry and refusal is not None and refusal.window is not None:
-            self._pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
+            self.pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
 
     async def kinds(self, exchange: HttpExchange) -> Mapping[Kind, int]:
         """Return the raw tokens of the context that *exchange* sends, by kind of content."""
@@ -110,7 +120,7 @@ class Shaper:
         async with dialog.lock:
             return await in_thread(
                 self._contents.setdefault(dialog, Content()).read,
-                self._pipelines.of(None, "").counter,
+                self.pipelines.of(None, "").counter,
                 exchange.result.messages,
                 exchange.arguments["system"],
                 exchange.arguments["tools"],

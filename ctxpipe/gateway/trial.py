@@ -27,8 +27,9 @@ from ..errors import CtxpipeError, SettingsError
 from ..messages import tool_calls
 from ..placeholders.names import content_hash
 from ..providers.agent_tools import READ_BACK_TOOLS
-from .commands import Preset, find_client, open_serving, serve, start
+from .commands import find_client, open_serving, serve, start
 from .comparison import BARE, SHAPED, TrialRow, TrialRun, table
+from .options import Preset
 from .settings import GatewaySettings
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ctxpipe._cli import app
 from ctxpipe.errors import SettingsError
 from ctxpipe.gateway.journals import journal_kind, open_journal
 from ctxpipe.gateway.settings import GatewaySettings
-from ctxpipe.gateway.shaping import Shaper
+from ctxpipe.gateway.tokens import parse_token
 from ctxpipe.testing import MessagesServer
 
 TURNS = 6
@@ -118,7 +118,7 @@ async def test_tokens_have_journals_of_their_own(journal, tmp_path, name):
         for token in tokens:
             given = {**name, "x-ctxpipe-token": token}
             assert (await post(gateway, {"messages": conversation(2)}, given)).status_code == 200
-        shapers = [gateway.gateway.shaper(token) for token in tokens]
+        shapers = [gateway.gateway.shaper(parse_token(token)) for token in tokens]
         journals = [next(iter(it.conversations)).session.journal for it in shapers]
     assert journals[0] is not journals[1]
     assert repr(journals[0]) != repr(journals[1])
@@ -131,9 +131,7 @@ TOKENS = ["a" * 20, "b" * 20]
 
 
 def folder_of(root: Path, token: str) -> Path:
-    return (
-        root / Shaper(GatewaySettings({"": "http://127.0.0.1:9"}, root, tokens=TOKENS), token).owner
-    )
+    return root / parse_token(token).owner
 
 
 async def clean(*arguments: object) -> Any:

@@ -48,7 +48,7 @@ def ask(address: str, arguments: list[str]):
         connection.sendall(json.dumps(request).encode() + b"\n")
         answers = connection.makefile()
         program = int(answers.readline())
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: os.kill(program, number))
         status = int(answers.readline())
     if os.WIFSIGNALED(status):

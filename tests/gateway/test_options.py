@@ -1,0 +1,116 @@
+"""Each option has a flag, an environment variable and a key in a file."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import typer
+from gateways import process
+from typer.testing import CliRunner
+
+from ctxpipe._cli import app
+from ctxpipe.errors import SettingsError
+from ctxpipe.gateway import commands
+from ctxpipe.gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+def settings_of(monkeypatch):
+    """A function that returns the settings with which ``ctxpipe gateway`` would serve."""
+
+    def run(*arguments: str, **environment: str) -> GatewaySettings:
+        found: list[GatewaySettings] = []
+
+        def stop(settings: GatewaySettings):
+            found.append(settings)
+            raise SettingsError("this test starts no gateway")
+
+        monkeypatch.setattr(commands, "open_serving", stop)
+        result = CliRunner().invoke(app, ["gateway", *arguments], env=environment)
+        assert found, result.output
+        return found[0]
+
+    return run
+
+
+def write(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "gateway.toml"
+    file.write_text(text)
+    return str(file)
+
+
+FILE = (
+    '[gateway]\nupstream = "http://file"\nwindow = 30_000\npin = ["RULE: a", "b"]\ndry_run = true\n'
+)
+
+
+def test_options_come_from_the_file(settings_of, tmp_path):
+    settings = settings_of("--config", write(tmp_path, FILE))
+    assert settings.upstreams == {"": "http://file"}
+    assert (settings.window, settings.pin, settings.dry_run) == (30_000, ["RULE: a", "b"], True)
+
+
+def test_the_environment_takes_precedence_over_the_file_and_a_flag_over_both(settings_of, tmp_path):
+    environment = {
+        "CTXPIPE_GATEWAY_CONFIG": write(tmp_path, FILE),
+        "CTXPIPE_GATEWAY_WINDOW": "40000",
+        "CTXPIPE_GATEWAY_UPSTREAM": "http://environment",
+    }
+    settings = settings_of("--window", "50000", **environment)
+    assert settings.upstreams == {"": "http://environment"}
+    assert settings.window == 50_000
+
+
+def test_a_file_with_a_pipeline_is_the_preset(settings_of, tmp_path):
+    path = write(tmp_path, FILE + '[[stage]]\nuse = "DirectOffload"\n')
+    assert settings_of("--config", path).preset == path
+    assert settings_of("--config", path, "--preset", "lean").preset == "lean"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[gateway]\nwindows = 3\n", "'windows' is no option here"),
+        ("gateway = 3\n", "give the table"),
+        ("[gateway\n", "cannot be read"),
+        ("[gateway]\nupstream = 'http://a'\nwindow = 'large'\n", "--window"),
+    ],
+)
+def test_an_invalid_file_is_refused_with_its_reason(tmp_path, text, said):
+    run = CliRunner().invoke(app, ["gateway", "--config", write(tmp_path, text)])
+    assert run.exit_code == 2
+    assert said in " ".join(run.output.replace("│", "").split())
+
+
+@pytest.mark.parametrize("command", ["gateway", "wrap"])
+def test_each_option_has_an_environment_variable(command):
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    run = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"})
+    options = [
+        option for option in group.commands[command].params if option.param_type_name == "option"
+    ]
+    assert len(options) > 10
+    for option in options:
+        assert f"CTXPIPE_GATEWAY_{str(option.name).upper()}]" in run.output
+
+
+async def test_sighup_reads_the_token_file_again(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("the first token of all\n")
+    options = ("--token-file", str(tokens))
+    with process("http://127.0.0.1:9", 0, tmp_path / "root", *options) as gateway:
+        assert "listening" in json.loads(gateway.address)
+        tokens.write_text("the second token of all name=alice\nanother token of all\n")
+        os.kill(gateway.pid, signal.SIGHUP)
+        line = gateway.stderr.readline()
+        tokens.write_text("short\n")
+        os.kill(gateway.pid, signal.SIGHUP)
+        failure = gateway.stderr.readline()
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(30) == 0
+    assert "reloaded: 2 tokens" in line
+    assert "nothing was reloaded" in failure
