@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ctxpipe.edits.offload import OffloadCandidate, Scan, text_of
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.policies import BUDGET, POLICIES, clear_results, clearable
 from ctxpipe.lab.workbench import Workbench
@@ -18,10 +17,11 @@ from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, to
 from ctxpipe.pipeline import ContextPipeline
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
-from ctxpipe.stages.offload import BatchOffload
+from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
+from ctxpipe.stages.offload.selection import OffloadCandidate, Scan, text_of
+from ctxpipe.stages.offload.stage import BatchOffload
 from ctxpipe.stages.protocol import Change, Skip, Stage, Turn
-from ctxpipe.stages.truncate import SmartTruncate
+from ctxpipe.stages.truncate.stage import SmartTruncate
 from ctxpipe.storage import TextWriter
 from ctxpipe.tokens import Budget, Ledger
 

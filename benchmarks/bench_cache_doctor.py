@@ -32,13 +32,15 @@ import anyio.to_thread
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe.diagnostics.cache_diagnostics import CacheDiagnostics
+from ctxpipe.diagnostics.misses import CacheMiss, CacheUsage, Cause
+from ctxpipe.diagnostics.prompts import SentRequest
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
-from ctxpipe.prompt_cache import CacheDiagnostics, CacheMiss, CacheUsage, Cause, SentRequest
 from ctxpipe.providers.prices import Prices
 from ctxpipe.settings import EXAMPLE_MODEL
-from ctxpipe.stages.gates import RatioGate
-from ctxpipe.stages.offload import BatchOffload
+from ctxpipe.stages.offload.gates import RatioGate
+from ctxpipe.stages.offload.stage import BatchOffload
 from ctxpipe.testing import MessagesServer, Model
 from ctxpipe.testing.billing import Meter, Usage
 from ctxpipe.tokens import TokenCounter

@@ -35,7 +35,6 @@ from benchmarks.baselines import BASELINES, BUDGETED, Baseline, BudgetedPolicy
 from benchmarks.figures import add_figure, recording
 from benchmarks.recall import ORACLES, Scored, cuts, lines_around, mean_recall, run_pipeline
 from ctxpipe import ContextPipeline, presets
-from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files, workers
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
@@ -46,9 +45,10 @@ from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RentOrBuyGate
-from ctxpipe.stages.offload import BatchOffload, DirectOffload
+from ctxpipe.stages.offload.gates import RentOrBuyGate
+from ctxpipe.stages.offload.stage import BatchOffload, DirectOffload
 from ctxpipe.stages.protocol import Stage
+from ctxpipe.stages.reading.atoms import AtomIndex
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 READ_PRICES = (0.1, 0.05)

@@ -62,7 +62,7 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.settings import EXAMPLE_MODEL
-from ctxpipe.stages.compact import Breaker, Restore
+from ctxpipe.stages.compact.stage import Breaker, Restore
 from ctxpipe.stages.reports import StageReport
 from ctxpipe.summarizers import AnthropicSummarizer, PromptSummarizer, Retry, Summarizer
 from ctxpipe.testing import Model, problems

@@ -47,8 +47,6 @@ from benchmarks.peers.rows import shortening_way
 from benchmarks.recall import cuts
 from ctxpipe import ContextPipeline, offload_tools, presets
 from ctxpipe.config import OLD_EXCHANGES
-from ctxpipe.edits.activity import commands, is_failure, one_line
-from ctxpipe.edits.atoms import Atom, AtomIndex, message_texts
 from ctxpipe.lab import claude_code
 from ctxpipe.lab.policies import BUDGET
 from ctxpipe.lab.references import Context
@@ -56,9 +54,11 @@ from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.transcripts import json_records, read_bytes, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, result_text, texts, tool_results
+from ctxpipe.messages.activity import commands, is_failure, one_line
 from ctxpipe.placeholders.summaries import own_words
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.stages.protocol import Change, Stage, Turn
+from ctxpipe.stages.reading.atoms import Atom, AtomIndex, message_texts
 from ctxpipe.summarizers import PromptSummarizer
 from ctxpipe.tokens import TokenCounter
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import SmartTruncate, Turn
-from ctxpipe.edits.truncate import file_views
 from ctxpipe.functions import Truncation, smart_truncate
 from ctxpipe.messages import Columns, Message, check
 from ctxpipe.stages.protocol import Tracked
+from ctxpipe.stages.truncate.selection import file_views
 from ctxpipe.tokens import Budget, Ledger, TokenCounter
 
 WORDS = [

@@ -16,12 +16,12 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
-from ctxpipe.edits.atoms import Atom, AtomIndex, atoms, weight
 from ctxpipe.lab.references import Context, Past, Store, Use, use_of
 from ctxpipe.lab.replay import PipelineMaker
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
+from ctxpipe.stages.reading.atoms import Atom, AtomIndex, atoms, weight
 from ctxpipe.tokens import TokenCounter, as_counter
 
 __all__ = [

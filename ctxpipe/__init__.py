@@ -43,29 +43,23 @@ from ._logs import keep_records_on_one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .errors import (
-        CtxpipeError,
-        InvalidHistory,
-        SessionDeleted,
-        SettingsError,
-        StorageError,
-    )
+    from .errors import CtxpipeError, InvalidHistory, SessionDeleted, SettingsError, StorageError
     from .pipeline import ContextPipeline
     from .placeholders.placeholders import Preview as Preview
     from .session import Session
     from .session.sessions import Sessions
-    from .stages.collapse import Collapse
-    from .stages.compact import Breaker as Breaker
-    from .stages.compact import Compact, Restore
-    from .stages.compact import Evidence as Evidence
-    from .stages.gates import RatioGate as RatioGate
-    from .stages.gates import RentOrBuyGate as RentOrBuyGate
-    from .stages.media import MediaOffload as MediaOffload
-    from .stages.offload import BatchOffload, DirectOffload
+    from .stages.collapse.stage import Collapse
+    from .stages.compact.stage import Breaker as Breaker
+    from .stages.compact.stage import Compact, Restore
+    from .stages.compact.stage import Evidence as Evidence
+    from .stages.media.stage import MediaOffload as MediaOffload
+    from .stages.offload.gates import RatioGate as RatioGate
+    from .stages.offload.gates import RentOrBuyGate as RentOrBuyGate
+    from .stages.offload.stage import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
-    from .stages.read_backs import TrimReadBacks
+    from .stages.read_backs.stage import TrimReadBacks
     from .stages.reports import Result
-    from .stages.truncate import SmartTruncate
+    from .stages.truncate.stage import SmartTruncate
     from .storage import (
         LocalStorage,
         MemoryStorage,
@@ -129,15 +123,15 @@ _NAMES = {
     ".placeholders.placeholders": "Preview",
     ".session": "Session",
     ".session.sessions": "Sessions",
-    ".stages.collapse": "Collapse",
-    ".stages.compact": "Breaker Compact Evidence Restore",
-    ".stages.gates": "RatioGate RentOrBuyGate",
-    ".stages.media": "MediaOffload",
-    ".stages.offload": "BatchOffload DirectOffload",
+    ".stages.collapse.stage": "Collapse",
+    ".stages.compact.stage": "Breaker Compact Evidence Restore",
+    ".stages.offload.gates": "RatioGate RentOrBuyGate",
+    ".stages.media.stage": "MediaOffload",
+    ".stages.offload.stage": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
-    ".stages.read_backs": "TrimReadBacks",
+    ".stages.read_backs.stage": "TrimReadBacks",
     ".stages.reports": "Result",
-    ".stages.truncate": "SmartTruncate",
+    ".stages.truncate.stage": "SmartTruncate",
     ".storage": "LocalStorage MemoryStorage ObjectJournal ObjectStorage PostgresJournal "
     "RedisJournal SQLiteJournal",
     ".summarizers": "AnthropicSummarizer ExtractiveSummarizer PromptSummarizer Retry",
@@ -151,7 +145,7 @@ _ELSEWHERE = {
     ".adapters.anthropic or ctxpipe.adapters.openai": "ctxpipe_client ctxpipe_sync_client",
     ".adapters.litellm": "ctxpipe_logger",
     ".adapters.pydantic_ai": "Ctxpipe",
-    ".edits.repair": "repair",
+    ".turn.repair": "repair",
     ".errors": "SummaryFailed",
     ".messages": "Message check pending_calls rewrite tool_calls tool_results",
     ".providers.prices": "Prices prices_of",

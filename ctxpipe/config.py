@@ -24,20 +24,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from . import presets
-from .edits.compact import Pin
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .presets import Storage
 from .providers.prices import Prices
 from .settings import TOOL_NAMES
-from .stages.collapse import Collapse
-from .stages.compact import Breaker, Compact, Evidence, Restore
-from .stages.gates import RatioGate, RentOrBuyGate
-from .stages.media import MediaOffload
-from .stages.offload import BatchOffload, DirectOffload
+from .stages.collapse.stage import Collapse
+from .stages.compact.partition import Pin
+from .stages.compact.stage import Breaker, Compact, Evidence, Restore
+from .stages.media.stage import MediaOffload
+from .stages.offload.gates import RatioGate, RentOrBuyGate
+from .stages.offload.stage import BatchOffload, DirectOffload
 from .stages.protocol import Stage
-from .stages.read_backs import TrimReadBacks
-from .stages.truncate import SmartTruncate
+from .stages.read_backs.stage import TrimReadBacks
+from .stages.truncate.stage import SmartTruncate
 from .storage.files import FileReader
 from .storage.memory import MemoryStorage
 from .summarizers import ExtractiveSummarizer, Summarizer

@@ -9,16 +9,11 @@ from contextlib import contextmanager
 from typing import Any, Literal, Self, cast
 
 from ._logs import logger
-from .conversation import walk
-from .conversation.align import align_with_last
-from .conversation.commit import keep
-from .conversation.conversation import CACHE_SECONDS, Conversation
-from .conversation.gate import as_stages
-from .conversation.stages import stage_name
-from .conversation.state import PipelineSettings, Request, State, Thinking, Veto
 from .errors import SettingsError
 from .messages import Message, MessageLike, field
 from .providers.prices import PRICES, Prices
+from .session.conversation import CACHE_SECONDS, Conversation
+from .session.gate import as_stages
 from .session.session import Session, conversation_of
 from .session.sessions import ConversationPool
 from .settings import (
@@ -32,19 +27,24 @@ from .settings import (
     one_of,
     takes_one,
 )
-from .stages.collapse import Collapse
-from .stages.compact import Compact
-from .stages.media import MediaOffload
-from .stages.offload import BatchOffload, DirectOffload
+from .stages.collapse.stage import Collapse
+from .stages.compact.stage import Compact
+from .stages.media.stage import MediaOffload
+from .stages.offload.stage import BatchOffload, DirectOffload
 from .stages.protocol import Stage
-from .stages.read_backs import TrimReadBacks
+from .stages.read_backs.stage import TrimReadBacks
 from .stages.reports import Result, StageReport
-from .stages.truncate import SmartTruncate
+from .stages.truncate.stage import SmartTruncate
 from .storage import JournalStorage
 from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
+from .turn import walk
+from .turn.align import align_with_last
+from .turn.commit import keep
+from .turn.stages import stage_name
+from .turn.state import PipelineSettings, Request, State, Thinking, Veto
 
 __all__ = ["ContextPipeline"]
 

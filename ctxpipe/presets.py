@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
-from .edits.compact import Pin
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
 from .providers.prices import Prices
-from .stages.collapse import Collapse
-from .stages.compact import Breaker, Compact, Evidence, Restore
-from .stages.gates import RentOrBuyGate
-from .stages.media import MediaOffload
-from .stages.offload import BatchOffload, DirectOffload
+from .stages.collapse.stage import Collapse
+from .stages.compact.partition import Pin
+from .stages.compact.restore import ReadText
+from .stages.compact.stage import Breaker, Compact, Evidence, Restore
+from .stages.media.stage import MediaOffload
+from .stages.offload.gates import RentOrBuyGate
+from .stages.offload.stage import BatchOffload, DirectOffload
 from .stages.protocol import Stage
-from .stages.read_backs import TrimReadBacks
-from .stages.restore import ReadText
-from .stages.truncate import SmartTruncate
+from .stages.read_backs.stage import TrimReadBacks
+from .stages.truncate.stage import SmartTruncate
 from .storage import Archive, TextWriter
 from .storage.files import FileReader
 from .summarizers import AgentSummarizer, Summarizer

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
+    from .diagnostics.observers import Diagnostics
     from .messages import Message, MessageLike
-    from .observers import Diagnostics
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters

@@ -84,7 +84,7 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import bare, sign, verify
@@ -531,7 +531,7 @@ class Caller:
         }
         direct: list[Any] = [DirectOffload(storage, min_chars=4 * setting.min_chars)]
         if hasattr(ctxpipe, "TrimReadBacks"):  # versions in which DirectOffload was two stages
-            from ctxpipe.stages.compact import Breaker  # noqa: PLC0415
+            from ctxpipe.stages.compact.stage import Breaker  # noqa: PLC0415
 
             breaker = {"breaker": Breaker(**breaker)}
             direct.append(ctxpipe.TrimReadBacks(storage))

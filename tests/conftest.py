@@ -224,7 +224,7 @@ def nothing_blocks_the_loop() -> Iterator[None]:
             function.can_block_in("ctxpipe/lab/batch.py", "_replay_file")
         # That the folder exists is asked once, where the settings are made.
         stat = blocking.functions["os.stat"]
-        stat.can_block_in("ctxpipe/stages/restore.py", "__post_init__")
+        stat.can_block_in("ctxpipe/stages/compact/restore.py", "__post_init__")
         stat.can_block_in("ctxpipe/storage/sqlite.py", "__post_init__")
         # Of the SDKs' clients, where no variable of the environment names the certificates.
         stat.can_block_in("ssl.py", "get_default_verify_paths")

@@ -8,10 +8,10 @@ from ctxpipe import Compact
 from ctxpipe.config import preset_stages, read_config
 from ctxpipe.errors import SettingsError
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.collapse import Collapse
-from ctxpipe.stages.compact import Breaker, Evidence, Restore
-from ctxpipe.stages.gates import RentOrBuyGate
-from ctxpipe.stages.offload import BatchOffload, DirectOffload
+from ctxpipe.stages.collapse.stage import Collapse
+from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
+from ctxpipe.stages.offload.gates import RentOrBuyGate
+from ctxpipe.stages.offload.stage import BatchOffload, DirectOffload
 from ctxpipe.storage import LocalFiles
 from ctxpipe.storage.memory import MemoryStorage
 

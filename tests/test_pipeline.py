@@ -56,13 +56,13 @@ from ctxpipe import (
     Turn,
     presets,
 )
-from ctxpipe.edits.thinking import drop_block
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message, blocks, check, kind, tool_calls, tool_results
+from ctxpipe.messages.thinking import drop_block
 from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter

@@ -29,8 +29,8 @@ from ctxpipe import (
 from ctxpipe.messages import Message, check, tool_results
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RentOrBuyGate
-from ctxpipe.stages.media import MediaOffload
+from ctxpipe.stages.media.stage import MediaOffload
+from ctxpipe.stages.offload.gates import RentOrBuyGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.memory import MemoryStorage

@@ -26,8 +26,8 @@ from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.replay import ReplayResult
 from ctxpipe.lab.report import Figures, PageTurn, PolicyRun, Replaced, Report
 from ctxpipe.lab.transcripts import Transcript
-from ctxpipe.stages.compact import Restore
-from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.compact.stage import Restore
+from ctxpipe.stages.offload.gates import RentOrBuyGate
 from ctxpipe.stages.reports import Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 

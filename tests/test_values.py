@@ -46,7 +46,7 @@ from ctxpipe.messages import (
     strings,
 )
 from ctxpipe.session import Session
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import Summary

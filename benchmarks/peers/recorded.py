@@ -20,10 +20,10 @@ from typing import Any
 import anyio
 
 from benchmarks.recall import Cut, cuts
-from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.transcripts import Transcript, read_transcript
+from ctxpipe.stages.reading.atoms import AtomIndex
 
 from .processes import Peer, PeerFailed
 from .scoring import Found, PeerPipeline, cost, found

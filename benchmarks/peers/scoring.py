@@ -15,13 +15,13 @@ from typing import Any, cast
 from anyio import to_thread
 
 from benchmarks.recall import Cut, one_hop
-from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill, bill
 from ctxpipe.lab.replay import ReplaySettings, replay
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
+from ctxpipe.stages.reading.atoms import AtomIndex
 from ctxpipe.stages.reports import Compacted, Outcome, Result, StageReport
 from ctxpipe.testing import Model, problems
 from ctxpipe.testing.signatures import as_blocks, bare, sign, verify

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .. import sync
 from .._values import JsonDict, JsonObject
-from ..conversation.gate import is_asked_by_a_stage
 from ..errors import SettingsError
 from ..providers.refusals import REFUSING
 from ..session.client import BETA, find_agent_model, observe_stream, observe_sync_stream
+from ..session.gate import is_asked_by_a_stage
 from ..settings import one_of
 from ..wire.conversations import SessionName
 from ..wire.exchange import UNSHAPED, Adapter, Exchange, log_errors, refusal_in, warn

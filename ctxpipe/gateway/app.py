@@ -22,8 +22,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .._text import one_line
-from ..conversation.conversation import NO_COMPACT
 from ..errors import SettingsError
+from ..session.conversation import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.formats import format_of
 from .guard import Guard, Refused, check_size, error_body

@@ -10,9 +10,9 @@ from ..config import preset_stages, read_config
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
 from ..providers.prices import Prices
-from ..stages.compact import Compact, Evidence
+from ..stages.compact.stage import Compact, Evidence
 from ..stages.protocol import Stage
-from ..stages.truncate import SmartTruncate
+from ..stages.truncate.stage import SmartTruncate
 from ..summarizers import AgentSummarizer, ExtractiveSummarizer, Summarizer
 from ..tokens import Budget
 from ..tokens.memo import Memo

@@ -9,10 +9,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
-from ..conversation.conversation import Conversation
 from ..messages import Message, common_prefix
 from ..providers.prices import Prices
 from ..session.client import BETA
+from ..session.conversation import Conversation
 from ..session.session import conversation_of
 from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage

@@ -11,9 +11,10 @@ from functools import cache
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
+from ..diagnostics.cache_diagnostics import CacheDiagnostics
+from ..diagnostics.misses import CacheMiss, Cause, Tally, cache_usage, most_tokens_first
+from ..diagnostics.prompts import SentRequest
 from ..errors import TranscriptError
-from ..prompt_cache import CacheDiagnostics, CacheMiss, Cause, SentRequest, Tally, cache_usage
-from ..prompt_cache.misses import most_tokens_first
 from ..providers.prices import Prices, find_prices
 from ..tokens import TokenCounter
 from .records import Sums

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
+from ..diagnostics.prompt_cache import DEFAULT_MINIMUM, CacheMark, PrefixCache
 from ..messages import Message, blocks, common_prefix
-from ..prompt_cache.cache import DEFAULT_MINIMUM, CacheMark, PrefixCache
 from ..providers.prices import FIVE_MINUTES, HOUR, Prices
 from .records import Sums
 

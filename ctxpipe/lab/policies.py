@@ -9,12 +9,12 @@ from pathlib import PurePath
 from typing import TypeAlias
 
 from ..config import OLD_EXCHANGES, Config, preset_stages, read_config
-from ..edits.offload import text_of
 from ..errors import SettingsError
 from ..messages import ToolResult, rewrite, tool_results
 from ..pipeline import ContextPipeline
 from ..providers.prices import Prices
-from ..stages.compact import Breaker, Compact, Restore
+from ..stages.compact.stage import Breaker, Compact, Restore
+from ..stages.offload.selection import text_of
 from ..stages.protocol import Change, Skip, Stage, Turn
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget

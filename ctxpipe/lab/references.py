@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
 
-from ..edits.atoms import Atom, AtomIndex, message_texts, path_atom, weight
-from ..edits.views import viewed_path
 from ..messages import Message, blocks, common_prefix, field, kind, tool_calls
 from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
+from ..stages.reading.atoms import Atom, AtomIndex, message_texts, path_atom, weight
+from ..stages.reading.views import viewed_path
 from .records import Sums
 
 

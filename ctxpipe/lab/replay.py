@@ -24,13 +24,13 @@ from typing import TypeAlias, cast
 
 from .._text import short_repr
 from .._values import JsonObject
-from ..edits.atoms import Atom, AtomIndex
+from ..diagnostics.prompts import has_image
 from ..messages import Message, blocks, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..placeholders.placeholders import any_reference
-from ..prompt_cache.prompts import has_image
 from ..providers.prices import FIVE_MINUTES
 from ..session.session import Session, conversation_of
+from ..stages.reading.atoms import Atom, AtomIndex
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block

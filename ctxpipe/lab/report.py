@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, short_repr
-from ..prompt_cache import Tally
+from ..diagnostics.misses import Tally
 from ..providers.prices import HOUR, Prices
 from ..tokens.spent import Kind
 from .costs import Bill, bill, with_all_marks, with_hour_marks

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 from .._text import short_repr
 from .._values import SURROGATE, JsonObject, encoding_fault
-from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
+from ..turn.repair import repair
 from . import claude_code, codex, openai_chat, openai_responses, opencode
 from .records import (
     FileRecord,

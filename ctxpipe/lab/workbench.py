@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..edits.views import viewed_path
 from ..errors import StorageError
 from ..messages import Message, result_text, tool_calls, tool_results
 from ..providers.agent_tools import COMMON_READING_TOOLS
+from ..stages.reading.views import viewed_path
 from ..storage.files import FileText
 from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter

@@ -27,15 +27,7 @@ from .._values import (
 from .columns import Columns
 from .contents import block_text, is_text_part, result_text, source_of
 from .facts import is_blank
-from .rules import (
-    MAX_CACHE_MARKS,
-    RULES,
-    Problem,
-    Rule,
-    cache_marks,
-    check,
-    ensure_sendable_values,
-)
+from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check, ensure_sendable_values
 from .shape import ensure_messages
 from .vocabulary import (
     CALLS,

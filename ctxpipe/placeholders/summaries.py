@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .._logs import logger
 from ..messages import Message, texts
 from ..messages.vocabulary import head_length
 from ..providers.agent_tools import NOTE, NOTE_END, SEARCH_TOOL
@@ -58,6 +59,23 @@ _MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\
 _RESTORED = re.compile(r"\[Restored after compact\] ([^\n]+):\n")
 _EXTRAS = re.compile(f"{re.escape(REMINDER)}|{re.escape(EVIDENCE)}")
 _CTXPIPE_TAGS = re.compile(r"<(?=/?(?:evidence|request|system-reminder|command)\b)", re.IGNORECASE)
+
+
+def assemble(
+    head: Sequence[Message], summary: str, restored_files: Sequence[Message]
+) -> list[Message]:
+    """Return *head*, the summary pair, and each restored file with its acknowledgement."""
+    if not summary:
+        logger.warning("an empty summary replaces a history")
+    files: list[Message] = []
+    for file in restored_files:
+        files += [file, {"role": "assistant", "content": FILE_ACKNOWLEDGED}]
+    return [
+        *head,
+        {"role": "user", "content": SUMMARY + summary},
+        {"role": "assistant", "content": ACKNOWLEDGED},
+        *files,
+    ]
 
 
 def text_of(message: Message) -> str:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
         BetaToolUnionParam,
     )
 
-    from ..conversation.open_calls import OpenCalls
     from ..messages import MessageLike
+    from .open_calls import OpenCalls
 
 
 class MessagesClient(Protocol):

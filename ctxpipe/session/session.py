@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from .._text import count_phrase
-from ..conversation.conversation import Conversation
-from ..conversation.open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
-from ..edits.breakpoints import MARKS
 from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, MessageLike, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
+from .breakpoints import MARKS
 from .client import find_agent_model, observe_stream, request_arguments
+from .conversation import Conversation
+from .open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anthropic.types import RawMessageStreamEvent
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
-    from ..observers import Diagnostics
+    from ..diagnostics.observers import Diagnostics
     from ..stages.reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters

@@ -17,9 +17,9 @@ from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, conversation_of
 
 if TYPE_CHECKING:
-    from ..conversation.conversation import Conversation
     from ..pipeline import ContextPipeline
     from ..storage import JournalStorage
+    from .conversation import Conversation
 
 PIPELINE = Requirement(
     lambda value: callable(getattr(value, "new_session", None)) and not isinstance(value, type),

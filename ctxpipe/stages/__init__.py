@@ -1,1 +1,1 @@
-"""Gate, I/O, result: the stages, and beside each the function that needs no pipeline."""
+"""Stages, a folder for each feature: `stage.py` has settings and I/O, the other modules decide."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._logs import logger
 from .._threads.threads import in_thread, run_to_completion
-from ..edits.compact import ConversationFacts, facts_to_keep
 from ..errors import CtxpipeError, InvalidHistory, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, texts
 from ..placeholders.names import content_hash
@@ -18,6 +17,7 @@ from ..placeholders.summaries import archive_references, text_of
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
+from .compact.partition import ConversationFacts, facts_to_keep
 
 if TYPE_CHECKING:
     import os

@@ -10,9 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from .._threads.threads import in_thread_if
-from ..edits import offload
-from ..edits.citations import has_citations, without_dangling_citations
-from ..edits.offload import OffloadCandidate, OffloadRules
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
@@ -28,7 +25,10 @@ from ..placeholders.placeholders import (
 from ..settings import check_settings, instance_of
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
+from .offload import selection as offload
+from .offload.selection import OffloadCandidate, OffloadRules
 from .protocol import Change, Skip, Stored, Turn
+from .reading.citations import has_citations, without_dangling_citations
 from .reports import Offloaded
 
 T = TypeVar("T")

@@ -9,10 +9,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from .._threads.threads import in_thread_if
-from ..edits.collapse import texts_of_notes
-from ..edits.media import is_movable
-from ..edits.media import stored_text as media_text
-from ..edits.offload import has_text, stored_text
 from ..errors import StorageError, storage_errors
 from ..messages import strings
 from ..placeholders.names import session_folder
@@ -25,9 +21,13 @@ from ..placeholders.placeholders import (
     references_inside,
 )
 from ..storage import TextReader, TextWriter
+from .collapse.notes import texts_of_notes
+from .media.selection import is_movable
+from .media.selection import stored_text as media_text
+from .offload.selection import has_text, stored_text
 
 if TYPE_CHECKING:
-    from ..conversation.timeline import Timeline
+    from ..journal.timeline import Timeline
 
 _TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
 

@@ -15,13 +15,7 @@ from ..errors import StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
 from ..placeholders.names import candidate_keys, names_of, safe_name, session_folder
 from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
-from .generations import (
-    ids_below,
-    new_tombstone,
-    remember,
-    running_generation,
-    tombstone_name,
-)
+from .generations import ids_below, new_tombstone, remember, running_generation, tombstone_name
 from .notes import LoadedNotes, StoredNote, newest_notes, owner_of
 from .protocol import Page
 from .records import Record, Redact, encode_record, record_stamp, storable

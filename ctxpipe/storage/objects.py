@@ -25,13 +25,7 @@ from .._text import short_repr
 from .._threads.threads import in_thread, in_thread_if
 from ..errors import SessionDeleted, StorageError
 from ..placeholders.locations import key_parts, possible_keys, url_of
-from ..placeholders.names import (
-    candidate_keys,
-    content_hash,
-    names_of,
-    safe_name,
-    session_folder,
-)
+from ..placeholders.names import candidate_keys, content_hash, names_of, safe_name, session_folder
 from ..settings import (
     COUNT,
     FUNCTION,

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from .._text import last_within, short_repr
 from .._threads.threads import in_thread
-from ..edits.activity import is_about_file, is_failure, target, touched_paths
 from ..messages import (
     Message,
     ToolCall,
@@ -21,6 +20,7 @@ from ..messages import (
     tool_calls,
     tool_results,
 )
+from ..messages.activity import is_about_file, is_failure, target, touched_paths
 from ..placeholders.placeholders import shorten
 from ..placeholders.summaries import acknowledged_count, own_words, summary_body
 from ..providers.agent_tools import PLAN_NAME

@@ -22,16 +22,10 @@ import anyio
 from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread
-from ..edits.compact import assemble
-from ..errors import (
-    CtxpipeError,
-    SettingsError,
-    SummaryFailed,
-    safe_text,
-)
+from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import Message, deep_copy, has_results, is_blank, without_surrogates
 from ..messages.identity import digest
-from ..placeholders.summaries import safe_summary
+from ..placeholders.summaries import assemble, safe_summary
 from ..providers.refusals import as_refusal, status_of
 from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
 from .prompt import MAX_BLOCK_CHARS, render

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .._values import JsonObject
-from ..prompt_cache.cache import CacheMark, PrefixCache
-from ..prompt_cache.prompts import BETA_HEADER, SentRequest, as_prompt
+from ..diagnostics.prompt_cache import CacheMark, PrefixCache
+from ..diagnostics.prompts import BETA_HEADER, SentRequest, as_prompt
 from ..providers.prices import FIVE_MINUTES
 from ..tokens import TokenCounter
 from .rules import Model

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import SessionDeleted, SettingsError
 from ..pipeline import ContextPipeline
 from ..session import Session
-from ..stages.offload import DirectOffload
+from ..stages.offload.stage import DirectOffload
 from ..storage import Archive, JournalStorage, TextReader, TextWriter
 from ..storage.generations import Generation, delete_sessions
 from .storage import entries_of, expect, expect_error, text_or_none

@@ -19,13 +19,7 @@ from .._threads.bulk import weight
 from .._threads.pieces import text_digest
 from .._threads.threads import in_thread
 from ..messages import Block, Message, MessageLike, compact_json, field
-from ..settings import (
-    COMPACT_THRESHOLD_RATIO,
-    CONTEXT_TOKEN_LIMIT,
-    FUNCTION,
-    SIZE,
-    Requirement,
-)
+from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Requirement
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
 from .memo import Memo

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from anyio import create_task_group
 
 from .._threads.threads import in_thread
-from ..edits.media import is_media_file
 from ..errors import SessionDeleted, StorageError, storage_errors
 from ..messages import Message, strings, without_surrogates
 from ..placeholders.names import session_folder
+from ..stages.media.selection import is_media_file
 from ..storage.generations import Generation
 from ..storage.references import reference_of, visible_path
 from .index import MAX_INDEX_CHARS, Hit, Index, open_index
 
 if TYPE_CHECKING:
-    from ..conversation.conversation import Conversation
+    from ..session.conversation import Conversation
 
 _MAX_HITS = 5
 _MAX_TEXT_CHARS = 1_000_000

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..edits.passages import passages, query_terms, space_words
+from ..stages.reading.passages import passages, query_terms, space_words
 
 IS_SUPPORTED: bool = hasattr(sqlite3.Connection, "deserialize")
 """True if this SQLite can load a database from memory."""

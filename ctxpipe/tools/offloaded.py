@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 from .._text import count_phrase
 from .._threads.processes import in_process
 from .._threads.threads import in_thread
-from ..edits.media import is_media_file, media_block_of
-from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..placeholders.locations import is_url, key_of_url, possible_keys
 from ..placeholders.names import is_folder_of, session_folder
 from ..placeholders.placeholders import MAX_PATH
 from ..session.session import Session, conversation_of
 from ..settings import COUNT, SESSION_ID, instance_of
+from ..stages.media.selection import is_media_file, media_block_of
+from ..stages.reading.search import literal_matches, regex_matches
 from ..storage import TextReader
 from .history import History
 from .index import IS_SUPPORTED
@@ -32,7 +32,7 @@ from .tool import Tool, ToolAnswer, ToolInputError
 if TYPE_CHECKING:
     from anthropic.types import ToolParam
 
-    from ..conversation.conversation import Conversation
+    from ..session.conversation import Conversation
 
 _MAX_PATTERN_CHARS = 1000
 _MAX_SEARCH_CHARS = 100_000_000

@@ -33,8 +33,6 @@ import anyio
 from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
-from ..conversation.conversation import Conversation
-from ..conversation.shared_decisions import SharedDecisions
 from ..errors import CtxpipeError
 from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_content
 from ..messages import field as read
@@ -42,6 +40,8 @@ from ..messages.identity import digest, says_the_same
 from ..placeholders.names import ALL_UNNAMED, SIBLING_CHARS, UNNAMED, hashed_name, sibling_id
 from ..placeholders.placeholders import OPENING
 from ..providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS, VOLATILE_FIELDS
+from ..session.conversation import Conversation
+from ..session.shared_decisions import SharedDecisions
 from ..settings import MAX_SESSION_ID, SESSION_ID
 from .body import Body
 from .codec import Codec, Item, ItemReader

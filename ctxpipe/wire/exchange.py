@@ -19,15 +19,15 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from .._logs import logger
 from .._threads.threads import in_thread, in_thread_if
 from .._values import JsonDict, JsonObject
-from ..conversation.conversation import Conversation
-from ..conversation.gate import is_asked_by_a_stage
-from ..edits.breakpoints import MARKS
 from ..errors import SettingsError, safe_text
 from ..messages import Message, as_blocks, field, kind, pending_calls
 from ..pipeline import ContextPipeline
 from ..placeholders.names import UNNAMED, content_hash
 from ..providers.refusals import MAX_TEXT, REFUSING, Refusal, read_refusal
+from ..session.breakpoints import MARKS
 from ..session.client import BETA
+from ..session.conversation import Conversation
+from ..session.gate import is_asked_by_a_stage
 from ..session.session import conversation_of
 from ..session.sessions import PIPELINE
 from ..settings import FUNCTION, SESSION_ID, TEXT, excerpt

@@ -15,12 +15,7 @@ from ..providers.response_items import (
     SERVER_ITEMS,
 )
 from .codec import SYSTEM_ROLES, Codec, Halves, Item, Reading, Sourced
-from .openai_chat import (
-    INPUT,
-    custom_input,
-    rebuild_content,
-    text_or_parts,
-)
+from .openai_chat import INPUT, custom_input, rebuild_content, text_or_parts
 from .values import (
     arguments_json,
     arguments_object,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
 from .._values import JsonDict, JsonObject, canonical_json
-from ..edits.media import is_movable
 from ..errors import InvalidHistory
 from ..messages import (
     OPAQUE,
@@ -27,6 +26,7 @@ from ..messages import (
     without_surrogates,
 )
 from ..messages.vocabulary import INSTRUCTION, UNSIGNED
+from ..stages.media.selection import is_movable
 
 RAW = "_raw"
 """Key for the arguments of a call that are no JSON object."""

@@ -47,8 +47,8 @@ from ctxpipe.adapters.anthropic import (
 )
 from ctxpipe.adapters.http_client import library_of
 from ctxpipe.messages import Message, cache_marks
-from ctxpipe.stages.compact import Breaker
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Breaker
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry
 from ctxpipe.testing import (
     Cut,

@@ -36,7 +36,7 @@ from ctxpipe import (
 from ctxpipe.adapters.http_client import library_of
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.errors import SettingsError
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.storage import JournalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.testing import (

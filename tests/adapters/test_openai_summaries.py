@@ -15,7 +15,7 @@ from sdks import responses_of
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import AgentSummarizer, AnthropicSummarizer, Retry
 from ctxpipe.summarizers.agent import OTHER_API
 from ctxpipe.testing import OpenAIServer, RequestBody, answer, server_error, tool_use

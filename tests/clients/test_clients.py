@@ -14,8 +14,8 @@ from clients import CLIENTS, TASK, Run, has_tools, result_count, run_client
 from pictures import noise
 from places import ROOT
 
+from ctxpipe.diagnostics.misses import cache_usage
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.prompt_cache import cache_usage
 from ctxpipe.testing import RequestBody, answer, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]

@@ -30,7 +30,6 @@ from histories import (
 )
 
 from ctxpipe import ContextPipeline
-from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
@@ -47,6 +46,7 @@ from ctxpipe.placeholders.placeholders import (
 from ctxpipe.placeholders.summaries import (
     SUMMARY,
     archive_references,
+    assemble,
     own_words,
     reminder,
     restored_path,
@@ -56,6 +56,7 @@ from ctxpipe.placeholders.summaries import (
 )
 from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
+from ctxpipe.stages.compact.partition import extract_commands
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import encode_record
 

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxpipe.gateway.commands import (
-    ANTHROPIC_URL,
-    CHATGPT_URL,
-    OPENAI_URL,
-    Client,
-    find_client,
-)
+from ctxpipe.gateway.commands import ANTHROPIC_URL, CHATGPT_URL, OPENAI_URL, Client, find_client
 
 URL = "http://127.0.0.1:1"
 OWN = """

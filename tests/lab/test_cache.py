@@ -11,13 +11,13 @@ import pytest
 from histories import conversation, step, user
 from models import MODEL, OTHER_MODEL
 
+from ctxpipe.diagnostics.misses import Cause
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.cache import CacheReport, Calibration, cache_report, calibration, rows
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.messages import compact_json
-from ctxpipe.prompt_cache import Cause
 from ctxpipe.providers.prices import Prices
 from ctxpipe.tokens import TokenCounter
 

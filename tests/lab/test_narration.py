@@ -21,7 +21,7 @@ from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices, prices_of
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Offloaded, Outcome, StageReport
 from ctxpipe.tokens import TokenCounter, as_counter
 

@@ -15,9 +15,9 @@ from histories import (
 )
 from hypothesis import given, settings
 
-from ctxpipe.edits.atoms import Atom, AtomIndex
 from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, use_of
 from ctxpipe.messages import Message, compact_json
+from ctxpipe.stages.reading.atoms import Atom, AtomIndex
 
 
 class Lab:

@@ -38,8 +38,8 @@ from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.compact import Breaker, Restore
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Breaker, Restore
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.protocol import Skip, Turn
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Summarizer, Summary

@@ -9,7 +9,7 @@ from ctxpipe import ContextPipeline, DirectOffload
 from ctxpipe.errors import StorageError
 from ctxpipe.lab.workbench import SeenFiles, Workbench
 from ctxpipe.messages import tool_results
-from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.compact.stage import Restore
 from ctxpipe.tokens import as_counter
 
 

@@ -39,8 +39,8 @@ from places import ROOT
 from pydantic import BaseModel
 
 from ctxpipe.adapters.http_client import library_of
-from ctxpipe.conversation.timeline import parse_from
 from ctxpipe.errors import InvalidHistory
+from ctxpipe.journal.timeline import parse_from
 from ctxpipe.messages import Message, blocks, compact_json, is_equal
 from ctxpipe.messages.identity import (
     digest,

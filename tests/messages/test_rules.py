@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from places import ROOT
 
 from ctxpipe import ContextPipeline, InvalidHistory
-from ctxpipe.edits.repair import repair
 from ctxpipe.messages import RULES, Message, as_dict, blocks, check, kind
 from ctxpipe.placeholders.placeholders import DROPPED, INTERRUPTED, SILENT_ERROR
+from ctxpipe.turn.repair import repair
 
 DIRECTIVE = cast("Message", {"role": "system", "content": [], "output_config": {"effort": "low"}})
 RESULTS = [

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
-from ctxpipe.placeholders.notes import (
-    StepsNote,
-    find_imitations,
-    note_of,
-    step_line,
-    step_names_in,
-)
+from ctxpipe.placeholders.notes import StepsNote, find_imitations, note_of, step_line, step_names_in
 
 NOTE = StepsNote("/home/me/.ctxpipe/job-42/", 12, 40)
 

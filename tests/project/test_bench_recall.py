@@ -23,11 +23,11 @@ from benchmarks.recall import (
     oracle_pointers,
     run_pipeline,
 )
-from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import compact_json
+from ctxpipe.stages.reading.atoms import AtomIndex
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()

@@ -19,8 +19,8 @@ from benchmarks.bench_survival import (
     survivals,
 )
 from benchmarks.peers import conversations
-from ctxpipe.edits.atoms import AtomIndex
 from ctxpipe.messages import Message
+from ctxpipe.stages.reading.atoms import AtomIndex
 
 COMMAND = "pytest -q tests/engine --maxfail 3"
 ERROR = "AssertionError: blade_pitch is 1417, not 1418"

@@ -47,11 +47,11 @@ from benchmarks.peers.scoring import (
 from benchmarks.peers.shared import agents_row, chat_row, processes_row, resume_row
 from benchmarks.peers.summary import summary
 from benchmarks.recall import Cut
-from ctxpipe.edits.atoms import AtomIndex
-from ctxpipe.edits.thinking import BINDING_BETA
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.messages import Message
+from ctxpipe.messages.thinking import BINDING_BETA
+from ctxpipe.stages.reading.atoms import AtomIndex
 from ctxpipe.tokens import as_counter
 
 PLACE = "src/engine/turbine_control.py"

@@ -11,12 +11,12 @@ import pytest
 from anthropic.resources.messages import messages as sdk
 from places import ROOT
 
-from ctxpipe.prompt_cache.cache import _MINIMUMS
+from ctxpipe.diagnostics.prompt_cache import _MINIMUMS
 from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
 NO_MODEL = ("claude-code", "claude-agent-sdk")  # an agent, its packages, pages and headers
-TABLE = "ctxpipe/prompt_cache/cache.py"
+TABLE = "ctxpipe/diagnostics/prompt_cache.py"
 HOME = "ctxpipe/settings.py"
 FIRST_PROGRAM = "ctxpipe/__init__.py"  # whose docstring is a page
 

@@ -36,25 +36,11 @@ from ctxpipe import (
     LocalStorage,
     SmartTruncate,
 )
-from ctxpipe.messages import (
-    Message,
-    blocks,
-    kind,
-    pending_calls,
-    split_system,
-    texts,
-)
+from ctxpipe.messages import Message, blocks, kind, pending_calls, split_system, texts
 from ctxpipe.placeholders.placeholders import Preview
-from ctxpipe.stages.compact import Breaker, Restore
-from ctxpipe.summarizers import (
-    AnthropicSummarizer,
-    ExtractiveSummarizer,
-    Retry,
-    Summarizer,
-)
-from ctxpipe.testing import (
-    answer,
-)
+from ctxpipe.stages.compact.stage import Breaker, Restore
+from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry, Summarizer
+from ctxpipe.testing import answer
 from ctxpipe.testing import thinking as thought
 from ctxpipe.testing import tool_use as tool_call
 

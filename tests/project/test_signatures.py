@@ -14,17 +14,17 @@ REQUIRED = "a function of the requirements: every setting of its stage in one ca
 EXEMPT_FUNCTIONS = {
     "gateway.commands.gateway": COMMAND,
     "gateway.commands.wrap": COMMAND,
-    "stages.compact.compact_messages": REQUIRED,
-    "stages.truncate.smart_truncate": REQUIRED,
+    "stages.compact.stage.compact_messages": REQUIRED,
+    "stages.truncate.stage.smart_truncate": REQUIRED,
 }
 
 REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
 OPTIONS = "the options of a command, which reads them from here"
 EXEMPT_CLASSES = {
-    "conversation.timeline.Step": "what one turn makes, which each part of the turn adds to",
+    "journal.timeline.Step": "what one turn makes, which each part of the turn adds to",
     "folding.languages.Language": ROW,
-    "prompt_cache.prompts.Prompt": ROW,
+    "diagnostics.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
     "gateway.settings.GatewaySettings": OPTIONS,
     "stages.reports.Compacted": REPORT,

@@ -26,9 +26,8 @@ from anthropic.types.beta import message_create_params as beta_message_create_pa
 from places import PACKAGE, ROOT
 from sdks import knows_middleware
 
-from ctxpipe.conversation import open_calls
 from ctxpipe.messages import vocabulary
-from ctxpipe.session import parameters
+from ctxpipe.session import open_calls, parameters
 from scripts.pages import blocks_of
 
 # A name that only an import error binds; a class of a framework that is not installed here; types

@@ -16,7 +16,7 @@ from ctxpipe.messages import Message
 from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused
 
 

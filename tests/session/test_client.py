@@ -21,7 +21,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware, ctxpipe_sync_middlewa
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import prices_of
 from ctxpipe.session.client import find_agent_model
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import (
     WITHOUT_MODEL,

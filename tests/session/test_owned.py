@@ -19,14 +19,7 @@ from in_memory import messages_api
 from recorded import NIGHTLY
 from sdks import needs_middleware
 
-from ctxpipe import (
-    ContextPipeline,
-    InvalidHistory,
-    LocalStorage,
-    Session,
-    SettingsError,
-    Turn,
-)
+from ctxpipe import ContextPipeline, InvalidHistory, LocalStorage, Session, SettingsError, Turn
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import INTERRUPTED

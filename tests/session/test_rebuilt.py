@@ -15,10 +15,10 @@ from seeded import Talk
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe._values import is_encodable
-from ctxpipe.edits.offload import placeholder_file, text_of
 from ctxpipe.messages import Message, as_blocks, as_dict, blocks, tool_results
 from ctxpipe.messages.identity import says_the_same
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
+from ctxpipe.stages.offload.selection import placeholder_file, text_of
 
 
 def pipeline(folder: str | Path) -> ContextPipeline:

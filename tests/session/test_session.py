@@ -46,11 +46,11 @@ from ctxpipe import (
     SmartTruncate,
     Turn,
 )
-from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks
+from ctxpipe.messages.thinking import drop_block
 from ctxpipe.session import Session
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 from ctxpipe.tokens import TokenCounter

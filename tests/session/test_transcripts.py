@@ -28,7 +28,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, rewrite, tool_results
 from ctxpipe.messages.identity import digest
-from ctxpipe.stages.compact import Breaker, Evidence, Restore
+from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry, Summary
 from ctxpipe.tokens import TokenCounter

@@ -15,7 +15,6 @@ from hypothesis import given
 from memory import traced_memory
 
 from ctxpipe import Budget, Compact, ContextPipeline
-from ctxpipe.edits.compact import ConversationFacts
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.functions import compact_messages
 from ctxpipe.messages import Message
@@ -29,6 +28,7 @@ from ctxpipe.stages.archive import (
     read_verified,
     records_by_name,
 )
+from ctxpipe.stages.compact.partition import ConversationFacts
 from ctxpipe.storage import Archive, LocalStorage
 from ctxpipe.storage.records import encode_record
 from ctxpipe.summarizers import Summary

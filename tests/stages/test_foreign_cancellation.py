@@ -11,17 +11,10 @@ import pytest
 from cancellation import cancelled
 from histories import step, user
 
-from ctxpipe import (
-    Budget,
-    Compact,
-    ContextPipeline,
-    CtxpipeError,
-    MemoryStorage,
-    SmartTruncate,
-)
+from ctxpipe import Budget, Compact, ContextPipeline, CtxpipeError, MemoryStorage, SmartTruncate
 from ctxpipe.messages import Message
-from ctxpipe.stages.background import PendingSummary
-from ctxpipe.stages.breaker import FAILURES_IN_A_ROW, Breaker
+from ctxpipe.stages.compact.background import PendingSummary
+from ctxpipe.stages.compact.breaker import FAILURES_IN_A_ROW, Breaker
 from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.stages.reports import Compacted, Outcome, Result
 from ctxpipe.summarizers import Retry, Summary, summarize_with_retry

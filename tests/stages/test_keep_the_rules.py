@@ -32,8 +32,8 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.compact import Evidence
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Evidence
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import Summary
 
 STAGES = ("direct", "batch", "collapse", "compact", "truncate")

@@ -26,7 +26,7 @@ from ctxpipe.messages import Message, rewrite, tool_results
 from ctxpipe.placeholders.placeholders import DIRECT, reference, shorten
 from ctxpipe.providers.agent_tools import WRITING_TOOLS
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 
 LONG = "a long line of output\n" * 200
 GONE = "that the context refers to had gone"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from histories import chat, user
 
 from ctxpipe import BatchOffload, Budget, DirectOffload, LocalStorage, Turn
-from ctxpipe.edits.offload import CandidateIndex
 from ctxpipe.messages import Columns
+from ctxpipe.stages.offload.selection import CandidateIndex
 from ctxpipe.stages.protocol import PlannedStage, Tracked
 from ctxpipe.tokens import Ledger, TokenCounter
 

@@ -29,7 +29,7 @@ from ctxpipe import (
     Stage,
     StorageError,
 )
-from ctxpipe.stages.compact import Evidence
+from ctxpipe.stages.compact.stage import Evidence
 from ctxpipe.storage import Cleaned
 from ctxpipe.storage.cleanup import delete_files, find_files
 from ctxpipe.storage.generations import tombstone_name

@@ -38,7 +38,7 @@ from ctxpipe import (
 from ctxpipe.functions import load_archive
 from ctxpipe.messages import MAX_DEPTH, Message, check
 from ctxpipe.stages.archive import parse_archive
-from ctxpipe.stages.compact import Evidence
+from ctxpipe.stages.compact.stage import Evidence
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.ownership import JOURNAL as NAME

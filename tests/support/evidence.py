@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from ctxpipe.edits.compact import ConversationFacts
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END
+from ctxpipe.stages.compact.partition import ConversationFacts
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
 _WRITTEN, _NAMED = "Files written:", "Files read or named:"

@@ -25,7 +25,7 @@ from histories import conversation, step, user
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import reference
-from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.compact.stage import Restore
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter
 

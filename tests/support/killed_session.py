@@ -45,8 +45,8 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, as_json
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.compact import Breaker
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Breaker
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import StageReport
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary

@@ -13,8 +13,8 @@ from typing import cast
 import pytest
 from hypothesis import settings
 
-from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message
+from ctxpipe.turn.repair import repair
 
 NIGHTLY = settings().max_examples > 500  # the profile that leaves nothing out
 

@@ -22,13 +22,7 @@ from ctxpipe.storage import Archive, JournalStorage, TextReader, TextWriter
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import StorageCheck
 from ctxpipe.testing.contract_sessions import SESSION, WORDS, talk
-from ctxpipe.testing.storage import (
-    Factory,
-    StoragePlace,
-    expect,
-    expect_error,
-    text_or_none,
-)
+from ctxpipe.testing.storage import Factory, StoragePlace, expect, expect_error, text_or_none
 
 HOLDERS = 4
 

@@ -20,7 +20,7 @@ from histories import conversation, step, user
 
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
 from ctxpipe.messages import Message
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import Retry, Summary
 
 TURNS = 32

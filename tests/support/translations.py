@@ -17,8 +17,8 @@ from ctxpipe import (
 )
 from ctxpipe.messages import check, pending_calls
 from ctxpipe.session import Session
-from ctxpipe.stages.compact import Breaker
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Breaker
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import Codec, Translation
 

@@ -8,8 +8,8 @@ from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
-from ctxpipe.stages.compact import Breaker, Restore
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.stage import Breaker, Restore
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import Budget
 

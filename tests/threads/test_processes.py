@@ -120,7 +120,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need():
         "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', "
         "'ast_grep_py'}"
     )
-    modules = "ctxpipe._threads.worker, ctxpipe.folding.definitions, ctxpipe.edits.search"
+    modules = "ctxpipe._threads.worker, ctxpipe.folding.definitions, ctxpipe.stages.reading.search"
 
     assert new_python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 

@@ -29,7 +29,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message, pending_calls
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
-from ctxpipe.stages.compact import Breaker
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import PromptSummarizer, Retry, Summary
 from ctxpipe.tools import ToolInputError, as_beta_tools
 from ctxpipe.tools.offloaded import MIN_TURNS_BETWEEN

@@ -28,7 +28,7 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.placeholders.placeholders import reference
-from ctxpipe.stages.media import MediaOffload
+from ctxpipe.stages.media.stage import MediaOffload
 from ctxpipe.storage.objects import ObjectStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tools import ToolInputError

@@ -41,7 +41,6 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe import answer as answer_call
-from ctxpipe.edits.repair import repair
 from ctxpipe.functions import (
     compact_messages,
     count_tokens,
@@ -67,12 +66,13 @@ from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.providers.prices import Prices, prices_of
 from ctxpipe.settings import EXAMPLE_MODEL as MODEL
-from ctxpipe.stages.compact import CompactStats
-from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
+from ctxpipe.stages.compact.stage import CompactStats
+from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.testing import MessagesServer, answer, tool_use
 from ctxpipe.tools import ToolInputError
+from ctxpipe.turn.repair import repair
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Result, SmartTruncate, Stage
-from ctxpipe.edits.compact import ConversationFacts, evidence_block
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
@@ -41,9 +40,10 @@ from ctxpipe.placeholders.summaries import (
     restored_text,
     summary_extras,
 )
-from ctxpipe.stages import compact
 from ctxpipe.stages.archive import archive_digest, archive_record
-from ctxpipe.stages.compact import Breaker, Evidence, Restore
+from ctxpipe.stages.compact import stage as compact
+from ctxpipe.stages.compact.partition import ConversationFacts, evidence_block
+from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.testing import rules

@@ -39,7 +39,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import reference
-from ctxpipe.stages.compact import Breaker, Restore
+from ctxpipe.stages.compact.stage import Breaker, Restore
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 

@@ -26,7 +26,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders.placeholders import Preview, any_reference, reference
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.tools import answer
 

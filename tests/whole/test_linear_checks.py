@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from histories import MARK, assistant, system, text, tool_result, tool_use, user
 
-from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message, check
+from ctxpipe.turn.repair import repair
 
 SHORT, LONG = 40, 160
 

@@ -26,7 +26,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, as_json, check
 from ctxpipe.providers.prices import Prices
-from ctxpipe.stages.compact import Evidence
+from ctxpipe.stages.compact.stage import Evidence
 from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.stages.reports import Outcome, Result
 from ctxpipe.summarizers import Summary

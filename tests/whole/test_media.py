@@ -25,7 +25,7 @@ from ctxpipe import ContextPipeline, LocalStorage, Stage, offload_tools, presets
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import media_reference
-from ctxpipe.stages.media import MediaOffload
+from ctxpipe.stages.media.stage import MediaOffload
 from ctxpipe.testing import Failure, MessagesServer, OpenAIServer, Received
 
 # Of every day's turns, pictures and limits; the stage's own tests have them whole, and so has the

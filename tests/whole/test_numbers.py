@@ -25,7 +25,7 @@ from ctxpipe import (
 )
 from ctxpipe.functions import count_tokens
 from ctxpipe.messages import Message
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter

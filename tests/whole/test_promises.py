@@ -70,20 +70,20 @@ from ctxpipe import (
     TrimReadBacks,
     Turn,
 )
-from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message, split_system
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.session import Session
-from ctxpipe.stages.compact import Breaker, Restore
-from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
-from ctxpipe.stages.media import MediaOffload
+from ctxpipe.stages.compact.stage import Breaker, Restore
+from ctxpipe.stages.media.stage import MediaOffload
+from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Compacted, Outcome, StageReport
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.storage.ownership import JOURNAL as NAME
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
 from ctxpipe.testing.signatures import sign
 from ctxpipe.tokens import TokenCounter
+from ctxpipe.turn.repair import repair
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from recorded import NIGHTLY, recorded, sample
 
-from ctxpipe.edits.restore import working_set
-from ctxpipe.edits.views import viewed_path
 from ctxpipe.errors import StorageError
 from ctxpipe.messages import Message, ToolCall, result_text, tool_calls, tool_results
 from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
-from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.compact.stage import Restore
+from ctxpipe.stages.compact.working_set import working_set
+from ctxpipe.stages.reading.views import viewed_path
 from ctxpipe.storage.files import FileText
 from ctxpipe.tokens import as_counter
 

@@ -16,12 +16,12 @@ import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, presets
-from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import INTERRUPTED, Preview
 from ctxpipe.providers.agent_tools import COMMON_READING_TOOLS
-from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.compact.stage import Restore
+from ctxpipe.stages.compact.working_set import working_set
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret

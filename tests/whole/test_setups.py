@@ -42,8 +42,8 @@ from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.providers.prices import Prices
 from ctxpipe.session.session import conversation_of
-from ctxpipe.stages.compact import Breaker, Evidence, Restore
-from ctxpipe.stages.gates import RatioGate, RentOrBuyGate
+from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
+from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Outcome
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import (

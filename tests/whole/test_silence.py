@@ -26,15 +26,15 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.conversation.state import Request
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, tool_calls, tool_results
-from ctxpipe.stages.compact import Breaker, CompactResult
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.compact.restore import RestoredFile, RestoredFiles
+from ctxpipe.stages.compact.stage import Breaker, CompactResult
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Outcome, StageReport
-from ctxpipe.stages.restore import RestoredFile, RestoredFiles
 from ctxpipe.storage import FileText, Page
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+from ctxpipe.turn.state import Request
 
 CANARY = "canary-4711"
 SYSTEM = f"The system knows {CANARY}."

@@ -22,15 +22,18 @@ from ctxpipe import (
 )
 from ctxpipe import _values as values
 from ctxpipe._threads import bulk, pieces
-from ctxpipe.conversation import repair, stages
-from ctxpipe.edits import activity, offload, truncate
 from ctxpipe.messages import (
     Message,
+    activity,
     compact_json,
     is_bulky,
     is_encodable,
     without_surrogates,
 )
+from ctxpipe.stages.offload import selection as offload
+from ctxpipe.stages.truncate import selection as truncate
+from ctxpipe.turn import repair_step as repair
+from ctxpipe.turn import stages
 
 
 class Threads:

@@ -12,9 +12,9 @@ from api_rules import faults
 from recorded import TRANSCRIPTS, each_sample, recorded, turns
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
-from ctxpipe.edits.offload import stored_text
 from ctxpipe.messages import Message, blocks, check, tool_results
 from ctxpipe.placeholders.placeholders import BATCH, reference
+from ctxpipe.stages.offload.selection import stored_text
 from ctxpipe.stages.reports import Outcome
 
 pytestmark = pytest.mark.shared

@@ -19,15 +19,7 @@ from mcp import ClientSession
 from mcp.shared.memory import create_client_server_memory_streams
 from sdks import needs_middleware
 
-from ctxpipe import (
-    Budget,
-    Compact,
-    ContextPipeline,
-    LocalStorage,
-    offload_tools,
-    presets,
-    sync,
-)
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, offload_tools, presets, sync
 from ctxpipe.adapters import claude_code
 from ctxpipe.adapters.anthropic import (
     ctxpipe_client,
@@ -38,7 +30,7 @@ from ctxpipe.adapters.anthropic import (
 from ctxpipe.adapters.mcp import offload_server
 from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
-from ctxpipe.stages.compact import compact_messages
+from ctxpipe.stages.compact.stage import compact_messages
 from ctxpipe.summarizers import (
     WITHOUT_MODEL,
     AgentSummarizer,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage
-from ctxpipe.conversation.conversation import Conversation
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message
+from ctxpipe.session.conversation import Conversation
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, delete_sessions
 from ctxpipe.summarizers import Summary

@@ -13,13 +13,7 @@ import brotli
 import pytest
 
 from ctxpipe.wire import encodings
-from ctxpipe.wire.encodings import (
-    MAX_ENCODINGS,
-    MAX_FRAMES,
-    MAX_RATIO,
-    EncodingError,
-    decode,
-)
+from ctxpipe.wire.encodings import MAX_ENCODINGS, MAX_FRAMES, MAX_RATIO, EncodingError, decode
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -18,9 +18,9 @@ from ctxpipe import (
     ObjectStorage,
     StorageError,
 )
-from ctxpipe.conversation.conversation import Conversation
+from ctxpipe.session.conversation import Conversation
 from ctxpipe.session.session import conversation_of
-from ctxpipe.stages.gates import RatioGate
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.wire import MESSAGES, Conversations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.stages.media import MediaOffload
+from ctxpipe.stages.media.stage import MediaOffload
 from ctxpipe.testing.responses_rules import responses_problems
 from ctxpipe.tools import offload_tools
 from ctxpipe.wire import ResponsesCodec

@@ -22,9 +22,7 @@ from translations import (
     sent_items,
 )
 
-from ctxpipe import (
-    ContextPipeline,
-)
+from ctxpipe import ContextPipeline
 from ctxpipe.session import Session
 from ctxpipe.testing.chat_rules import chat_problems
 from ctxpipe.testing.gemini_rules import gemini_problems

@@ -28,7 +28,7 @@ from ctxpipe import (
 )
 from ctxpipe.adapters.http_client import library_of
 from ctxpipe.lab.workbench import SeenFiles
-from ctxpipe.stages.compact import Restore
+from ctxpipe.stages.compact.stage import Restore
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 from ctxpipe.wire import CHAT, Adapter

@@ -1,0 +1,1 @@
+"""Observers of a conversation: the prompt cache as a provider sees it, and signs of trouble."""

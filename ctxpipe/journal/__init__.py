@@ -1,0 +1,1 @@
+"""What a session writes down: the timeline of a conversation and the entries of its journal."""

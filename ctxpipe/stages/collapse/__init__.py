@@ -1,0 +1,1 @@
+"""Replace old exchanges by notes."""

@@ -1,0 +1,480 @@
+"""Decide which parts of a compacted context are carried over verbatim, within the carry budget."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Protocol, runtime_checkable
+
+from ..._logs import logger
+from ..._threads.threads import in_thread, in_thread_if
+from ...errors import StorageError, safe_text, storage_errors
+from ...messages import Message, split_system
+from ...messages.rules import closes_turn
+from ...placeholders.names import session_folder
+from ...placeholders.summaries import omission_line
+from ...providers.refusals import FAR_BELOW
+from ...settings import instance_of
+from ...storage import Archive, TextWriter
+from ...storage.records import message_redactor_of
+from ...tokens import TokenCounter, conservative
+from ..offload.selection import index_after_last_reply
+from ..protocol import Turn
+from ..reading.citations import without_dangling_citations
+from .carry import (
+    NOTHING_CARRIED,
+    CarryKind,
+    Selection,
+    omission_names,
+    omissions_text,
+    select,
+    with_frame,
+)
+from .partition import Replacement, evidence_block
+from .restore import RestoredFile, RestoredFiles
+
+PATHS_INDEX = "compact-paths.txt"
+OMISSIONS = "compact-left-out.txt"
+
+
+@runtime_checkable
+class FileFolder(Protocol):
+    """Something that reduces source files to the names that they define."""
+
+    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
+        """Return the reduced text of each (path, source text), as a text that follows a summary.
+
+        The text is None for a file that cannot be reduced.
+        """
+        ...
+
+
+FOLDER = instance_of(FileFolder, "something that can fold, such as a Folder")
+
+
+async def fold_files(
+    folder: FileFolder | None, files: Sequence[tuple[str, str]], counter: TokenCounter
+) -> Sequence[str | None]:
+    """Return *files* reduced by *folder*; the default one keeps the names that they define."""
+    if folder is None:
+        folder = await in_thread(_new_folder, counter)
+    return await folder.fold(files)
+
+
+def _new_folder(counter: TokenCounter) -> FileFolder:
+    """Return an object that folds files and counts tokens with *counter*."""
+    # Imported here, in a thread: it imports the parser, which takes 200 ms.
+    from ...folding.folder import Folder
+
+    return Folder(counter=counter)
+
+
+async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
+    """Return the reduced text of each of *files*, which exceed the budget, by path."""
+    if not files:
+        return {}
+    texts = await fold_files(None, [(file.path, file.text) for file in files], counter)
+    return {file.path: text for file, text in zip(files, texts, strict=True) if text}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A context to propose.
+
+    *files* are in it as a whole, *folded_texts* are the reduced texts of others, and the evidence
+    may take *evidence_tokens*. *selection* has the pieces of the history that it carries verbatim.
+    *carried_tokens* are the raw tokens of all that. *omitted_paths* are the paths that do not fit
+    into the evidence.
+    """
+
+    files: Sequence[RestoredFile]
+    folded_texts: Mapping[str, str]
+    evidence_tokens: int
+    selection: Selection = NOTHING_CARRIED
+    carried_tokens: int = 0
+    messages: list[Message] = field(default_factory=list)
+    omitted_paths: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OmissionsFile:
+    """The file with the pieces of a history that a context does not carry.
+
+    *path* is the path for the model, "" if there is no file. *before* is the path of the file of an
+    earlier compaction.
+    """
+
+    path: str = ""
+    before: str = ""
+
+    def note(self, selection: Selection) -> list[str]:
+        """Return the line of the evidence that names the pieces left out, if there are any."""
+        if selection.left_out:
+            return [omission_line(omission_names(selection.left_out), self.path)]
+        if self.before:
+            return [omission_line("", self.before)]
+        return []
+
+
+async def choose_layout(
+    turn: Turn,
+    replacements: Sequence[Replacement],
+    restored_files: RestoredFiles,
+    evidence_tokens: int,
+    file: OmissionsFile,
+) -> tuple[Replacement, Layout]:
+    """Return the first of *replacements* that is smaller and meets the target, and its layout.
+
+    A context carries at most half of the target verbatim: first the pieces of the history, in the
+    order of `CarryKind`, then files, then the evidence. If the context still exceeds the target,
+    files and evidence are reduced first, then the pieces, the least important first. A short
+    context that is compacted by force keeps all pieces, even if it does not become smaller.
+
+    A later replacement cuts the newest message. It is used only if the window does not hold the
+    leanest layout of the first one. If nothing fits, the leanest layout of the last replacement is
+    returned.
+    """
+    limits = _Limits(
+        before=await turn.raw_tokens() - turn.overhead,
+        target=raw_limit(turn, turn.budget.target) - turn.overhead,
+        carried_tokens=raw_limit(turn, turn.budget.target // 2),
+    )
+    plans: list[Layout] = []
+    replacement = replacements[0]
+    selection = await _select(turn, replacement, limits.carried_tokens)
+    layout = Layout((), {}, 0)
+    async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
+        plans.append(plan)
+        layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
+        if await _fits(turn, layout, limits):
+            return replacement, layout
+    leaner = layout
+    # A short context within the target need not become smaller: nothing is left out for that.
+    is_done = await is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
+    if not is_done:
+        leaner = await _carry_less(turn, replacement, layout, limits, file)
+    if is_done or await _meets_target(turn, leaner, limits):
+        return replacement, leaner
+    # Above the target, but maybe within the window, with as many pieces as possible.
+    is_accepted = await _will_be_accepted(turn, layout)
+    while not is_accepted:
+        tokens_to_remove = 1 + layout.selection.used // _REMOVAL_STEPS
+        fewer_pieces = layout.selection.lighter(tokens_to_remove)
+        if fewer_pieces is None:
+            break
+        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
+        is_accepted = await _will_be_accepted(turn, layout)
+    if is_accepted or await _was_shortened(turn):
+        return replacement, layout
+    for replacement in replacements[1:]:
+        selection = await _select(turn, replacement, limits.carried_tokens)
+        for plan in plans:
+            layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
+            if await _fits(turn, layout, limits):
+                return replacement, layout
+        layout = await _carry_less(turn, replacement, layout, limits, file)
+        if await _meets_target(turn, layout, limits):
+            return replacement, layout
+    return replacement, layout
+
+
+# Carried pieces are removed in about so many steps, until the window holds the context.
+_REMOVAL_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Limits of a context in raw tokens, without the overhead.
+
+    A context must have fewer than *before* and at most *target* tokens. It may carry
+    *carried_tokens* tokens verbatim.
+    """
+
+    before: int
+    target: int
+    carried_tokens: int
+
+
+async def _select(turn: Turn, replacement: Replacement, max_tokens: int) -> Selection:
+    """Return the pieces of the history that *replacement* carries in *max_tokens* raw tokens."""
+    candidates = replacement.candidates
+    framed_pieces = [with_frame(candidate) for candidate in candidates]
+    counts = iter(await turn.counter.counts(chain.from_iterable(framed_pieces)))
+    sizes = [sum(islice(counts, len(messages))) for messages in framed_pieces]
+    is_large = len(candidates) > _MAX_INLINE_CANDIDATES
+    return await in_thread_if(is_large, select, candidates, sizes, max_tokens)
+
+
+_MAX_INLINE_CANDIDATES = 100  # for more, the choice runs in a worker thread
+
+
+async def _carry_less(
+    turn: Turn, replacement: Replacement, layout: Layout, limits: _Limits, file: OmissionsFile
+) -> Layout:
+    """Return *layout* with only as many carried pieces as the target allows, maybe none."""
+    while not await _meets_target(turn, layout, limits):
+        raw = await turn.counter.count(layout.messages)
+        excess = raw - min(limits.target, limits.before - 1)
+        fewer_pieces = layout.selection.lighter(max(1, excess))
+        if fewer_pieces is None:
+            break
+        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
+    return layout
+
+
+async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+    """Return True if *layout* meets the target, and the carried content does not exceed its share.
+
+    The share counts only if restored files or evidence take tokens from other carried pieces.
+    """
+    if _has_rivals(layout) and layout.carried_tokens > limits.carried_tokens:
+        return False
+    return await _meets_target(turn, layout, limits)
+
+
+def _has_rivals(layout: Layout) -> bool:
+    """Return True if files and evidence take tokens from other carried pieces.
+
+    The leanest layout has no files and no evidence. If the request is the only piece, evidence
+    takes tokens from no other piece: only the target limits it.
+    """
+    if layout.files or layout.folded_texts:
+        return True
+    pieces = [*layout.selection.chosen, *layout.selection.left_out]
+    has_pieces = any(piece.kind != CarryKind.REQUEST for piece in pieces)
+    return has_pieces and layout.evidence_tokens > 0
+
+
+async def _meets_target(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+    """Return True if *layout* is smaller than the context was, and within the target."""
+    raw = await turn.counter.count(layout.messages)
+    return raw < limits.before and raw <= limits.target
+
+
+async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
+    """Return True if the model will accept *layout*, which may be above the target.
+
+    A turn is forced because the model refused the context, so that context counts as filling the
+    window, independent of its estimate. But if it is far too short to have been refused for its
+    length, its end in the user's words is kept.
+    """
+    raw = await turn.counter.count(layout.messages) + turn.overhead
+    if not turn.force:
+        return window_holds(turn, raw)
+    if await is_short(turn):
+        unanswered = turn.messages[index_after_last_reply(turn.messages) :]
+        if any(closes_turn(message) for message in unanswered):
+            return True
+    return raw < await turn.raw_tokens() and await holds_context(turn, raw)
+
+
+async def holds_context(turn: Turn, raw: int) -> bool:
+    """Return True if the model will accept a context of *raw* tokens.
+
+    A turn is forced because the model refused the context. So that context has filled the window at
+    least, independent of its estimate, and a shorter one is measured by it.
+    """
+    if not turn.force:
+        return window_holds(turn, raw)
+    before = max(1, turn.ledger.estimate(await _tokens_before_stages(turn)))
+    likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
+    return not turn.budget.reached(likely)
+
+
+async def is_short(turn: Turn) -> bool:
+    """Return True if the context is far too short for a model to refuse it for its length."""
+    before = max(await turn.tokens(), conservative(await turn.raw_tokens()))
+    return before < FAR_BELOW * turn.budget.trigger
+
+
+async def _was_shortened(turn: Turn) -> bool:
+    """Return True if earlier stages have made a refused context short enough.
+
+    Then no unanswered message has to be cut.
+    """
+    if not turn.force:
+        return False
+    raw = await turn.raw_tokens()
+    return raw < await _tokens_before_stages(turn) and await holds_context(turn, raw)
+
+
+async def _tokens_before_stages(turn: Turn) -> int:
+    """Return the raw tokens that the context had before the first stage of a forced turn."""
+    if turn.tracked is not None and turn.tracked.tokens_before:
+        return turn.tracked.tokens_before
+    return await turn.raw_tokens()
+
+
+def raw_limit(turn: Turn, tokens: int) -> int:
+    """Return the largest number of raw tokens whose estimate is at most *tokens*."""
+    candidates = range(tokens + 1)  # an estimate is never below the raw count
+    return max(0, bisect_right(candidates, tokens, key=turn.ledger.estimate) - 1)
+
+
+def window_holds(turn: Turn, raw: int) -> bool:
+    """Return True if the window holds *raw* tokens and a reply, as far as it was measured."""
+    reserve = turn.budget.reserve_output or 0
+    return turn.ledger.measured_estimate(raw) <= turn.budget.window - reserve
+
+
+async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
+    """Return True if *messages* may follow a summary unchanged without exceeding the target."""
+    head, _ = split_system(turn.messages)
+    raw = turn.overhead + await turn.counter.count([*head, *messages])
+    return not turn.protected and turn.ledger.estimate(raw) <= turn.budget.target
+
+
+async def _from_rich_to_lean(
+    restored_files: RestoredFiles, evidence_tokens: int, counter: TokenCounter
+) -> AsyncIterator[Layout]:
+    """Yield layouts with less and less: fewer restored files, then less evidence.
+
+    The file that was read longest ago is left out first.
+    """
+    folded_texts = await fold_texts(restored_files.unfit, counter)
+    for number in range(len(restored_files.files), -1, -1):
+        files = restored_files.files[:number]
+        if number == len(restored_files.files) - 1:
+            folded_texts = await fold_texts([*restored_files.files, *restored_files.unfit], counter)
+        whole = {file.path for file in files}
+        others = {path: text for path, text in folded_texts.items() if path not in whole}
+        yield Layout(files, others, evidence_tokens)
+    for tokens in (evidence_tokens, evidence_tokens // 4, 0):
+        yield Layout((), {}, tokens)
+
+
+async def _lay_out(
+    turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
+) -> Layout:
+    """Return *layout* with the messages of the new context, and the tokens of what is carried over.
+
+    Citations of content that left are removed from the messages.
+    """
+    evidence = replacement.evidence
+    notes = [*evidence.notes, *file.note(layout.selection)]
+    block, omitted_paths = await in_thread(
+        evidence_block, replace(evidence, notes=notes), layout.evidence_tokens, turn.counter.text
+    )
+    files = [file.message for file in layout.files]
+    folded_texts = list(layout.folded_texts.values())
+    messages = await in_thread(
+        replacement.messages, block, files, folded_texts, layout.selection.chosen
+    )
+    messages = await in_thread(without_dangling_citations, turn.messages, messages)
+    tokens = sum(await turn.counter.texts([block, *folded_texts]))
+    tokens += layout.selection.used + sum(file.tokens for file in layout.files)
+    return replace(layout, messages=messages, carried_tokens=tokens, omitted_paths=omitted_paths)
+
+
+async def write_omissions(
+    turn: Turn,
+    replacement: Replacement,
+    layout: Layout,
+    archive: Archive | None,
+    visible_path_of: Callable[[str], str],
+    file: OmissionsFile,
+) -> tuple[Layout, OmissionsFile, str]:
+    """Write the pieces that *layout* leaves out to a file, and return a layout that names it.
+
+    *file* is the file as *layout* names it now. Its *before* is the path of the file of an earlier
+    compaction, which the new file names. *visible_path_of* returns a location as the model sees it.
+
+    Returns the layout, the file with its new path, and "". Nothing is written, and *layout* and
+    *file* are returned unchanged, in these cases:
+
+    - No piece is left out, or *archive* is None. The third value is "".
+    - *archive* is no `TextWriter`, or writing raises StorageError. The third value is a sentence
+      that says how many pieces are only in the archive. A failed write is also logged.
+    """
+    pieces = layout.selection.left_out
+    if not pieces or archive is None:
+        return layout, file, ""
+    if not isinstance(archive, TextWriter):
+        return layout, file, f"{len(pieces)} pieces to carry on are in the archive only"
+    as_stored = message_redactor_of(archive)
+    text = await in_thread(omissions_text, pieces, file.before, as_stored)
+    try:
+        with storage_errors():
+            [location] = await archive.write([(omissions_key(turn.session_id), text)])
+    except StorageError as error:
+        reason = f"{len(pieces)} pieces to carry on are in the archive only: {safe_text(error)}"
+        logger.warning("%s", reason)
+        return layout, file, reason
+    written = replace(file, path=visible_path_of(location))
+    if written != file:
+        layout = await _lay_out(turn, replacement, layout, written)
+    return layout, written, ""
+
+
+def omissions_key(session_id: str) -> str:
+    """Return the key of the file with the pieces that a context does not carry."""
+    return f"{session_folder(session_id)}/{OMISSIONS}"
+
+
+async def list_paths(
+    turn: Turn,
+    replacement: Replacement,
+    layout: Layout,
+    archive: Archive | None,
+    visible_path_of: Callable[[str], str],
+    file: OmissionsFile,
+) -> tuple[Layout, str]:
+    """Write the paths left out of *layout* to a file, and return a layout that names it.
+
+    The second value is the reason if the file could not be written, otherwise "". *visible_path_of*
+    returns a location as the model sees it.
+    """
+    number = len(layout.omitted_paths)
+    if number == 0 or archive is None:
+        return layout, ""
+    if not isinstance(archive, TextWriter):
+        return layout, f"{number} paths are not listed: the archive stores no texts"
+    key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
+    # One path a line: a name with a line break would add one of its own choosing.
+    text = "".join(f"{path}\n" for path in layout.omitted_paths if path.isprintable())
+    try:
+        with storage_errors():
+            [index] = await archive.write([(key, text)])
+    except StorageError as error:
+        reason = f"{number} paths are not listed: {safe_text(error)}"
+        logger.warning("%s", reason)
+        return layout, reason
+    evidence = replace(replacement.evidence, index=visible_path_of(index))
+    return await _lay_out(turn, replace(replacement, evidence=evidence), layout, file), ""
+
+
+async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:
+    """Return the parts of the context with their raw tokens, the largest first, on one line.
+
+    Empty parts are left out.
+    """
+    count = turn.counter.count
+    summary = layout.messages[len(replacement.head)]
+    closing = list(replacement.tail)
+    systems: list[Message] = []
+    pinned_messages: list[Message] = []
+    other: list[Message] = []
+    for candidate in layout.selection.chosen:
+        match candidate.kind:
+            case CarryKind.SYSTEM:
+                systems += candidate.messages
+            case CarryKind.PIN:
+                pinned_messages += with_frame(candidate)
+            case CarryKind.REQUEST | CarryKind.ATTACHMENT:
+                closing += candidate.messages
+            case CarryKind.BLOCK:
+                other += with_frame(candidate)
+    parts = {
+        "system prompt and tools": turn.overhead,
+        "system messages": await count([*replacement.head, *systems]),
+        "summary and evidence": await count([summary]),
+        "restored files": await count(file.message for file in layout.files),
+        "pinned messages": await count(pinned_messages),
+        "unknown blocks and references": await count(other),
+        "the request at the end": await count(closing),
+    }
+    largest = Counter(parts).most_common()
+    return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

@@ -1,0 +1,1 @@
+"""Move old images and documents to files."""

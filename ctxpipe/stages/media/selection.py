@@ -1,0 +1,174 @@
+"""Decide which images and documents leave the context, and replace them by placeholders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from ..._text import count_phrase
+from ..._values import JsonDict, canonical_json
+from ...messages import MEDIA, Message, blocks, field, kind, rebuilt
+from ...placeholders.names import content_hash
+from ...placeholders.placeholders import DOCUMENT, IMAGE
+from ...tokens.media import pages_of, size_of
+
+_DIGITS = 32
+_NAME = re.compile(rf"media-([0-9a-f]{{{_DIGITS}}})(?:-[0-9a-f]+)*\.md")
+_MEDIA_TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
+
+
+class Weight(NamedTuple):
+    """Size of images and documents: characters of base64, number of images, pages of PDFs."""
+
+    chars: int = 0
+    images: int = 0
+    pages: int = 0
+
+    def plus(self, other: Weight) -> Weight:
+        """Return the sum of both."""
+        return Weight(
+            self.chars + other.chars, self.images + other.images, self.pages + other.pages
+        )
+
+    def fits(self, limit: Weight) -> bool:
+        """Return True if no part is larger than that of *limit*."""
+        return (
+            self.chars <= limit.chars and self.images <= limit.images and self.pages <= limit.pages
+        )
+
+
+def is_movable(value: object) -> bool:
+    """Return True if *value* is an image or document that may leave its message.
+
+    Its data must be in the message, not behind a URL or an id. Documents with citations stay:
+    replies point to them by their number.
+    """
+    if not isinstance(value, Mapping) or kind(value) not in MEDIA:
+        return False
+    source = value.get("source")
+    has_data = field(source, "type") == "base64" and isinstance(field(source, "data"), str)
+    return has_data and not field(value.get("citations"), "enabled")
+
+
+def media_in(message: Message) -> list[JsonDict]:
+    """Return the images and documents that may leave *message*, those in results included."""
+    movable_blocks: list[JsonDict] = []
+    if message["role"] != "user" or not blocks(message):
+        return movable_blocks
+
+    def collect(value: Any) -> object:
+        """Add *value* to the result if it may be moved, and return None; else return it."""
+        if not is_movable(value):
+            return value
+        movable_blocks.append(value)
+        return None
+
+    rebuilt(message, collect)
+    return movable_blocks
+
+
+def _weight(message: Message) -> Weight:
+    """Return the characters of all movable images and documents of *message*, and their number.
+
+    Images are counted one by one, documents by their pages.
+    """
+    weight = Weight()
+    for block in media_in(message):
+        data = block["source"]["data"]
+        if kind(block) == "image":
+            weight = weight.plus(Weight(len(data), images=1))
+        else:
+            weight = weight.plus(Weight(len(data), pages=pages_of(data)))
+    return weight
+
+
+def weights_of(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
+    """Return the weight of the media in each message at *places* that has some to move."""
+    weights = {place: _weight(messages[place]) for place in places}
+    return {place: weight for place, weight in weights.items() if any(weight)}
+
+
+def older_than_budget(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
+    """Return the indices of *weights* without the newest ones that together fit into *keep*."""
+    places = list(weights)
+    total = Weight()
+    while places:
+        total = total.plus(weights[places[-1]])
+        if not total.fits(keep):
+            break
+        places.pop()
+    return places
+
+
+# Files and placeholders ---------------------------------------------------------------------------
+
+
+def stored_text(block: Mapping[str, object]) -> str:
+    """Return the text of the file for *block*: its JSON without its cache mark."""
+    return canonical_json({key: value for key, value in block.items() if key != "cache_control"})
+
+
+def file_name(text: str) -> str:
+    """Return the name of the file for *text*, without extension; equal texts have one name."""
+    return f"media-{content_hash(text, _DIGITS)}"
+
+
+def is_media_file(name: str) -> bool:
+    """Return True if *name* has the form of the name of a file with an image or document."""
+    return _NAME.fullmatch(name) is not None
+
+
+def media_block_of(name: str, text: str) -> JsonDict | None:
+    """Return the image or document in the file *name* with this *text*.
+
+    Returns None if the name does not belong to the text.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or content_hash(text, _DIGITS) != match[1]:
+        return None
+    return cast("JsonDict", json.loads(text))
+
+
+def placeholder_of(block: Mapping[str, Any], path: str) -> str:
+    """Return the text that replaces an image or document *block*, which is stored at *path*.
+
+    It names the media type, the size in pixels or pages if it can be read, and the bytes.
+    """
+    source = block["source"]
+    data = source["data"]
+    media_type = str(source.get("media_type"))
+    parts = [media_type] if _MEDIA_TYPE.fullmatch(media_type) else []
+    if kind(block) == "image":
+        form = IMAGE
+        size = size_of(data)
+        if size:
+            parts.append(f"{size[0]} x {size[1]} pixels")
+    else:
+        form = DOCUMENT
+        pages = pages_of(data)
+        if pages:
+            parts.append(count_phrase(pages, "page"))
+    byte_count = len(data) // 4 * 3 - data[-2:].count("=")
+    parts.append(f"{byte_count:,} bytes")
+    return form.format(", ".join(parts), path)
+
+
+def with_placeholders(message: Message, placeholders: Mapping[str, str]) -> Message:
+    """Return *message* with *placeholders* for its images and documents.
+
+    The key of a placeholder is the stored text of the block that it replaces.
+    """
+
+    def replace(value: Any) -> object:
+        """Return *value*, or a text block with its placeholder and cache mark if there is one."""
+        placeholder = placeholders.get(stored_text(value)) if is_movable(value) else None
+        if placeholder is None:
+            return value
+        block: JsonDict = {"type": "text", "text": placeholder}
+        if value.get("cache_control"):
+            block["cache_control"] = value["cache_control"]
+        return block
+
+    return cast("Message", rebuilt(message, replace))

@@ -1,0 +1,1 @@
+"""Move large tool results to files, when they are new or once it pays."""

@@ -1,0 +1,219 @@
+"""Gates of `BatchOffload`: they decide when old results leave the context."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import Protocol
+
+from ..._logs import logger
+from ..._text import short_repr
+from ...messages import Columns, ToolResult, compact_json, is_text_part
+from ...providers.prices import PRICES, Prices
+from ...settings import (
+    NUMBER,
+    OFFLOAD_RATIO_THRESHOLD,
+    Requirement,
+    check_settings,
+    is_number,
+    setting,
+)
+from ...tokens import TokenCounter
+from ..protocol import Turn
+from .payoff import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
+from .selection import OffloadCandidate, Scan, passes
+
+MIN_WAITING_CHARS = 20_000
+"""Fewer waiting characters are not worth a line in the log."""
+
+
+class Gate(Protocol):
+    """A rule that chooses which old results `BatchOffload` moves to files now."""
+
+    async def __call__(
+        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
+        """Return the candidates to offload in this turn, or a sentence why none leaves.
+
+        *scan* has the size of the history. A call of *candidates* returns the old results that may
+        leave, oldest first; a gate that decides by *scan* alone need not call it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RatioGate:
+    """Open if at least *ratio* of the history's characters may leave; then all candidates leave.
+
+    A *ratio* of 0 or less is reached as soon as one result may leave, one above 1 never. Raises
+    SettingsError if it is not a number.
+    """
+
+    ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        Requirement(is_number, "a number such as 0.2").check("ratio", self.ratio)
+
+    async def __call__(
+        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
+        """Return the candidates if their share of all characters is high enough, else a reason."""
+        if passes(scan, self.ratio):
+            return candidates()
+        if not scan.offloadable_chars:
+            return "no old result is long enough to offload"
+        share = scan.offloadable_chars / scan.total_chars
+        return f"{share:.3f} of the history is offloadable, below {self.ratio}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RentOrBuyGate:
+    """Open when carrying old results has cost *alpha* times the price of a rewrite.
+
+    *Carrying* a result costs the price of reading it from the cache, in each call of the model
+    since it came. The first *free_calls* calls do not count, because the result was made for them.
+    A *rewrite* costs the price of writing the cached context after the first leaving result again.
+    Messages that no call has sent yet are not cached, so changing them costs nothing. No forecast
+    and no model are needed: the messages themselves show how often each result was read.
+
+    The results that leave are one candidate and all newer ones. For each possible first candidate
+    the gate computes (cost of carrying) - *alpha* x (cost of rewriting), and it chooses the
+    greatest difference. Nothing leaves if it is not above 0, if fewer than *min_tokens* raw tokens
+    would leave, or before *min_calls* calls, because short sessions do not pay a rewrite back. If
+    the cache is known to have expired, rewriting costs nothing, and all old results leave if they
+    free *min_tokens*.
+
+    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``. Only the
+    ratios of the prices count, and the prompt lengths above which they rise.
+
+    Raises SettingsError if a setting is invalid.
+    """
+
+    prices: Prices = field(default_factory=Prices.relative)
+    alpha: float = 2.0
+    min_tokens: int = 1000
+    min_calls: int = 25
+    free_calls: int = 5
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            prices=PRICES,
+            alpha=NUMBER,
+            min_tokens=NUMBER,
+            min_calls=NUMBER,
+            free_calls=NUMBER,
+        )
+
+    async def __call__(
+        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /
+    ) -> Sequence[OffloadCandidate] | str:
+        """Return the candidates to move now, or the reason why all wait.
+
+        They are one candidate and all newer ones, chosen as the class says.
+        """
+        old = candidates()
+        if not old:
+            return "no old result is long enough to offload"
+        columns = await turn.columns()
+        if not turn.cache_expired and columns.calls < self.min_calls:
+            return f"{columns.calls} of {self.min_calls} calls so far"
+        table = turn.recall(CandidateTokens).table(
+            old, partial(_tokens, turn.counter), columns, await turn.prefix_sums(), self.free_calls
+        )
+        start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
+        return start if isinstance(start, str) else old[start:]
+
+
+async def first_to_leave(
+    turn: Turn, table: CandidateTable, prices: Prices, alpha: float, min_tokens: int
+) -> int | str:
+    """Return the index in *table* of the first candidate that leaves; all after it leave too.
+
+    Returns a sentence that says why, if none leaves. The table's cached tokens count only as long
+    as the cache has not expired.
+    """
+    if turn.cache_expired:
+        # All of it must be written again anyway: every token that leaves is a gain.
+        freed = sum(table.freed)
+        best: Eviction | None = Eviction(0, freed, freed)
+    else:
+        rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
+        overpaid = _overpaid_by_freed_tokens(
+            turn, prices, await turn.prefix_sums(), await turn.columns()
+        )
+        best = best_eviction(table, rates, overpaid)
+    if best is None or best.gain <= 0:
+        return "carrying them has cost less than rewriting would"
+    if best.freed < min_tokens:
+        return f"{best.freed:,} tokens would be worth a rewrite, fewer than {min_tokens:,}"
+    return best.start
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A record of the old results of a session that its gate keeps in the context."""
+
+    logged_chars: int = 0
+
+    def log(self, turn: Turn, waiting: Sequence[OffloadCandidate], chars: int, reason: str) -> None:
+        """Log how many results wait, and the *reason*; again once their *chars* have doubled.
+
+        Logs nothing about one result, or about fewer than `MIN_WAITING_CHARS` characters.
+        """
+        self.logged_chars = min(self.logged_chars, chars)  # some may have left
+        if chars < max(MIN_WAITING_CHARS, 2 * self.logged_chars) or len(waiting) == 1:
+            return
+        self.logged_chars = chars
+        sizes = [candidate.chars for candidate in waiting]
+        logger.info(
+            "session %r: %d results of %s to %s characters wait for a batch: %s",
+            turn.session_id[:40],
+            len(sizes),
+            f"{min(sizes):,}",
+            f"{max(sizes):,}",
+            reason,
+        )
+
+
+def _overpaid_by_freed_tokens(
+    turn: Turn, prices: Prices, sums: Sequence[int], columns: Columns
+) -> Callable[[int], float] | None:
+    """Return a function for the amount overpaid above a price threshold, by freed tokens.
+
+    The function returns 0 for a number of tokens that does not lead below the threshold. Returns
+    None if there is no such threshold. ``sums[n]`` are the tokens of the first n messages.
+    """
+    if not prices.cliffs:
+        return None
+    total = sums[-1] + turn.overhead
+    cliff = prices.cliff(turn.ledger.estimate(total))
+    if not cliff.above:
+        return None
+    limit = int(cliff.above / turn.ledger.factor)
+    crossing_message = max(0, bisect_right(sums, limit - turn.overhead) - 1)
+    surcharge = (cliff.prompt - 1) * prices.read_ratio
+    [reads] = columns.reads([crossing_message])
+    overpaid = surcharge * total * reads
+    return lambda freed: overpaid if total - freed <= limit else 0.0
+
+
+def _tokens(counter: TokenCounter, candidate: OffloadCandidate) -> int:
+    """Return the tokens that would leave with *candidate*.
+
+    Its texts have been counted before, so this only looks them up.
+    """
+    if isinstance(candidate.item, ToolResult):
+        content = candidate.item.content
+        if isinstance(content, str):
+            return counter.text(content)
+        return sum(counter.block(block) for block in content or () if is_text_part(block))
+    text = compact_json(candidate.item.input)
+    return counter.text(text) * candidate.chars // max(1, len(text))

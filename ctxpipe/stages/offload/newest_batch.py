@@ -1,0 +1,146 @@
+"""Move the largest new results to files, before the model sees them, if they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..._threads.bulk import weight
+from ..._threads.threads import in_thread
+from ...messages import Message, ToolResult, rewrite, split_system
+from ...placeholders.placeholders import Preview
+from ...placeholders.summaries import own_words
+from ...settings import SUMMARY_MAX_WORDS
+from ..compact.layout import holds_context, is_short, window_holds
+from ..compact.partition import open_tail
+from ..moves import Move, Place, Pointers, worthwhile_moves
+from ..protocol import Turn
+from . import selection as offload
+from .selection import OffloadCandidate, OffloadRules
+
+_TOKENS_PER_WORD = 2
+_EVIDENCE_TOKENS = 6_000
+_TARGET_DIVISOR = 4  # summary and evidence take at most a quarter of the budget's target
+
+
+async def moves_to_fit_window(
+    pointers: Pointers, turn: Turn, moves: Sequence[Move], rules: OffloadRules
+) -> list[Move]:
+    """Return the moves that are needed for the results since the last reply to fit the window.
+
+    Old messages can be summarized, so they count only with what a compaction would keep of them.
+    The rest is the system prompt, the tools, and what the model has not answered. If that alone
+    exceeds the window, the largest results leave, however short, until it is below the budget's
+    trigger; *moves* leave anyway. A result that was read back from a file leaves only if the others
+    are not enough. A preview stays visible, unless it does not fit either.
+    """
+    fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
+    if fits:
+        return []
+    head, rest = split_system(turn.messages)
+    tail = open_tail(rest)
+    unanswered = _with_placeholders(turn, moves)[len(head) + tail :]
+    fixed_tokens = turn.overhead + await turn.counter.count([*head, *unanswered])
+    fixed_tokens += await _compaction_tokens(turn, rest[:tail])
+    if await holds_context(turn, fixed_tokens):
+        return []
+    start = offload.index_after_last_reply(turn.messages)
+    leaving_places = {move.item.place for move in moves}
+    tiers = await in_thread(_candidates, turn.messages, start, rules, leaving_places)
+    further_moves: list[Move] = []
+    for preview in (pointers.preview or Preview(), None):
+        further_moves = []
+        tokens = fixed_tokens
+        tier_pointers = replace(pointers, preview=preview)
+        for candidates in tiers:
+            possible_moves = await worthwhile_moves(tier_pointers, turn, candidates, rules)
+            savings = await _savings(turn, possible_moves)
+            for move, saved_tokens in zip(possible_moves, savings, strict=True):
+                if await _is_low_enough(turn, tokens):
+                    return further_moves
+                if saved_tokens > 0:
+                    further_moves.append(move)
+                    tokens -= saved_tokens
+        if await _is_low_enough(turn, tokens):
+            return further_moves
+    return further_moves
+
+
+def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:
+    """Return True if the window holds the context even if each new character is a token.
+
+    This holds in most turns, and costs almost nothing to check.
+    """
+    ledger = turn.ledger
+    moved_chars = sum(len(move.text) for move in moves)
+    limit = turn.budget.window + moved_chars
+    new_chars = weight(turn.messages[ledger.unchanged_count :], limit) - moved_chars
+    return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new_chars))
+
+
+def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
+    """Return the messages of *turn* as they will be after *moves* of results."""
+    contents: dict[Place, object] = {}
+    for move in moves:
+        if isinstance(move.item, ToolResult):
+            text = move.predict_placeholder(turn)
+            contents[move.item.place] = offload.with_placeholder(move.item.content, text)
+    return rewrite(turn.messages, contents)
+
+
+async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
+    """Estimate the tokens that a compaction keeps of *messages*: summary, evidence, the request."""
+    request: Sequence[Message] = ()
+    for message in reversed(messages):
+        if own_words(message):
+            request = [message]
+            break
+    summary_tokens = SUMMARY_MAX_WORDS() * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
+    summary_tokens = min(summary_tokens, turn.budget.target // _TARGET_DIVISOR)
+    tokens = summary_tokens + await turn.counter.count(request)
+    return min(tokens, await turn.counter.count(messages))
+
+
+def _candidates(
+    messages: Sequence[Message], start: int, rules: OffloadRules, leaving_places: set[Place]
+) -> list[list[OffloadCandidate]]:
+    """Return two lists of results that may leave, the longest first.
+
+    The second list has the results that were read back from files.
+    """
+    others: list[OffloadCandidate] = []
+    read_backs: list[OffloadCandidate] = []
+    for result, call in offload.results_with_calls(messages, start, 1):
+        if result.place in leaving_places or not rules.can_leave(result, call):
+            continue
+        tier = read_backs if rules.is_read_back(call) else others
+        tier.append(offload.candidate_of(result))
+    for tier in (others, read_backs):
+        tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
+    return [others, read_backs]
+
+
+async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
+    """Return the tokens that each of *moves* saves in the context.
+
+    The text that a move stores is not what the context loses: the file of several text blocks is
+    their JSON, which has more tokens than the blocks.
+    """
+    before: list[Message] = []
+    after: list[Message] = []
+    for move in moves:
+        content: Any = move.item.content if isinstance(move.item, ToolResult) else move.text
+        placeholder: Any = offload.with_placeholder(content, move.predict_placeholder(turn))
+        before.append({"role": "user", "content": content})
+        after.append({"role": "user", "content": placeholder})
+    counts_before = await turn.counter.counts(before)
+    counts_after = await turn.counter.counts(after)
+    return [old - new for old, new in zip(counts_before, counts_after, strict=True)]
+
+
+async def _is_low_enough(turn: Turn, raw: int) -> bool:
+    """Return True if a context of *raw* tokens needs no compaction, and the model accepts it."""
+    if turn.budget.reached(turn.ledger.estimate(raw)):
+        return False
+    return await holds_context(turn, raw)

@@ -1,0 +1,363 @@
+"""Move large tool results into files, and leave placeholders that name the files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import cast
+
+from ..._text import count_phrase, short_repr
+from ..._threads.threads import in_thread_if
+from ...errors import InvalidHistory, SettingsError
+from ...messages import Message, MessageLike, ToolResult, ensure_messages, rewrite, tool_results
+from ...placeholders.names import safe_name, session_folder
+from ...placeholders.placeholders import BATCH, DIRECT, Preview
+from ...providers.agent_tools import READ_BACK_TOOLS
+from ...settings import (
+    CALLABLE,
+    DIRECT_OFFLOAD_CHAR_THRESHOLD,
+    FLAG,
+    OFFLOAD_CHAR_THRESHOLD,
+    OFFLOAD_RATIO_THRESHOLD,
+    SIZE,
+    TOOL_NAMES,
+    Requirement,
+    check_settings,
+    excerpt,
+    is_size,
+    setting,
+)
+from ...storage import LocalStorage, TextWriter
+from ..moves import (
+    Act,
+    Move,
+    Moving,
+    Pointers,
+    move_texts,
+    recall_rules,
+    worthwhile_moves,
+    write_texts,
+)
+from ..protocol import Change, Skip, Turn
+from . import selection as offload
+from .gates import Gate, RatioGate, Waiting
+from .newest_batch import moves_to_fit_window
+from .selection import OffloadCandidate
+
+# The requirement functions ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OffloadedMessage:
+    """The result of `offload_tool_result`.
+
+    *freed_chars* is the net saving: the characters of the texts that left, less those of the
+    placeholders. (In `OffloadResult` the placeholders are not subtracted.) *files* has the absolute
+    path of each file, *file* is the first of them. If all results had to stay (those with images,
+    and placeholders), *message* is the same object, *files* is empty and *file* is None.
+    """
+
+    message: Message = field(repr=False)
+    freed_chars: int = 0
+    files: tuple[str, ...] = ()
+
+    __repr__ = short_repr
+
+    @property
+    def file(self) -> str | None:
+        """The absolute path of the first file that was written."""
+        return self.files[0] if self.files else None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OffloadResult:
+    """The result of `offload_tool_results`.
+
+    *freed_chars* is the number of characters of the texts that left; those of the placeholders are
+    not subtracted. *files* are absolute paths in message order.
+    """
+
+    messages: list[Message] = field(repr=False)
+    offloaded_count: int = 0
+    freed_chars: int = 0
+    files: tuple[str, ...] = ()
+
+    __repr__ = short_repr
+
+
+async def offload_tool_result(
+    message: MessageLike,
+    *,
+    session_id: str,
+    output_dir: str | os.PathLike[str],
+    writer: TextWriter | None = None,
+) -> OffloadedMessage:
+    """Write each tool result of *message* to a file, and replace it by a placeholder.
+
+    The file is ``<output_dir>/<session_id>/<tool_use_id>.md``. No threshold is checked: the caller
+    has decided. A result with images stays, and so does one that is a placeholder already. If
+    *message* has only such results, nothing is written. A second result with the same id overwrites
+    the file of the first. *message* is not modified.
+
+    *writer* is a storage to use in place of the files below *output_dir*.
+
+    Raises InvalidHistory if *message* has no tool result at all, StorageError if a file cannot be
+    written.
+    """
+    ensure_messages([message])
+    [message] = cast("list[Message]", [message])
+    if not any(tool_results([message])):
+        raise InvalidHistory("message 0 has no tool_result block, so there is nothing to offload")
+    writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
+    movable = offload.movable([message])
+    if not movable:
+        return OffloadedMessage(message)
+    files = await _write_results(
+        writer, movable, f"{session_folder(session_id)}/{{}}.md", indent=None
+    )
+    pointers = [DIRECT.format(file) for file in files]
+    [rewritten] = _point_to([message], movable, pointers)
+    placeholder_chars = sum(len(pointer) for pointer in pointers)
+    freed_chars = offload.total_characters(movable) - placeholder_chars
+    return OffloadedMessage(rewritten, freed_chars, files)
+
+
+async def offload_tool_results(
+    messages: Sequence[MessageLike],
+    *,
+    output_dir: str | os.PathLike[str],
+    ratio: float | Decimal | None = None,
+    min_chars: int | None = None,
+    writer: TextWriter | None = None,
+) -> OffloadResult:
+    """Write all long tool results to files, if together they are a large share of the messages.
+
+    A result is long if it has *min_chars* (100) characters or more. If all long results together
+    have *ratio* (0.2) or more of the characters of all messages, each is moved to a file. Otherwise
+    the very same list is returned and no file is written. The file is
+    ``<output_dir>/tool-result-<id>.md``; if an id repeats, the next free number is added. *writer*
+    is a storage to use in place of the files below *output_dir*. *messages* is not modified;
+    messages without such a result are the same objects in the returned list.
+
+    Raises InvalidHistory before anything is written, StorageError if a file cannot be written,
+    SettingsError if an environment variable is not a number.
+    """
+    ensure_messages(messages)
+    messages = cast("list[Message]", messages)
+    min_chars = OFFLOAD_CHAR_THRESHOLD(min_chars)
+    share = OFFLOAD_RATIO_THRESHOLD(ratio)
+    results = offload.offloadable(messages, min_chars)
+    scan = offload.scan_of(messages, results)
+    if not offload.passes(scan, share):
+        return OffloadResult(messages)
+    writer = writer or LocalStorage(output_dir, on_conflict="number")
+    files = await _write_results(writer, results, "tool-result-{}.md", indent=2)
+    pointers = [BATCH.format(f"./{os.path.basename(file)}") for file in files]
+    rewritten = _point_to(messages, results, pointers)
+    return OffloadResult(rewritten, len(results), scan.offloadable_chars, files)
+
+
+async def _write_results(
+    writer: TextWriter, results: Sequence[ToolResult], name: str, indent: int | None
+) -> tuple[str, ...]:
+    """Write each of *results* to a file; return the locations from *writer*, in the same order.
+
+    *name* is a key with an optional folder; the safe form of the result's id replaces its ``{}``.
+    *indent* is that of the JSON in which blocks are stored; None means compact. Raises StorageError
+    if a file cannot be written.
+    """
+    keys = [name.format(safe_name(result.tool_use_id)) for result in results]
+    texts = [offload.stored_text(result.content, indent=indent) for result in results]
+    return tuple(await writer.write(list(zip(keys, texts, strict=True))))
+
+
+def _point_to(
+    messages: list[Message], results: Iterable[ToolResult], pointers: Iterable[str]
+) -> list[Message]:
+    """Return *messages* with one of *pointers* as the content of each of *results*."""
+    places = [result.place for result in results]
+    return rewrite(messages, dict(zip(places, pointers, strict=True)))
+
+
+# The stages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DirectOffload(Moving):
+    """Move each new tool result that is too long into a file, before the model sees it.
+
+    The text goes to *storage*, and a *placeholder* with the path of the file takes its place. Only
+    the results after the last reply are read, so nothing that the provider has cached changes.
+
+    A result leaves if it has *min_chars* characters or more and its placeholder has fewer tokens.
+    *per_tool* replaces *min_chars* for single tools, by name; None means that their results stay.
+    Images stay in place. The result of a call that a program on the server made, and reads, stays
+    too. A result that was *read back*, by a call that reads an offloaded file, is not offloaded
+    again; if it is long, `TrimReadBacks` shortens it.
+
+    In one case more results leave: if the new results do not fit the context window together with
+    the system prompt, the tools and the content that a compaction carries over. A compaction keeps
+    new messages whole only as far as they fit, so the model would never see the rest. Then the
+    largest of the new results leave too, with a preview, until the others fit. Only if that is not
+    enough, new results that were read back leave as well.
+
+    *preview* keeps head and tail visible after the placeholder.
+
+    Raises SettingsError if a setting is invalid.
+    """
+
+    storage: TextWriter
+    min_chars: int = setting(DIRECT_OFFLOAD_CHAR_THRESHOLD)
+    preview: Preview | None = None
+    per_tool: Mapping[str, int | None] = field(default_factory=dict)
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        self._pointers.check()
+        check_settings(self, min_chars=SIZE)
+        _check_limits(self.per_tool)
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self.storage, DIRECT, self.preview)
+
+    def _rules(self, session_id: str) -> offload.OffloadRules:
+        """Return the rules by which results of a session may leave; results read back stay."""
+        own_paths = self._pointers.own_paths(session_id)
+        return offload.OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
+
+    async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Move new results with ``min_chars`` characters to files with *act*, and more if needed.
+
+        More leave if the new messages would not fit the window. Returns Skip if no result is long
+        enough. Raises StorageError if nothing can be written.
+        """
+        rules = recall_rules(turn, self.storage, self._rules)
+        start = offload.index_after_last_reply(turn.messages)
+        moves: list[Move] = []
+        if (await turn.columns()).result_chars(start) >= rules.least_chars:
+            is_large = turn.exceeds_inline_limit(max(0, start - 1))
+            candidates = await in_thread_if(
+                is_large, offload.candidates, turn.messages, start, rules
+            )
+            moves = await worthwhile_moves(self._pointers, turn, candidates, rules)
+        if start < len(turn.messages):
+            moves += await moves_to_fit_window(self._pointers, turn, moves, rules)
+        if not moves:
+            return Skip(f"no new result of {self.min_chars:,} characters or more")
+        return await move_texts(turn, moves, act)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class BatchOffload(Moving):
+    """Move old tool results into files, all at once, when the gate decides that it pays.
+
+    A result is old if the model has replied *keep_recent* times or more since. The *gate* is asked
+    in each turn: `RatioGate` decides by the share of the history that would leave, `RentOrBuyGate`
+    by costs. If it lets nothing leave, the context stays the very same list.
+
+    *inputs* has the names of tools whose inputs leave too, such as
+    ``ctxpipe.providers.agent_tools.WRITING_TOOLS``. In an input, each text of 1,000 characters or
+    more is replaced, whatever *min_chars* is; the keys stay. Calls that a program on the server
+    made stay unchanged, with their results. Results that were read back from offloaded files stay
+    for good; if *keep_read_backs* is False, they leave when they are old, like any other result.
+    *storage*, *min_chars*, *preview* and *per_tool* are those of `DirectOffload`.
+
+    Raises SettingsError if a setting is invalid.
+    """
+
+    storage: TextWriter
+    gate: Gate = field(default_factory=RatioGate)
+    min_chars: int = setting(OFFLOAD_CHAR_THRESHOLD)
+    keep_recent: int = 1
+    preview: Preview | None = None
+    per_tool: Mapping[str, int | None] = field(default_factory=dict)
+    inputs: AbstractSet[str] = frozenset()
+    keep_read_backs: bool = True
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        self._pointers.check()
+        check_settings(
+            self,
+            min_chars=SIZE,
+            gate=Requirement(CALLABLE.accepts, "a Gate such as RatioGate(0.2)"),
+            keep_recent=SIZE,
+            keep_read_backs=FLAG,
+            inputs=TOOL_NAMES,
+        )
+        _check_limits(self.per_tool)
+        if not (self.keep_read_backs or self.keep_recent):
+            raise SettingsError(
+                "keep_read_backs is False and keep_recent is 0: results that are read back would "
+                "leave before the model sees them; set keep_recent to 1 or more"
+            )
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self.storage, BATCH, self.preview, prefix="tool-result-", indent=2)
+
+    def _rules(self, session_id: str) -> offload.OffloadRules:
+        """Return the rules by which results and inputs of a session may leave.
+
+        If ``keep_read_backs`` is set, results in which the model reads the session's own files
+        stay.
+        """
+        if not self.keep_read_backs:
+            return offload.OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
+        own_paths = self._pointers.own_paths(session_id)
+        return offload.OffloadRules(
+            self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs
+        )
+
+    async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        """Move old results to files with *act*, if the gate lets them leave.
+
+        A forced turn does not ask the gate. Returns Skip, with the reason, if none leaves; results
+        that wait are logged. Raises StorageError if nothing can be written.
+        """
+        rules = recall_rules(turn, self.storage, self._rules)
+        index = turn.recall(offload.CandidateIndex)
+        is_large = turn.exceeds_inline_limit(index.message_count)
+        await in_thread_if(is_large, index.extend, turn.messages, rules)
+        end = (await turn.columns()).recent_from(self.keep_recent)
+        scan, candidates = index.between(turn.protected, end)
+        leaving: Sequence[OffloadCandidate] | str
+        if turn.force:
+            leaving = candidates() or "no old result is long enough to offload"
+        else:
+            leaving = await self.gate(turn, scan, candidates)
+        if isinstance(leaving, str):
+            reason = leaving
+            waiting = candidates()
+            if not waiting:
+                return Skip(reason)
+            if act is write_texts:
+                turn.recall(Waiting).log(turn, waiting, scan.offloadable_chars, reason)
+            return Skip(f"{count_phrase(len(waiting), 'old result')} wait; {reason}")
+        moves = await worthwhile_moves(self._pointers, turn, leaving, rules)
+        if not moves:
+            return Skip("no placeholder would be cheaper than what it replaces")
+        return await move_texts(turn, moves, act)
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+def _check_limits(per_tool: object) -> None:
+    """Raise SettingsError unless *per_tool* maps names of tools to limits in characters."""
+    if not isinstance(per_tool, Mapping):
+        raise SettingsError(
+            f"per_tool is {excerpt(per_tool)}; give a mapping from the name of a tool to its limit"
+        )
+    for tool, limit in per_tool.items():
+        if limit is not None and not is_size(limit):
+            raise SettingsError(
+                f"per_tool[{tool!r}] is {excerpt(limit)}; "
+                "give a whole number, 0 or more, or None for no limit"
+            )

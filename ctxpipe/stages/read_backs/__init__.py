@@ -1,0 +1,1 @@
+"""Shorten long results that the model has read back from files."""

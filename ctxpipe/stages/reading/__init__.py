@@ -1,0 +1,1 @@
+"""Pure functions that read a conversation, shared by several stages."""

@@ -1,0 +1,1 @@
+"""Shorten the middle of a history without a model."""

@@ -1,0 +1,1 @@
+"""One turn, a file for each step: align, repair, stages, finish, commit."""

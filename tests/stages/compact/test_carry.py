@@ -1,0 +1,381 @@
+"""The carry budget: the pieces that pass a compaction verbatim, and their order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from histories import (
+    PICTURE,
+    assistant,
+    conversation,
+    histories,
+    said,
+    step,
+    system,
+    tool_result,
+    tool_use,
+    user,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.messages import Message, blocks, check, is_opaque, kind
+from ctxpipe.placeholders.summaries import CARRIED_LINE, SHORT_REPLY
+from ctxpipe.stages.compact.carry import (
+    Candidate,
+    CarryKind,
+    arrange,
+    attach,
+    blocks_to_carry,
+    count_removed,
+    is_reference,
+    omission_names,
+    omissions_text,
+    select,
+    with_reply,
+)
+
+UPLOAD = {"type": "container_upload", "file_id": "file_1"}
+REFERENCE = {"type": "tool_reference", "tool_name": "create_event"}
+
+
+def gadget(number: int = 1, **values: Any) -> dict[str, Any]:
+    return {"type": "gadget", "number": number, **values}
+
+
+def source(name: str, **values: str) -> dict[str, Any]:
+    return {"type": name, "source": values}
+
+
+def as_it_is(message: Message) -> Message:
+    return message
+
+
+def piece(carry_kind: CarryKind, index: int, **values: Any) -> Candidate:
+    return Candidate(carry_kind, index, 0, [user(f"message {index}")], "piece", **values)
+
+
+# What may be carried ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (UPLOAD, True),
+        (source("document", type="file", file_id="file_2"), True),
+        (source("document", type="url", url="https://example.com/a.pdf"), True),
+        (source("image", type="url", url="https://example.com/a.png"), True),
+        (source("image", type="file", file_id="file_3"), True),
+        (source("image", type="url", url="data:image/png;base64,iVBORw0K"), False),
+        (source("document", type="text", data="all of it"), False),
+        (PICTURE, False),
+        ({"type": "text", "text": "file_1"}, False),
+        ({"type": "image"}, False),
+    ],
+)
+def test_a_reference_holds_an_id_or_an_address_and_no_content(block: Any, expected: bool):
+    assert is_reference(block) is expected
+
+
+def test_unknown_blocks_before_the_first_words_are_leading():
+    history = [user(gadget(1)), user(gadget(2), "Go.", gadget(3)), assistant("ok"), user(gadget(4))]
+
+    found = blocks_to_carry(history)
+
+    assert [(one.kind, one.key) for one in found] == [
+        (CarryKind.LEADING, (0, 0)),
+        (CarryKind.LEADING, (1, 0)),
+        (CarryKind.BLOCK, (1, 2)),
+        (CarryKind.BLOCK, (3, 0)),
+    ]
+
+
+def test_a_reference_is_never_leading_because_it_defines_nothing():
+    [found] = blocks_to_carry([user(UPLOAD, "Go.")])
+
+    assert found.kind == CarryKind.BLOCK
+
+
+def test_a_call_that_loaded_a_tool_is_carried_with_its_result_and_without_other_calls():
+    search = tool_use("s", "find_tools")
+    other = tool_use("b")
+    loaded = tool_result("s", [REFERENCE])
+    history = [user("Go."), assistant("Well.", search, other), user(loaded, tool_result("b"))]
+
+    [found] = blocks_to_carry(history)
+
+    assert found.messages == [assistant(search), user(loaded)]
+    assert blocks(found.messages[0])[0] is search
+    assert str(found) == "tool_reference create_event"
+
+
+def test_an_exchange_that_does_nothing_but_load_tools_is_the_very_same_messages():
+    history = [user("Go."), *step("s", "find_tools", {}, [REFERENCE])]
+
+    [found] = blocks_to_carry(history)
+
+    assert all(one is other for one, other in zip(found.messages, history[1:], strict=True))
+
+
+def test_a_search_of_the_servers_that_loaded_tools_is_carried():
+    call = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search", "input": {}}
+    content = {"type": "tool_search_tool_search_result", "tool_references": [REFERENCE]}
+    found_tools = {
+        "type": "tool_search_tool_result",
+        "tool_use_id": "srvtoolu_1",
+        "content": content,
+    }
+
+    [found] = blocks_to_carry([user("Go."), assistant("Well.", call, found_tools, "Done.")])
+
+    assert found.messages == [assistant(call, found_tools)]
+
+
+def test_a_result_without_tool_references_is_not_carried():
+    assert blocks_to_carry([user("Go."), *step("s", "find_tools", {}, "none")]) == []
+
+
+# Which are carried --------------------------------------------------------------------------------
+
+
+def test_the_share_goes_to_the_more_important_kinds_and_in_them_to_the_newest():
+    candidates = [
+        piece(CarryKind.BLOCK, 1),
+        piece(CarryKind.PIN, 2),
+        piece(CarryKind.BLOCK, 3),
+        piece(CarryKind.SYSTEM, 4),
+        piece(CarryKind.BLOCK, 5),
+    ]
+
+    selection = select(candidates, [10] * 5, 35)
+
+    assert [one.index for one in selection.chosen] == [2, 4, 5]
+    assert [one.index for one in selection.left_out] == [1, 3]
+    assert selection.used == 30
+
+
+def test_one_huge_piece_does_not_push_out_small_ones():
+    candidates = [piece(CarryKind.BLOCK, 1), piece(CarryKind.PIN, 2)]
+
+    selection = select(candidates, [5, 1_000], 100)
+
+    assert [one.index for one in selection.chosen] == [1]
+    assert [one.index for one in selection.left_out] == [2]
+
+
+def test_leading_blocks_that_exceed_the_budget_together_count_as_any_other_blocks():
+    candidates = [piece(CarryKind.LEADING, index) for index in range(3)]
+    candidates.append(piece(CarryKind.PIN, 3))
+
+    assert len(select(candidates, [10] * 4, 40).left_out) == 0
+    selection = select(candidates, [10] * 4, 29)
+
+    assert [one.index for one in selection.chosen] == [2, 3]
+    assert {one.kind for one in selection.chosen} == {CarryKind.BLOCK, CarryKind.PIN}
+
+
+def test_the_request_is_shortened_and_never_left_out():
+    def shorten(chars: int) -> Candidate:
+        return piece(CarryKind.REQUEST, 1, chars=chars)
+
+    request = piece(CarryKind.REQUEST, 1, chars=40_000, shorten=shorten)
+
+    selection = select([request], [10_000], 1_000)
+
+    assert [one.chars for one in selection.chosen] == [3_600]
+    assert selection.cuts == ["of the newest request 3600 characters are in the context"]
+    least = selection.lighter(1)
+    assert least is not None
+    assert [one.chars for one in least.chosen] == [1_000]
+    assert least.lighter(1) is None
+
+
+def test_blocks_of_a_pinned_message_come_with_it_and_alone_where_it_does_not_fit():
+    message = user("rule", gadget())
+    pinned = Candidate(CarryKind.PIN, 0, 0, [message], "pinned message")
+    [block] = blocks_to_carry([message])
+
+    assert select([pinned, block], [50, 5], 60).chosen == [pinned]
+    assert select([pinned, block], [50, 5], 20).chosen == [block]
+
+
+def test_a_lighter_selection_loses_the_least_important_and_oldest_pieces_first():
+    candidates = [
+        piece(CarryKind.PIN, 1),
+        piece(CarryKind.BLOCK, 2),
+        piece(CarryKind.BLOCK, 3),
+        piece(CarryKind.REQUEST, 4, is_answered=False),
+    ]
+    selection = select(candidates, [10] * 4, 100)
+
+    lighter = selection.lighter(5)
+    assert lighter is not None
+    assert [one.index for one in lighter.chosen] == [1, 3, 4]
+    assert lighter.used == selection.used - 10
+    lightest = lighter.lighter(1_000)
+    assert lightest is not None
+    assert [one.index for one in lightest.chosen] == [4]
+    assert [one.index for one in lightest.left_out] == [1, 2, 3]
+    assert lightest.lighter(1) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(CarryKind), st.integers(0, 100)), max_size=20),
+    st.integers(0, 300),
+)
+def test_what_is_chosen_keeps_to_the_budget_and_nothing_vanishes(
+    pieces: list[tuple[CarryKind, int]], room: int
+):
+    candidates = [piece(carry_kind, index) for index, (carry_kind, _) in enumerate(pieces)]
+    sizes = [size for _, size in pieces]
+
+    selection = select(candidates, sizes, room)
+
+    chosen = [one.index for one in selection.chosen]
+    left_out = [one.index for one in selection.left_out]
+    assert sum(sizes[index] for index in chosen) == selection.used <= room
+    assert sorted([*chosen, *left_out]) == list(range(len(pieces)))
+    assert chosen == sorted(chosen)
+
+
+# How they stand in a context ----------------------------------------------------------------------
+
+
+def test_blocks_that_follow_each_other_become_one_message_in_their_order():
+    history = [user("a", gadget(1), UPLOAD), assistant("b"), user(gadget(2)), assistant("c")]
+
+    assert arrange(blocks_to_carry(history)) == [user(gadget(1), UPLOAD, gadget(2))]
+
+
+def test_a_message_of_blocks_alone_is_the_very_same_object():
+    message = user(gadget(1), UPLOAD)
+
+    [arranged] = arrange(blocks_to_carry([user("a"), assistant("b"), message]))
+
+    assert arranged is message
+
+
+def test_blocks_in_a_message_of_results_follow_the_exchange_that_is_carried():
+    results = user(tool_result("s", [REFERENCE]), gadget())
+    history = [user("Go."), assistant(tool_use("s")), results]
+
+    assert arrange(blocks_to_carry(history)) == [
+        user(CARRIED_LINE),
+        assistant(tool_use("s")),
+        results,
+    ]
+
+
+def test_blocks_of_the_request_are_placed_around_its_words():
+    message = user(gadget(1), "Go.", UPLOAD)
+    found = attach(blocks_to_carry([assistant("a"), message]), 1)
+    request = Candidate(CarryKind.REQUEST, 1, 1, [user("Go on.")], "request")
+
+    arranged = arrange(sorted([*found, request], key=lambda one: one.key))
+
+    assert {one.kind for one in found} == {CarryKind.ATTACHMENT}
+    assert arranged == [user(gadget(1), "Go on.", UPLOAD)]
+
+
+def test_a_reply_of_the_assistant_ends_a_piece_that_the_user_would_end():
+    assert with_reply([user("a")]) == [user("a"), assistant(SHORT_REPLY)]
+    assert with_reply([user("a"), assistant("b")]) == [user("a"), assistant("b")]
+    assert with_reply([]) == []
+
+
+BLOCKS = st.sampled_from([gadget(1), gadget(2), UPLOAD])
+
+
+@st.composite
+def histories_with_blocks(draw: st.DrawFn) -> list[Message]:
+    """Histories with unknown blocks and references at the end of some of the user's messages."""
+    history: list[Message] = []
+    for message in draw(histories()):
+        added = draw(st.lists(BLOCKS, max_size=2)) if message["role"] == "user" else []
+        content = message["content"]
+        held: list[Any] = [content] if isinstance(content, str) else list(content)
+        history.append(user(*held, *added) if added else message)
+    return history
+
+
+@given(histories_with_blocks())
+def test_carried_pieces_are_a_valid_conversation_with_every_block_in_order(
+    history: list[Message],
+):
+    def held(messages: list[Message]) -> list[Any]:
+        users = [message for message in messages if message["role"] == "user"]
+        found = [block for message in users for block in blocks(message)]
+        return [block for block in found if is_opaque(block) or is_reference(block)]
+
+    arranged = with_reply(arrange(blocks_to_carry(history)))
+
+    assert check([*arranged, user("go on")]) == []
+    assert held(arranged) == held(history)
+
+
+# What is left out ---------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_is_named_by_kind_with_the_newest_files():
+    uploads = [{**UPLOAD, "file_id": f"file_{number}"} for number in range(30)]
+    found = blocks_to_carry([user("Go.", *uploads, gadget())])
+
+    newest = ", ".join(f"file_{number}" for number in range(10, 30))
+    assert omission_names(found) == f"30 container_upload (…, {newest}), 1 gadget"
+
+
+def test_an_item_of_another_api_goes_by_the_name_that_it_has_there():
+    foreign = {"type": "opaque", "kind": "mcp_approval\n_response", "json": "{}"}
+
+    assert omission_names(blocks_to_carry([user("Go.", foreign)])) == "1 mcp_approval _response"
+
+
+def test_the_file_has_a_line_for_each_piece_and_names_the_file_before():
+    found = blocks_to_carry([user("Go.", UPLOAD, gadget())])
+
+    first, *lines = [
+        json.loads(line) for line in omissions_text(found, "/a.txt", as_it_is).splitlines()
+    ]
+
+    assert first == {"form": 1, "before": "/a.txt"}
+    assert lines == [
+        {"name": "container_upload file_1", "messages": [user(UPLOAD)]},
+        {"name": "gadget", "messages": [user(gadget())]},
+    ]
+    assert omissions_text([], "", as_it_is) == '{"form":1}\n'
+
+
+def test_the_file_holds_no_lone_surrogate_and_no_secret():
+    secret = gadget(value="key \ud83d")
+
+    def hide(message: Message) -> Message:
+        return cast("Message", json.loads(json.dumps(message).replace("key", "[hidden]")))
+
+    stored = omissions_text(blocks_to_carry([user("Go.", secret)]), "", hide)
+
+    assert "[hidden] \ufffd" in stored
+    assert "key" not in stored
+
+
+def test_the_blocks_that_are_no_longer_there_are_counted_the_seldom_kinds_first():
+    before = conversation(
+        user("Go.", UPLOAD, gadget()), step("t", result=[PICTURE]), step("u"), assistant("Done.")
+    )
+
+    removed = count_removed(before, [user(cast("Any", blocks(before[0])[2])), *before[3:5]])
+
+    assert list(removed.items()) == [
+        ("container_upload", 1),
+        ("image", 1),
+        ("tool_use", 1),
+        ("tool_result", 1),
+        ("text", 2),
+    ]
+
+
+def test_system_messages_are_no_blocks_to_carry():
+    assert blocks_to_carry([user("Go."), system([gadget()]), assistant("ok")]) == []
+    assert said(arrange([])) == []
+    assert kind(gadget()) == "gadget"
