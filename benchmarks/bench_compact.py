@@ -28,8 +28,9 @@ from typing import Any, TypeAlias
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Turn
+from ctxpipe.functions import restore_files
 from ctxpipe.messages import Columns, Message
-from ctxpipe.stages.compact.stage import Compact, Restore, restore_files
+from ctxpipe.stages.compact.stage import Compact, Restore
 from ctxpipe.stages.protocol import Tracked
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
 from ctxpipe.tokens import Ledger, TokenCounter

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._logs import logger
-from .._threads.threads import in_thread, run_to_completion
+from .._threads.threads import in_thread
 from ..errors import CtxpipeError, InvalidHistory, StorageError, safe_text, storage_errors
 from ..messages import Message, ensure_messages, texts
 from ..placeholders.names import content_hash
 from ..placeholders.summaries import archive_references, text_of
 from ..storage import Archive, TextReader
-from ..storage.folders import open_file
 from ..storage.records import Record
 from .compact.partition import ConversationFacts, facts_to_keep
 
@@ -105,40 +104,6 @@ async def save_raw(
         # No traceback: it may quote anything.
         logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400
         return None
-
-
-async def load_archive(
-    path: str | os.PathLike[str], storage: TextReader | None = None
-) -> list[Message]:
-    """Return the messages that a compaction or truncation saved at *path*.
-
-    Messages that were plain dicts are equal to the saved ones; model objects of the SDK come back
-    as the dicts that the SDK would send. *storage* is the storage that the archive was saved to,
-    for archives that are not files of this machine: *path* is then the location in the report, such
-    as a URL. Without *storage* the file at *path* is opened, wherever it is: do not pass a path
-    that a model or a tool has named.
-
-    Raises StorageError if there is no such file, if it is a pipe or device, or if a newer ctxpipe
-    wrote it; InvalidHistory if it has other content.
-    """
-    if storage is not None:
-        return parse_archive((await storage.read(str(path))).text, path)
-    try:
-        text = await run_to_completion(_read(path))
-    except OSError as error:
-        raise StorageError(
-            error.errno, f"cannot read the archive {path}: {error.strerror}"
-        ) from error
-    return parse_archive(text, path)
-
-
-async def _read(path: str | os.PathLike[str]) -> str:
-    """Return the text of the file at *path*. Raises OSError and UnicodeDecodeError."""
-    # Imported here because it takes as long as importing the rest of this package.
-    import aiofiles
-
-    async with aiofiles.open(path, encoding="utf-8", opener=open_file) as file:
-        return await file.read()
 
 
 class ArchiveContent(NamedTuple):

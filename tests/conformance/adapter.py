@@ -27,22 +27,23 @@ from ctxpipe import (
 )
 from ctxpipe.folding.definitions import Definition
 from ctxpipe.folding.fold import Section, drop_count, fold_files, format_sections, merge_functions
-from ctxpipe.functions import offload_tool_result, offload_tool_results
+from ctxpipe.functions import (
+    compact_messages,
+    offload_tool_result,
+    offload_tool_results,
+    restore_files,
+    smart_truncate,
+    truncate_conversation,
+)
+from ctxpipe.functions.offload import offloadable, scan_of
 from ctxpipe.messages import split_system
 from ctxpipe.placeholders.summaries import assemble
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact.partition import extract_commands
-from ctxpipe.stages.compact.stage import Breaker, Compact, Restore, compact_messages, restore_files
+from ctxpipe.stages.compact.stage import Breaker, Compact, Restore
 from ctxpipe.stages.offload.gates import RatioGate
-from ctxpipe.stages.offload.selection import offloadable, scan_of
 from ctxpipe.stages.reports import Offloaded
-from ctxpipe.stages.truncate.selection import (
-    MIDDLE_END,
-    MIDDLE_START,
-    middle_range,
-    truncate_conversation,
-)
-from ctxpipe.stages.truncate.stage import smart_truncate
+from ctxpipe.stages.truncate.selection import MIDDLE_END, MIDDLE_START, middle_range
 from ctxpipe.storage import TextWriter
 from ctxpipe.summarizers import PromptSummarizer, Retry
 from ctxpipe.tokens import conservative, count_tokens, should_compact

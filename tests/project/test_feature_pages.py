@@ -17,10 +17,10 @@ from places import ROOT
 import ctxpipe
 from ctxpipe import functions, presets, settings, tokens
 from ctxpipe.folding.folder import Folder
+from ctxpipe.functions.compact import CompactStats
 from ctxpipe.settings import Setting
 from ctxpipe.stages import reports
 from ctxpipe.stages.compact.restore import RestoredFiles
-from ctxpipe.stages.compact.stage import CompactStats
 from scripts.pages import blocks_of
 
 PAGES = [page for page in sorted((ROOT / "docs" / "features").glob("*.md")) if page.stem != "index"]

@@ -14,8 +14,8 @@ REQUIRED = "a function of the requirements: every setting of its stage in one ca
 EXEMPT_FUNCTIONS = {
     "gateway.commands.gateway": COMMAND,
     "gateway.commands.wrap": COMMAND,
-    "stages.compact.stage.compact_messages": REQUIRED,
-    "stages.truncate.stage.smart_truncate": REQUIRED,
+    "functions.compact.compact_messages": REQUIRED,
+    "functions.truncate.smart_truncate": REQUIRED,
 }
 
 REPORT = "a report: a row of what happened, read field by field"

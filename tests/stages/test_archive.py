@@ -16,7 +16,7 @@ from memory import traced_memory
 
 from ctxpipe import Budget, Compact, ContextPipeline
 from ctxpipe.errors import InvalidHistory, StorageError
-from ctxpipe.functions import compact_messages
+from ctxpipe.functions import compact_messages, load_archive
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import (
     FORM,
@@ -24,7 +24,6 @@ from ctxpipe.stages.archive import (
     archive_digest,
     archive_record,
     last_part,
-    load_archive,
     read_verified,
     records_by_name,
 )

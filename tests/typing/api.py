@@ -50,6 +50,7 @@ from ctxpipe.functions import (
     smart_truncate,
     truncate_conversation,
 )
+from ctxpipe.functions.compact import CompactStats
 from ctxpipe.messages import (
     Message,
     Problem,
@@ -66,7 +67,6 @@ from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.providers.prices import Prices, prices_of
 from ctxpipe.settings import EXAMPLE_MODEL as MODEL
-from ctxpipe.stages.compact.stage import CompactStats
 from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary

@@ -27,9 +27,10 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.errors import SummaryFailed
+from ctxpipe.functions import CompactResult
 from ctxpipe.messages import Message, tool_calls, tool_results
 from ctxpipe.stages.compact.restore import RestoredFile, RestoredFiles
-from ctxpipe.stages.compact.stage import Breaker, CompactResult
+from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.reports import Outcome, StageReport
 from ctxpipe.storage import FileText, Page

@@ -30,7 +30,7 @@ from ctxpipe.adapters.anthropic import (
 from ctxpipe.adapters.mcp import offload_server
 from ctxpipe.config import read_config
 from ctxpipe.errors import SettingsError
-from ctxpipe.stages.compact.stage import compact_messages
+from ctxpipe.functions import compact_messages
 from ctxpipe.summarizers import (
     WITHOUT_MODEL,
     AgentSummarizer,

@@ -1,6 +1,6 @@
 """Collapse old exchanges into one line each, with the few source lines likely to be used again.
 
-`edits.collapse` explains the steps, runs and notes with an example.
+The module `notes` explains the steps, runs and notes with an example.
 """
 
 from __future__ import annotations

@@ -7,18 +7,16 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
-
-from anyio import to_thread
+from typing import TypeAlias
 
 from ..._logs import logger
 from ..._text import short_repr
 from ..._threads.threads import in_thread
 from ...errors import SettingsError, StorageError, storage_errors
-from ...messages import Message, MessageLike, ensure_messages
+from ...messages import Message
 from ...messages.activity import is_one_line
 from ...placeholders.summaries import restored_text
-from ...providers.agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
+from ...providers.agent_tools import COMMON_READING_TOOLS, ReadingTools
 from ...settings import (
     FLAG,
     FUNCTION,
@@ -43,7 +41,6 @@ from .shown import reason_to_withhold
 from .working_set import (
     WorkingFile,
     files_of_results,
-    trusting_working_set,
     was_changed,
     working_set,
 )
@@ -95,55 +92,6 @@ class RestoredFiles:
     def total_tokens(self) -> int:
         """The tokens of the files' contents."""
         return sum(file.tokens for file in self.files)
-
-
-async def restore_files(
-    messages: Sequence[MessageLike],
-    *,
-    work_dir: str | os.PathLike[str] | None = None,
-    max_restore_files: int | None = None,
-    max_restore_tokens_per_file: int | None = None,
-    max_restore_tokens_total: int | None = None,
-    tools: ReadingTools = READING_TOOLS,
-    shell: bool = False,
-    files: FileReader | None = None,
-    counter: Counting | None = None,
-) -> RestoredFiles:
-    """Read again from disk the files that the calls in *messages* read last, most recent first.
-
-    Of the *max_restore_files* (5) files read last, those with at most *max_restore_tokens_per_file*
-    (5,000) tokens are restored, until the next one would make the sum exceed
-    *max_restore_tokens_total* (50,000). A file that cannot be read, or is outside *work_dir*
-    (default: the current folder), is skipped with a warning. Tokens are raw.
-
-    *tools* maps the name of each reading tool to the input key with the path. If *shell* is True,
-    command lines that only print a file count as well. *files* is a reader to use in place of the
-    disk. Raises SettingsError if an environment variable is not a number.
-
-    This function trusts *messages*: a call counts with any result, even if the user denied it; a
-    message that looks like a restored file names a file; and names with line breaks are put into
-    the text unchanged. The stage `Compact` uses `Restore`, which trusts none of this. Use that one
-    too if *messages* contain text of other people.
-    """
-    ensure_messages(list(messages))
-    messages = cast("Sequence[Message]", messages)
-    if files is None:
-        files = await to_thread.run_sync(LocalFiles, work_dir or ".")
-    root = os.fspath(work_dir or "")
-    if isinstance(files, LocalFiles):
-        root = os.fspath(files.root)
-    working_files = trusting_working_set(messages, tools=tools, shell=shell, work_dir=root)
-    reader = _WorkingSetReader(
-        files,
-        MAX_RESTORE_FILES(max_restore_files),
-        MAX_RESTORE_TOKENS_PER_FILE(max_restore_tokens_per_file),
-        MAX_RESTORE_TOKENS_TOTAL(max_restore_tokens_total),
-        counter,
-    )
-    restored = await reader.restore(working_files)
-    for warning in restored.warnings:
-        logger.warning("%s", warning)
-    return restored
 
 
 ReadText: TypeAlias = Callable[[str], Awaitable[str | None]]
@@ -263,7 +211,7 @@ class Restore:
         files_by_placeholder = await in_thread(files_of_results, messages)
         offloaded_texts = await read_offloaded(storage, session_id, files_by_placeholder)
         working_files = await in_thread(self._working_set, messages, offloaded_texts)
-        reader = _WorkingSetReader(
+        reader = WorkingSetReader(
             self.reader,
             self.max_files,
             self.max_tokens_per_file,
@@ -334,7 +282,7 @@ def _allow(*_paths: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _WorkingSetReader:
+class WorkingSetReader:
     """Reads the files of a working set, within limits.
 
     *check* is called with the path in a call and with a location, first the same path, then the

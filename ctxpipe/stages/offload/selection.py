@@ -468,32 +468,6 @@ def _frame(lines: Iterable[str]) -> str:
     return "\n" + "".join(f"{line}\n" for line in lines)
 
 
-# Rules of the requirement functions ---------------------------------------------------------------
-
-
-def movable(messages: Sequence[Message]) -> list[ToolResult]:
-    """Return every tool result that consists of text and is no placeholder, oldest first."""
-    texts = [result for result in tool_results(messages) if is_text(result.content)]
-    return [result for result in texts if not is_placeholder(result.content)]
-
-
-def offloadable(messages: Sequence[Message], min_chars: int) -> list[ToolResult]:
-    """Return the `movable` results that have *min_chars* characters or more."""
-    limit = max(min_chars, 1)
-    return [result for result in movable(messages) if result_characters(result.content) >= limit]
-
-
-def total_characters(results: Iterable[ToolResult]) -> int:
-    """Return the size of the contents of all *results* in characters."""
-    return sum(result_characters(result.content) for result in results)
-
-
-def scan_of(messages: Sequence[Message], results: Iterable[ToolResult]) -> Scan:
-    """Return the two sums for the gate: of *messages*, and of the *results* that may leave."""
-    total_chars = sum(characters(message) for message in messages)
-    return Scan(total_chars, total_characters(results))
-
-
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
     """Return True if the offloadable characters are at least *ratio* times all characters.
 
@@ -502,9 +476,6 @@ def passes(scan: Scan, ratio: Decimal | float) -> bool:
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
-
-
-# Rules of the stages ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,14 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from ...messages import (
     THINKING,
     Message,
-    MessageLike,
     as_blocks,
     blocks,
     has_thinking,
@@ -40,9 +39,9 @@ from ...messages.vocabulary import head_length
 from ...placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference, is_folded
 from ...providers.agent_tools import READING_TOOLS, ReadingTools
 from ..compact.carry import blocks_to_carry
-from ..compact.partition import extract_commands
+from ..compact.partition import Pin, extract_commands
 from ..offload.selection import index_after_last_reply, is_text
-from ..reading.groups import groups, has_compaction, server_spans
+from ..reading.groups import groups, server_spans
 from ..reading.views import viewed_path
 
 Window: TypeAlias = Literal["average", "covering"]
@@ -53,6 +52,22 @@ MIDDLE_END = Fraction(5, 6)
 
 _MAX_FOLDED_CHARS = 50_000  # a longer text is not taken for a folded file
 _MAX_WIDENING = 64  # units by which a block may grow or shrink until its edges fit
+
+
+@dataclass(frozen=True, slots=True)
+class MiddleRules:
+    """Rules for which part of a history may be shortened.
+
+    The middle is between *start* and *end* of all tokens. *reading_tools* maps the name of each
+    tool that reads a file to the input key with the path. If *shell* is True, command lines that
+    only print a file count too. The messages that *pin* chooses stay.
+    """
+
+    start: Fraction | float = MIDDLE_START
+    end: Fraction | float = MIDDLE_END
+    reading_tools: ReadingTools = field(default_factory=lambda: READING_TOOLS)
+    shell: bool = False
+    pin: Pin | None = None
 
 
 # The middle ---------------------------------------------------------------------------------------
@@ -546,33 +561,3 @@ def _region_name(index: int, first: int, last: int, middle: range) -> str:
     if index >= middle.stop:
         return "what follows the middle"
     return "what precedes the middle"
-
-
-# Without counting ---------------------------------------------------------------------------------
-
-
-def truncate_conversation(
-    messages: Sequence[MessageLike], fraction: float | Fraction
-) -> list[Message]:
-    """Return *messages* without the oldest ones after the first request.
-
-    *fraction* (0 to 1) is the share of the messages after the first request to remove; the number
-    is rounded down to an even one. The system messages at the beginning, the first request and
-    everything from a server's summary on stay. If the cut would separate a call from its result,
-    fewer messages are removed. Returns the very same list if none is removed.
-    """
-    messages = cast("list[Message]", messages)
-    first = head_length(messages) + 1
-    to_remove = int((len(messages) - first) * Fraction(str(fraction)))
-    to_remove = max(0, to_remove // 2 * 2)
-    # The server reads its summary and everything after it.
-    limit = first + to_remove
-    for index in range(first, len(messages)):
-        if has_compaction(messages[index]):
-            limit = min(limit, index)
-            break
-    stops = [span.stop for span in groups(messages) if span.stop <= limit]
-    stop = max([first, *stops])
-    if stop == first:
-        return messages
-    return [*messages[:first], *messages[stop:]]

@@ -10,8 +10,8 @@ from histories import conversation, step, view
 
 from ctxpipe import MemoryStorage, presets
 from ctxpipe.errors import SettingsError, StorageError
+from ctxpipe.functions import restore_files
 from ctxpipe.messages import Message
-from ctxpipe.stages.compact.restore import restore_files
 from ctxpipe.stages.compact.stage import Restore
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret

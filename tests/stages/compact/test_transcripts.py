@@ -14,9 +14,10 @@ from histories import said
 from recorded import NIGHTLY, sample
 
 from ctxpipe import Budget, ContextPipeline, LocalStorage
+from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
-from ctxpipe.stages.compact.stage import Breaker, Compact, Restore, load_archive
+from ctxpipe.stages.compact.stage import Breaker, Compact, Restore
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.turn.repair import repair
 

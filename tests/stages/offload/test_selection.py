@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from histories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxpipe.functions.offload import offloadable, scan_of
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
 from ctxpipe.stages.offload.selection import (
@@ -35,14 +35,11 @@ from ctxpipe.stages.offload.selection import (
     first_batch_placeholder,
     index_after_last_reply,
     is_placeholder,
-    offloadable,
     result_characters,
     results_with_calls,
-    scan_of,
     sources_in,
     stored_text,
     text_of,
-    total_characters,
     with_placeholder,
 )
 
@@ -231,41 +228,6 @@ def test_a_file_of_one_line_is_known_by_what_would_be_left_out():
 
 
 # The functions' rules -----------------------------------------------------------------------------
-
-
-def test_textual_results_long_enough_are_offloadable_oldest_first():
-    history = conversation(
-        user("go"),
-        step("long", result="x" * 100),
-        step("short", result="x" * 99),
-        step("listed", result=[text("x" * 100)]),
-        step("picture", result=[text("x" * 999), IMAGE]),
-        step("empty", result=""),
-        step("done", result=placeholder(BATCH, "x" * 200)),
-    )
-
-    found = offloadable(history, 100)
-
-    assert [result.tool_use_id for result in found] == ["long", "listed"]
-    assert [total_characters([result]) for result in found] == [100, 127]
-    assert prescan(history, 100).offloadable_chars == 227
-
-
-def test_an_empty_result_is_never_offloadable():
-    assert offloadable(step("a", result=""), 0) == []
-
-
-@given(histories(repeat_ids=True), st.integers(0, 200))
-def test_the_sums_of_the_prescan_are_consistent_and_read_only(
-    history: list[Message], min_chars: int
-):
-    before = copy.deepcopy(history)
-
-    scan = prescan(history, min_chars)
-
-    assert history == before
-    assert 0 <= scan.offloadable_chars <= scan.total_chars
-    assert scan.offloadable_chars == total_characters(offloadable(history, min_chars))
 
 
 def prescan(history: list[Message], min_chars: int) -> Scan:

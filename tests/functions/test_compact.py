@@ -1,0 +1,159 @@
+"""The function that replaces a long history by a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from histories import assistant, conversation, said, step, system, user, view
+
+from ctxpipe.functions import CompactResult, compact_messages, load_archive
+from ctxpipe.messages import Message
+from ctxpipe.storage.files import FileText
+from ctxpipe.summarizers import (
+    ExtractiveSummarizer,
+    Summary,
+)
+
+
+def words(text: str) -> int:
+    """The tests' counter: a token is a word."""
+    return len(text.split())
+
+
+@dataclass
+class Writer:
+    """A summarizer that says *text*, or fails, and counts how often it was asked."""
+
+    text: str = "It went well."
+    failure: Exception | None = None
+    seen: list[list[Message]] = field(default_factory=list)
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        self.seen.append(list(messages))
+        if self.failure is not None:
+            raise self.failure
+        return Summary(self.text, input_tokens=7, output_tokens=3)
+
+
+def work(turns: int, results: int = 100) -> list[Message]:
+    """A task of *turns* steps, each with a result of so many words."""
+    return conversation(
+        *(
+            step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results)
+            for n in range(turns)
+        )
+    )
+
+
+LONG = conversation(
+    system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
+)
+
+
+def archives(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("compact-*.json"))
+
+
+async def shortened(history: list[Message], folder: Path, **settings: Any) -> CompactResult:
+    defaults: dict[str, Any] = {
+        "summarize": Writer(),
+        "output_dir": folder,
+        "context_token_limit": 2000,
+        "counter": words,
+        "work_dir": folder,
+    }
+    return await compact_messages(history, **{**defaults, **settings})
+
+
+async def test_one_call_with_defaults_is_enough(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history = [user("Begin."), *work(20, results=12_000), user("Go on.")]
+
+    result = await compact_messages(history)
+
+    assert result.compacted
+    assert [message["role"] for message in result.messages] == ["user", "assistant"]
+    # no client, no key: no model
+    assert "## Task Status" in cast("str", result.messages[0]["content"])
+    assert result.original_messages_path is not None
+    assert Path(result.original_messages_path).parent == tmp_path / ".compact" / "default"
+    assert await load_archive(result.original_messages_path) == history
+
+
+async def test_system_and_tools_count_into_the_threshold(tmp_path):
+    history = [user("a " * 1700), assistant("b " * 100)]
+    tools = [{"name": "x", "description": "d " * 50}]
+
+    assert not (await shortened(history, tmp_path)).compacted
+    assert (await shortened(history, tmp_path, system="c " * 50)).compacted
+    assert (await shortened(history, tmp_path, tools=tools)).compacted
+
+
+async def test_nothing_but_system_messages_is_never_summarized(tmp_path):
+    history = [system("a " * 3000)]
+    writer = Writer()
+
+    assert (await shortened(history, tmp_path, summarize=writer)).messages is history
+    assert writer.seen == []
+
+
+async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path):
+    history = conversation(
+        user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:]
+    )
+
+    result = await compact_messages(
+        history,
+        summarize=ExtractiveSummarizer(),
+        counter=words,
+        context_token_limit=1000,
+        output_dir=tmp_path,
+    )
+
+    assert result.compacted
+
+
+async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call(
+    tmp_path,
+):
+    (tmp_path / "file").write_text("in the way")
+    writer = Writer()
+
+    result = await shortened(
+        LONG, tmp_path, output_dir=tmp_path / "file", summarize=writer, require_archive=True
+    )
+
+    assert result.messages is LONG
+    assert writer.seen == []
+
+
+async def test_the_limits_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "100")
+    monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
+    monkeypatch.setenv("COMPACT_MAX_RETRIES", "0")
+    monkeypatch.setenv("COMPACT_OUTPUT_DIR", str(tmp_path / "elsewhere"))
+    writer = Writer(failure=RuntimeError())
+
+    result = await compact_messages(
+        [user("word " * 50), assistant("ok")], summarize=writer, counter=words
+    )
+
+    assert not result.compacted
+    assert len(writer.seen) == 1
+    assert len(archives(tmp_path / "elsewhere")) == 1
+
+
+async def test_files_come_through_any_reader(tmp_path):
+    class Remote:
+        async def read(self, path: str, /, max_bytes: int) -> FileText:
+            return FileText(path, f"{path} of at most {max_bytes} bytes")
+
+    result = await shortened([*LONG, *view("r", "far.py", "x")], tmp_path, files=Remote())
+
+    assert (
+        said(result.messages)[3]
+        == "[Restored after compact] far.py:\nfar.py of at most 320000 bytes"
+    )
