@@ -16,6 +16,7 @@ import httpx2
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,7 @@ from ..errors import SettingsError
 from ..session.conversation import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.formats import format_of
+from .arrival import BodyTimeLimit
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
@@ -44,6 +46,7 @@ COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
 """Path that requests a compaction of one conversation at its next turn."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
+REQUEST_TIMEOUT = 408
 UPGRADE_REQUIRED = 426
 
 
@@ -70,9 +73,10 @@ class Gateway:
         self._readers: dict[str, ASGIApp] = {}
         shaper = self.shaper(next(iter(tokens), NO_TOKEN))  # checks the settings
         self.has_reader: bool = shaper.storage is not None and find_spec("mcp") is not None
-        self._upstream = Upstream(settings.upstreams)
+        self._upstream = Upstream(settings)
         self.app: Starlette = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=METHODS)],
+            middleware=[Middleware(BodyTimeLimit, seconds=settings.timeout_body)],
             lifespan=self._lifespan,
             exception_handlers={HTTPException: self._refuse, Exception: _admit},
         )
@@ -316,5 +320,9 @@ def _log(request: Request, text: str) -> None:
 
 def _error(status: int, text: str, path: str) -> Response:
     """Return the error response with *status* and *text*, in the form of the API at *path*."""
-    headers = {"www-authenticate": "Basic"} if status == UNAUTHORIZED else {}
+    headers: dict[str, str] = {}
+    if status == UNAUTHORIZED:
+        headers["www-authenticate"] = "Basic"
+    if status == REQUEST_TIMEOUT:
+        headers["connection"] = "close"  # the rest of the body may still come
     return JSONResponse(error_body(status, text, path), status, headers)

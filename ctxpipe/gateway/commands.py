@@ -28,7 +28,15 @@ from ..storage.ownership import StorageRoot
 from .guard import is_loopback
 from .options import takes_shared_options
 from .record import logger
-from .settings import ANTHROPIC, GEMINI, OPENAI, GatewaySettings
+from .settings import (
+    ANTHROPIC,
+    BODY_SECONDS,
+    DRAIN_SECONDS,
+    GEMINI,
+    KEEP_ALIVE_SECONDS,
+    OPENAI,
+    GatewaySettings,
+)
 from .tokens import read_tokens
 
 if TYPE_CHECKING:
@@ -70,6 +78,15 @@ def gateway(
             "may listen on one port, and need the same root.",
         ),
     ] = None,
+    timeout_keep_alive: Annotated[
+        int, typer.Option(min=0, help="Seconds after which an idle connection is closed.")
+    ] = KEEP_ALIVE_SECONDS,
+    timeout_body: Annotated[
+        float, typer.Option(help="Seconds after which a body that stops arriving is refused.")
+    ] = BODY_SECONDS,
+    drain_seconds: Annotated[
+        int, typer.Option(min=0, help="Seconds that open replies get to end after SIGTERM.")
+    ] = DRAIN_SECONDS,
     shared: dict[str, Any],
 ) -> None:
     """Shape the requests of any client that takes a base URL, on their way to the upstream.
@@ -83,6 +100,9 @@ def gateway(
         tokens=[] if token_file is None else read_tokens(token_file),
         show_texts=show_texts,
         journal=journal,
+        timeout_keep_alive=timeout_keep_alive,
+        timeout_body=timeout_body,
+        drain_seconds=drain_seconds,
         **shared,
     )
     serving = open_serving(settings)

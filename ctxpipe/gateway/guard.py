@@ -157,6 +157,7 @@ _STATUSES: Mapping[int, str] = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
     503: "UNAVAILABLE",
 }
 _OPENAI = ("/chat/completions", "/responses")
@@ -166,6 +167,7 @@ _KINDS: Mapping[int, str] = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     426: "invalid_request_error",
     503: "overloaded_error",

@@ -131,6 +131,25 @@ def shared_options(
         bool,
         typer.Option("--dry-run", help="Send every request unchanged; report what would be saved."),
     ] = False,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Certificates in PEM format that the upstream, or the proxy, may have beside the "
+            "usual ones.",
+        ),
+    ] = None,
+    environment_certificates: Annotated[
+        bool,
+        typer.Option(
+            "--environment-certificates",
+            help="Accept the certificates of SSL_CERT_FILE and SSL_CERT_DIR too.",
+        ),
+    ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The HTTP proxy through which the upstream is reached."),
+    ] = None,
 ) -> dict[str, Any]:
     """Return the fields of `GatewaySettings` that these options set."""
     del config  # its values are the defaults of the others
@@ -144,6 +163,9 @@ def shared_options(
         "observation": observation,
         "summary_model": summary_model,
         "dry_run": dry_run,
+        "ca_file": ca_file,
+        "environment_certificates": environment_certificates,
+        "proxy": proxy,
     }
 
 

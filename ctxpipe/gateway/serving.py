@@ -22,8 +22,6 @@ from .settings import GatewaySettings
 BACKLOG = 2048
 HEAD_SECONDS = 10.0
 """Maximum time for receiving the head of a request."""
-GRACE_SECONDS = 5
-"""Maximum time for open replies to end after the gateway is stopped."""
 COLLECTION_SECONDS = 1.0
 """Interval of the check whether garbage can be collected."""
 MAX_COLLECTION_DELAY_SECONDS = 600.0
@@ -68,7 +66,8 @@ class Serving:
             access_log=False,
             server_header=False,
             date_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_keep_alive=settings.timeout_keep_alive,
+            timeout_graceful_shutdown=settings.drain_seconds,
         )
         config.load()  # here, because it imports modules, which would block the event loop
         self._server = uvicorn.Server(config)
@@ -148,7 +147,7 @@ class Serving:
                 last_collection = time.monotonic()
 
     def stop(self) -> None:
-        """End `run`; open replies get GRACE_SECONDS to complete."""
+        """End `run`; open replies get the `drain_seconds` of the settings to complete."""
         self._server.should_exit = True
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ..errors import SettingsError
 from ..providers.prices import FIVE_MINUTES
-from ..settings import excerpt
+from ..settings import POSITIVE, SIZE, check_settings, excerpt
 from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
 from .journals import check_journal
@@ -19,6 +19,15 @@ ANTHROPIC = "/anthropic"
 OPENAI = "/openai"
 GEMINI = "/gemini"
 """Path prefixes at which `ctxpipe wrap` serves the APIs."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the 60 seconds of nginx and of load balancers, so that they close idle connections.
+
+If the gateway closed them, a request that is just being sent would be lost.
+"""
+BODY_SECONDS = 60.0
+DRAIN_SECONDS = 25
+"""Less than the 30 seconds after which Kubernetes kills a container that it stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,13 @@ class GatewaySettings:
     *max_bytes* limits the memory for conversations; several tokens share it.
     *journal* is the URL of a database in which several gateways share their journals; they may also
     share their address. With None the journals are in *root*, for one gateway only.
+    *ca_file* is a file of certificates, in PEM format, that the upstreams and the proxy may have
+    beside the usual ones. With *environment_certificates* the same is true of the file
+    SSL_CERT_FILE and the folder SSL_CERT_DIR of the environment.
+    *proxy* is the URL of an HTTP proxy through which the upstreams are reached.
+    *timeout_keep_alive* is the number of seconds for which an idle connection stays open.
+    *timeout_body* is the number of seconds after which a body that stops arriving is refused.
+    *drain_seconds* is the time that open replies get to end when the gateway is stopped.
 
     Raises SettingsError if a URL, the address, a token or a number is invalid.
     """
@@ -65,12 +81,21 @@ class GatewaySettings:
     show_texts: bool = False
     max_bytes: int = MAX_BYTES
     journal: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    environment_certificates: bool = False
+    proxy: str | None = field(default=None, repr=False)
+    timeout_keep_alive: int = KEEP_ALIVE_SECONDS
+    timeout_body: float = BODY_SECONDS
+    drain_seconds: int = DRAIN_SECONDS
 
     def __post_init__(self) -> None:
         for url in self.upstreams.values():
             check_upstream(url)
         if self.journal is not None:
             check_journal(self.journal)
+        if self.proxy is not None:
+            check_proxy(self.proxy)
+        check_settings(self, timeout_keep_alive=SIZE, timeout_body=POSITIVE, drain_seconds=SIZE)
         parse_tokens(self.tokens)
         host, _ = self.address
         if not self.tokens and not is_loopback(host):
@@ -90,3 +115,13 @@ def check_upstream(url: str) -> None:
         raise SettingsError(
             "upstream has a query, a fragment or a user; give scheme, host and path only"
         )
+
+
+def check_proxy(url: str) -> None:
+    """Raise SettingsError unless *url* is the address of an HTTP proxy, perhaps with a user.
+
+    The error does not quote the URL, which may have a password.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise SettingsError("the proxy is no URL such as http://proxy.example:3128")

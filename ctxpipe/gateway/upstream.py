@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from io import BytesIO
@@ -18,8 +20,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..errors import SettingsError
 from .guard import Refused, check_size
 from .record import logger
+from .settings import GatewaySettings
 
 T = TypeVar("T")
 
@@ -42,20 +46,28 @@ _LIBRARY_HEADERS = ("accept", "accept-encoding", "user-agent", "connection")
 
 
 class Upstream:
-    """An HTTP client that sends requests to *upstreams* only (URLs by path prefix).
+    """An HTTP client that sends requests to the upstreams of *settings* only.
 
-    It follows no redirects, uses no proxy from the environment, and stores no cookies.
+    It follows no redirects, uses no proxy from the environment, and stores no cookies. Raises
+    SettingsError if the certificates in *settings* cannot be read.
     """
 
-    def __init__(self, upstreams: Mapping[str, str]) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         # At a lower level httpx2 logs every URL, and in some APIs the URL contains a key.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
-        self._upstreams = {prefix.rstrip("/"): url for prefix, url in upstreams.items()}
+        self._upstreams = {prefix.rstrip("/"): url for prefix, url in settings.upstreams.items()}
+        certificates = trusted_certificates(settings)
+        proxy: httpx2.Proxy | None = None
+        if settings.proxy is not None:
+            is_tls = settings.proxy.startswith("https:")
+            proxy = httpx2.Proxy(settings.proxy, ssl_context=certificates if is_tls else None)
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
             follow_redirects=False,
             trust_env=False,
+            verify=certificates,
+            proxy=proxy,
             # No cookies: the next request may come from another client.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         )
@@ -118,6 +130,36 @@ class Upstream:
                 return self._upstreams[prefix].rstrip("/") + target[len(prefix) :]
         path = target.partition("?")[0]
         raise Refused(404, f"no upstream is named for {path[:80]}")
+
+
+def trusted_certificates(settings: GatewaySettings) -> ssl.SSLContext:
+    """Return the certificates of authorities that an upstream or the proxy may have.
+
+    These are the usual ones and those that *settings* names. Raises SettingsError if they cannot be
+    read.
+    """
+    certificates = httpx2.create_ssl_context(trust_env=False)
+    locations: list[tuple[str | None, str | None]] = []  # files and folders
+    if settings.ca_file is not None:
+        locations.append((str(settings.ca_file), None))
+    if settings.environment_certificates:
+        file = os.environ.get("SSL_CERT_FILE")
+        folder = os.environ.get("SSL_CERT_DIR")
+        if not file and not folder:
+            raise SettingsError(
+                "neither SSL_CERT_FILE nor SSL_CERT_DIR is set, which --environment-certificates "
+                "reads"
+            )
+        locations.append((file or None, folder or None))
+    for file, folder in locations:
+        try:
+            certificates.load_verify_locations(file, folder)
+        except OSError as error:  # an ssl.SSLError is one
+            raise SettingsError(
+                f"the certificates in {file or folder} cannot be read: {error.strerror or error}; "
+                "give a file in PEM format"
+            ) from error
+    return certificates
 
 
 def headers_for_upstream(
