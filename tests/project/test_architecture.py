@@ -1,29 +1,51 @@
-"""The pictures of ARCHITECTURE.md, compared with what they are pictures of."""
+"""ARCHITECTURE.md shows the layers, the files of a turn and the figures as they are in the code."""
 
 from __future__ import annotations
 
+import json
 import re
-import runpy
-import subprocess
 from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from places import PACKAGE, ROOT
-from processes import prepared_python
+from processes import python
 from syntax import classes
+
+from benchmarks.figures import Figures, quoted_count, with_figures
+from scripts.trace_turn import import_layers
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-SCRIPT = ROOT / "scripts" / "walk_messages.py"
-WALK = runpy.run_path(str(SCRIPT))
-MOST_CLIMBS = 3
+FILES_OF_TURN = re.findall(r"^- `(turn/\w+\.py)`", PAGE, re.MULTILINE)
+TRACE = """
+import json
+from scripts.trace_turn import MODES, quotable_figures, traced
+traces = {mode: traced(mode) for mode in MODES}
+files = {mode: trace.turn_files for mode, trace in traces.items()}
+print(json.dumps([quotable_figures(traces), files]))
+"""
+
+
+class Traces(NamedTuple):
+    """The figures of all modes, and the files of turn/ in the order of each mode."""
+
+    figures: Figures
+    turn_files: dict[str, list[str]]
+
+
+@cache
+def traces() -> Traces:
+    """The traces of all modes, made in another process: there, no other test has filled a cache."""
+    return Traces(*json.loads(python(TRACE)))
 
 
 def diagram(text: str) -> str:
     """The only diagram of the page with *text* in it."""
-    [found] = [diagram for diagram in DIAGRAMS if text in diagram]
-    return found
+    [match] = [diagram for diagram in DIAGRAMS if text in diagram]
+    return match
 
 
 def drawn_layers() -> list[list[str]]:
@@ -44,43 +66,36 @@ def modules(package: Path) -> set[str]:
 
 
 def test_the_picture_shows_the_layers_of_the_import_contract():
-    assert drawn_layers() == WALK["import_layers"]()
+    assert drawn_layers() == import_layers()
 
 
 def test_every_module_of_the_package_is_in_a_layer():
-    named = {name for layer in drawn_layers() for name in layer}
+    layer_names = {name for layer in drawn_layers() for name in layer}
 
-    assert named == modules(PACKAGE)
-
-
-def test_the_walk_is_the_one_that_the_script_prints():
-    command = [*prepared_python(), str(SCRIPT)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stderr
-    printed = ran.stdout
-
-    assert diagram("climbs: ") == printed
-    assert int(printed.rpartition("climbs: ")[2]) <= MOST_CLIMBS
+    assert layer_names == modules(PACKAGE)
 
 
-@pytest.mark.parametrize(
-    ("packages", "climbs"),
-    [
-        (["session"], 0),
-        (["session", "timeline", "messages"], 0),
-        (["timeline", "stages"], 0),
-        (["session", "messages", "runner", "stages", "messages", "runner", "session"], 3),
-    ],
-)
-def test_a_climb_is_a_step_to_a_higher_layer(packages: list[str], climbs):
-    layers = [["session"], ["runner"], ["timeline", "stages"], ["messages"]]
+def test_the_page_lists_every_file_of_turn_once():
+    names = sorted(modules(PACKAGE / "turn"))
 
-    assert WALK["climb_count"](packages, WALK["heights"](layers)) == climbs
+    assert sorted(FILES_OF_TURN) == [f"turn/{name}.py" for name in names]
+
+
+@pytest.mark.parametrize("mode", ["run", "create"])
+def test_a_turn_enters_the_files_of_turn_in_the_order_of_the_page(mode: str):
+    entered_files = traces().turn_files[mode]
+
+    assert entered_files == [file for file in FILES_OF_TURN if file in entered_files]
+
+
+def test_the_page_quotes_the_figures_of_the_trace():
+    assert quoted_count(PAGE) == 1
+    assert with_figures(PAGE, traces().figures) == PAGE
 
 
 def test_no_class_of_the_wire_its_adapters_and_the_gateway_has_the_name_of_another():
-    rooms = ("wire.", "adapters.", "gateway.")
-    names = [node.name for name, node in classes() if name.startswith(rooms)]
+    packages = ("wire.", "adapters.", "gateway.")
+    names = [node.name for name, node in classes() if name.startswith(packages)]
 
     assert len(names) > 50
     assert [name for name, count in Counter(names).items() if count > 1] == []
