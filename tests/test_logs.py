@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(log, monkeypatch):
     assert log.getvalue() == ""
 
 
-@pytest.mark.parametrize("module", ["ctxpipe.turn.memory", "ctxpipe.gateway.app", "ctxpipe"])
+@pytest.mark.parametrize("module", ["ctxpipe.journal.memory", "ctxpipe.gateway.app", "ctxpipe"])
 def test_the_filter_is_there_whatever_is_imported_first(module):
     script = (
         f"import logging, {module}\n"

@@ -66,7 +66,7 @@ class CollapseWatch(Observer):
             earlier_messages = timeline.history[: step.known]
             await in_thread_if(is_bulky(earlier_messages), self.count, earlier_messages)
             self._has_rewritten = any(note_of(message) for message in timeline.context)
-        if not step.agreement.is_cut:  # on another branch the same calls come again
+        if not step.agreement.is_rewound:  # on another branch the same calls come again
             await in_thread_if(step.agreement.is_bulk is not False, self.count, step.messages)
         for report in context.result.reports:
             if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):

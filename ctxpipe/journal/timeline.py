@@ -61,7 +61,7 @@ class Agreement:
     after the turn. *timeline* is what the history was compared with. *has_changing_end* is that of
     `Timeline`, after this turn.
 
-    *is_cut* says that the history has become shorter, *has_diverged* that it also differs, and
+    *is_rewound* says that the history has become shorter, *has_diverged* that it also differs, and
     *is_bulk* whether reading the new messages would block the event loop, None if not determined.
     """
 
@@ -72,7 +72,7 @@ class Agreement:
     marked: dict[int, Marked] = field(default_factory=dict)
     cursor: int = 0
     digests: tuple[list[bytes], list[bytes]] | None = None
-    is_cut: bool = False
+    is_rewound: bool = False
     has_diverged: bool = False
     is_bulk: bool | None = None
     has_changing_end: bool = False
@@ -131,7 +131,7 @@ class Step:
     def is_idle(self) -> bool:
         """Whether the turn leaves the timeline as it was."""
         has_news = self.messages or self.edits
-        return not (has_news or self.agreement.is_cut or self.adopted)
+        return not (has_news or self.agreement.is_rewound or self.adopted)
 
     def place_of(self, index: int) -> int:
         """Where the context, after the edits so far, has message *index* of the history.
@@ -257,7 +257,7 @@ class Timeline:
         agreement.has_changing_end = self.has_changing_end or were_unanswered(undone, known)
         self._prepare(step)
         whole = len(ours)
-        agreement.is_cut = known < whole
+        agreement.is_rewound = known < whole
         # No more than the last message may be another, as when results are added to it in place.
         is_kept = known >= whole - 1 and step.kept >= len(self.context) - 1
         agreement.has_diverged = agreed < whole or not (is_kept and agreement.fresh >= known)

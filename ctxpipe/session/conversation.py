@@ -24,6 +24,7 @@ from ..errors import (
     safe_text,
     storage_errors,
 )
+from ..journal.memory import DELETED, UNKNOWN, Memory
 from ..messages import Message, check, ensure_messages, ensure_sendable_values, field, with_content
 from ..messages.identity import says_the_same
 from ..providers.prices import HOUR
@@ -42,7 +43,6 @@ from ..tokens.billed import cached_tokens, check_usage, has_usage
 from ..turn import walk
 from ..turn.align import align
 from ..turn.commit import commit
-from ..turn.memory import DELETED, UNKNOWN, Memory
 from ..turn.state import PipelineSettings, Request, learn_window, model_of
 from .breakpoints import with_breakpoints, with_free_breakpoints, with_hour_marks
 from .gate import Exchanges, SessionGate, as_stages

@@ -9,11 +9,11 @@ from operator import is_
 
 from .._threads.threads import in_thread_if
 from ..journal.earlier import EarlierContext, has_only_grown
+from ..journal.memory import Memory
 from ..journal.timeline import Step, parse_from
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..messages.thinking import mark_stale
-from .memory import Memory
 from .state import State
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
@@ -26,7 +26,7 @@ async def align(memory: Memory, history: list[Message], *, thorough: bool) -> St
     is_bulk = is_bulky(history, max(0, known - 1))
     begin = partial(timeline.begin, history, thorough=thorough, has_left=memory.is_behind)
     step = await in_thread_if(is_bulk, begin)
-    if not step.agreement.is_cut and step.same == step.kept:
+    if not step.agreement.is_rewound and step.same == step.kept:
         step.agreement.is_bulk = is_bulk
     if not memory.is_adopted and not step.adopted:
         step.agreement.raw = step.agreement.history

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from .._threads.threads import in_thread_if
 from ..journal.earlier import EarlierContext, undoing_edits
+from ..journal.memory import Memory
 from ..journal.timeline import Step
 from ..messages import Message, is_bulky
 from ..messages.diff import Edit, apply_edits, place_after
-from .memory import Memory
 from .state import State
 
 

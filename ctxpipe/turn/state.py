@@ -91,8 +91,8 @@ class State:
     windows: dict[str | None, int] = field(default_factory=dict)
     busy: bool = False
 
-    def cut(self, length: int) -> None:
-        """Tell every sum that the context has changed after its first *length* messages."""
+    def rewind(self, length: int) -> None:
+        """Drop what the running totals say of messages from index *length* of the context on."""
         self.columns.rewind(length)
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
@@ -115,7 +115,7 @@ class State:
         if after is before:
             return
         edits = step.edit(before, after, paired=paired)
-        self.cut(edits[-1].start if edits else len(before))
+        self.rewind(edits[-1].start if edits else len(before))
 
 
 def model_of(state: State, options: Mapping[str, object]) -> str | None:

@@ -74,7 +74,7 @@ async def _shape(
     tracer: Tracer | None = None,
 ) -> Result:
     step.same = min(step.same, state.agreed)  # a turn that failed may have left less
-    state.cut(step.same)
+    state.rewind(step.same)
     start = max(0, step.same - 1)
     is_bulk = step.agreement.is_bulk
     if is_bulk is None or step.same < step.kept:

@@ -40,12 +40,12 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.functions import load_archive
+from ctxpipe.journal.memory import BACK, REPLACED
 from ctxpipe.messages import Message, blocks, check
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.storage.ownership import JOURNAL
 from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, SummaryRefused
-from ctxpipe.turn.memory import BACK, REPLACED
 from ctxpipe.turn.state import State
 
 LONG = "a long line of output\n" * 200

@@ -134,7 +134,7 @@ def test_a_turn_that_did_not_end_leaves_no_trace():
 
     begun = timeline.begin([*history, assistant("kept")])
     assert (begun.known, begun.context[-1]) == (3, assistant("kept"))
-    assert not begun.agreement.is_cut
+    assert not begun.agreement.is_rewound
     assert timeline.context == timeline.history == history
 
 
@@ -200,7 +200,7 @@ def test_sdk_objects_rebuilt_as_dicts_are_the_known_ones():
     begun = turn(timeline, [history[0], parse(answered), history[2]])
 
     assert begun.known == 3
-    assert not begun.agreement.is_cut
+    assert not begun.agreement.is_rewound
     assert timeline.history[1] == parse(answered)
 
 
@@ -211,7 +211,7 @@ def test_a_branch_is_cut_back_to_the_common_beginning():
     begun = turn(timeline, [*history[:4], user("another way")])
 
     assert begun.context == [*history[:4], user("another way")]
-    assert (begun.known, begun.kept, begun.agreement.is_cut, begun.agreement.has_diverged) == (
+    assert (begun.known, begun.kept, begun.agreement.is_rewound, begun.agreement.has_diverged) == (
         4,
         4,
         True,
@@ -307,7 +307,11 @@ def test_results_appended_in_place_to_the_last_message_are_noticed():
 
     begun = turn(timeline, history)
     assert begun.context == history
-    assert (begun.known, begun.agreement.is_cut, begun.agreement.has_diverged) == (2, True, False)
+    assert (begun.known, begun.agreement.is_rewound, begun.agreement.has_diverged) == (
+        2,
+        True,
+        False,
+    )
 
 
 def test_a_text_exchanged_in_place_in_the_last_message_is_noticed():
@@ -480,7 +484,7 @@ def test_with_verify_moving_a_cache_mark_is_no_edit():
 
     cast("Any", history[2]["content"])[0].update(MARK)
 
-    assert not turn(timeline, history).agreement.is_cut
+    assert not turn(timeline, history).agreement.is_rewound
 
 
 # Adopted ----------------------------------------------------------------------------------------
@@ -513,7 +517,12 @@ def test_a_caller_who_adopts_the_context_and_cuts_it_at_once_is_recognized():
 
     begun = turn(timeline, [*SUMMARY, history[4], assistant("another way")])
 
-    assert (begun.adopted, begun.known, begun.agreement.is_cut, begun.agreement.has_diverged) == (
+    assert (
+        begun.adopted,
+        begun.known,
+        begun.agreement.is_rewound,
+        begun.agreement.has_diverged,
+    ) == (
         True,
         3,
         True,
@@ -697,7 +706,7 @@ def test_marks_inside_a_tool_result_follow_the_history():
 
     begun = turn(timeline, [*history[:2], bare])
     assert begun.context == [*history[:2], bare]
-    assert not begun.agreement.is_cut
+    assert not begun.agreement.is_rewound
 
 
 def test_a_mark_before_a_gap_stays():
@@ -737,7 +746,7 @@ def test_a_replayed_timeline_takes_its_marks_from_the_history():
     begun = timeline.begin([*history[:2], marked(history[2]), marked(history[3])])
 
     assert begun.context == [*history[:2], marked(short), marked(history[3])]
-    assert not begun.agreement.is_cut
+    assert not begun.agreement.is_rewound
 
 
 # Stale thinking ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from ctxpipe import (
     StorageError,
     offload_tools,
 )
+from ctxpipe.journal.memory import BACK
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, shared_journals, sql_journals
@@ -36,7 +37,6 @@ from ctxpipe.storage.redis import RedisJournal
 from ctxpipe.storage.sql_journals import SQLJournal
 from ctxpipe.storage.sqlite import SQLiteJournal
 from ctxpipe.testing import MessagesServer, StorageCheck, storage_conformance
-from ctxpipe.turn.memory import BACK
 
 Redact = Callable[[str], str]
 FOLDER = mkdtemp(prefix="ctxpipe-journals-")

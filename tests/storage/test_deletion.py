@@ -35,13 +35,13 @@ from ctxpipe import (
     SQLiteJournal,
     StorageError,
 )
+from ctxpipe.journal.memory import DELETED
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import Generation, delete_sessions
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.turn.memory import DELETED
 
 PROGRAM = ROOT / "tests/support/deleted_session.py"
 HOLDERS = 4

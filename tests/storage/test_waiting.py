@@ -20,6 +20,7 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
+from ctxpipe.journal.memory import BACK
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
 from ctxpipe.storage.ownership import JOURNAL
@@ -31,7 +32,6 @@ from ctxpipe.storage.waiting import (
     store_allowance,
 )
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.turn.memory import BACK
 
 FIRST = conversation(user("x"))
 SECOND = conversation(user("x"), assistant("y"), user("z"))

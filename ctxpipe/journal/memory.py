@@ -8,14 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread, in_thread_if
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..journal.packing import Packing, Replay
-from ..journal.timeline import Step, Timeline
 from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
@@ -25,7 +23,9 @@ from ..storage import JournalStorage
 from ..storage.generations import Generation
 from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused, chain
 from ..storage.waiting import Availability, Unavailable
-from .state import State
+from ..tokens import Ledger
+from .packing import Packing, Replay
+from .timeline import Step, Timeline
 
 REDACTED = (
     "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
@@ -44,6 +44,22 @@ REPLACED = "the journal was replaced; this session goes on from what it knows"
 UNKNOWN = "the history that this session owns is in its journal, which cannot be read now"
 BACK = "the journal is back, and what was missed is written"
 NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
+
+
+class JournaledState(Protocol):
+    """What a journal saves of a session beside its messages.
+
+    The *ledger* has the calibration of token counts, *windows* the context windows that refusals
+    have shown, by model, and *memories* the records of the stages, by the stage's place.
+    """
+
+    ledger: Ledger
+    windows: dict[str | None, int]
+    memories: dict[int, dict[object, Any]]
+
+    def rewind(self, length: int) -> None:
+        """Drop what the running totals say of messages from index *length* of the context on."""
+        ...
 
 
 class JournalBranch(NamedTuple):
@@ -74,7 +90,7 @@ class Memory:
     def __init__(
         self,
         session_id: str,
-        state: State,
+        state: JournaledState,
         journal: JournalStorage | None,
         keys: Sequence[bytes],
         *,
@@ -234,7 +250,7 @@ class Memory:
             if has_begun:  # they were packed for a journal of their own
                 self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
         has_news = self._seen is not None and len(entries) > self._seen
-        if has_news and line.step.agreement.is_cut:
+        if has_news and line.step.agreement.is_rewound:
             self.is_behind = self._is_shared = True
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
@@ -247,7 +263,7 @@ class Memory:
             return
         is_at_end = line.base == _ends(entries)[line.branch]
         is_longer = line.step.known >= len(self.timeline.history)
-        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
+        if (is_at_end or is_longer) and not line.step.agreement.is_rewound:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
@@ -312,7 +328,7 @@ class Memory:
         replay = self._packing.replay(path, history, self._new_timeline)
         step = replay.timeline.begin(history)
         fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
-        if step.agreement.is_cut and fits_earlier:
+        if step.agreement.is_rewound and fits_earlier:
             return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
         return JournalBranch(base, branch, replay, step)
 
@@ -324,7 +340,7 @@ class Memory:
         self.is_behind = line.base < _ends(entries)[line.branch]
         self.unwritten = []
         self._found = ""
-        self._state.agreed = 0
+        self._state.rewind(0)
         if line.base:
             last = entries[line.base - 1]
             self._seal = last.seal
