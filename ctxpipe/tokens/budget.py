@@ -95,14 +95,17 @@ class Budget:
     def within(self, window: int) -> Budget:
         """Return the budget for a model with a smaller *window*, or this one if it is not smaller.
 
-        Trigger and target are lowered as far as the window requires.
+        Trigger and target are lowered as far as the window requires. The reserve for the answer
+        stays, up to half of the window.
         """
         if window >= self.window:
             return self
-        reserve = min(self.reserve_output or 0, window // 2)
-        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_RATIO) - reserve))
+        reserve = self.reserve_output
+        if reserve is not None:
+            reserve = min(reserve, window // 2)
+        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_RATIO) - (reserve or 0)))
         target = min(self.target, self.target * trigger // self.trigger)
-        return Budget(max(window, _MIN_WINDOW), trigger=trigger, target=target)
+        return Budget(max(window, _MIN_WINDOW), trigger, target, reserve)
 
     def reached(self, tokens: int) -> bool:
         """Return True if a context of *tokens* estimated tokens must be compacted."""

@@ -140,3 +140,10 @@ def test_a_window_named_by_a_refusal_is_accepted_at_any_size(window):
     budget = Budget(200_000).within(window)
 
     assert 0 < budget.trigger <= window
+
+
+def test_in_a_smaller_window_the_reserve_for_the_answer_stays_free():
+    budget = Budget(200_000, reserve_output=8_000).within(30_000)
+
+    assert budget.trigger <= 27_000 - 8_000
+    assert budget.reserve_output == 8_000
