@@ -84,7 +84,7 @@ class Touched:
     """What the edits of a turn have touched so far.
 
     *first* is the first place, a message and a block in it; no edit has touched the last *tail*
-    messages. *is_stored* says that the last stage to change something has written texts to files.
+    messages. *is_stored* says that the last stage to do something has written texts to files.
     """
 
     first: tuple[int, int] | None = None

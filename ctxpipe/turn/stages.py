@@ -78,6 +78,9 @@ async def ask_stages(
         tokens = report.tokens_after
         if report.error is not None and settings.on_error == "raise":
             raise report.error
+        has_acted = report.outcome is not Outcome.SKIPPED or report.detail is not None
+        if has_acted:  # that took time, in which the session may have been deleted
+            step.touched.is_stored = change is not None and change.stored is not None
         if change is None:
             continue
         is_summary = isinstance(change.detail, Compacted) or change.described_count is not None
@@ -87,7 +90,6 @@ async def ask_stages(
                 described_count = len(step.agreement.history)
             step.summaries[len(step.edits)] = described_count
         state.edit(step, messages, change.messages, paired=not is_summary)
-        step.touched.is_stored = change.stored is not None
         if change.stored:
             step.stored.append(change.stored)
         messages = change.messages

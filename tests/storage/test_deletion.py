@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import pytest
 from deleted_session import SESSION, WORDS, storages, talk
-from histories import conversation, step, user
+from histories import assistant, conversation, step, user
 from places import ROOT
 from processes import prepared_python
 
@@ -33,15 +33,18 @@ from ctxpipe import (
     SettingsError,
     SmartTruncate,
     SQLiteJournal,
+    Stage,
     StorageError,
 )
 from ctxpipe.journal.memory import DELETED
+from ctxpipe.messages import Message
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.session.session import conversation_of
+from ctxpipe.stages.compact.breaker import Breaker
 from ctxpipe.storage import Generation, delete_sessions
 from ctxpipe.storage.atomic import claim, temporary_file
 from ctxpipe.storage.ownership import SESSION_MARK, TOMBSTONES, StorageRoot
-from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.summarizers import ExtractiveSummarizer, Retry, Summary
 
 PROGRAM = ROOT / "tests/support/deleted_session.py"
 HOLDERS = 4
@@ -277,6 +280,32 @@ async def test_a_deletion_after_a_turn_has_written_is_noticed_before_its_end():
     pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000), delete])
     with pytest.raises(SessionDeleted):
         await pipeline.session("s").run([*talk(), user("go on and on and on")])
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_without_a_journal_a_deletion_during_a_summary_is_noticed(offloads, fails):
+    storage = MemoryStorage()
+
+    async def summarize(_messages: Sequence[Message], /) -> Summary:
+        await storage.delete("s")
+        if fails:
+            raise ConnectionError("no answer")
+        return Summary("a summary")
+
+    retry = Retry(max_retries=0)
+    stages: list[Stage] = [Compact(summarize, archive=storage, breaker=Breaker(retry=retry))]
+    if offloads:
+        stages.insert(0, DirectOffload(storage, min_chars=1000))
+    session = ContextPipeline(stages).session("s")
+    history = [user("go"), assistant("a long answer " * 200), *talk()]
+
+    if fails and not offloads:  # nothing has left: all of it is the caller's
+        assert (await session.run(history, force=True)).messages == history
+    else:
+        with pytest.raises(SessionDeleted):
+            await session.run(history, force=True)
+    assert (await session.run(conversation(user("hello again")))).messages == [user("hello again")]
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the journal", "an entry"])
