@@ -81,6 +81,10 @@ class FailingDisk:
         self._permit()
         return await self.storage.set_aside(session_id)
 
+    async def ensure_not_deleted(self, session_id: str, /) -> None:
+        self._look()
+        await self.storage.ensure_not_deleted(session_id)
+
     async def records(self, session_id: str, /) -> list[str]:
         self._look()
         return await self.storage.records(session_id)

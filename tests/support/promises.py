@@ -165,7 +165,12 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
     idle = all(outcome is Outcome.SKIPPED for outcome in run.outcomes) and not run.result.repaired
     if idle and not run.in_session and run.result.messages is not run.given:
         yield "nothing was done, and another list came back"
-    if idle and not run.asked:
+    # A summary from the background is tried without asking for one.
+    has_tried = run.asked or any(
+        isinstance(report.detail, Compacted) and report.detail.attempts
+        for report in run.result.reports
+    )
+    if idle and not has_tried:
         written = {name for name, info in run.files[1].items() if run.files[0].get(name) != info}
         stem = run.journal.removesuffix(".jsonl") or "no journal"
         # one that was damaged is set aside

@@ -3,9 +3,9 @@
 After every step, each of the promises that hold everywhere still holds.
 
 A state machine plays a caller who does what callers do (append, adopt, branch, shorten, rebuild,
-move cache marks, come back in another process) to random pipelines, while the disk fills up, the
-summarizer fails, the clock jumps, runs are cancelled at any await and overlap. The promises
-themselves are in `promises.py`.
+move cache marks, fork, come back in another process, in another event loop or after a deletion) to
+random pipelines, while the disk fills up, the summarizer fails, the clock jumps, runs are cancelled
+at any await and overlap. The promises themselves are in `promises.py`.
 
 The suite takes 2,000 steps, always the same ones (and more where by then not every stage has
 acted). The long profile is started by hand, and prints its figures::
@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -65,6 +66,7 @@ from ctxpipe import (
     InvalidHistory,
     LocalStorage,
     Result,
+    SessionDeleted,
     SmartTruncate,
     Stage,
     TrimReadBacks,
@@ -74,6 +76,7 @@ from ctxpipe.messages import Message, split_system
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.session import Session
+from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact.stage import Breaker, Restore
 from ctxpipe.stages.media.stage import MediaOffload
 from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
@@ -116,10 +119,14 @@ class Writer:
     def __init__(self) -> None:
         self.mode = "good"
         self.asked = 0
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None  # once, while it writes
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         self.asked += 1
         await asyncio.sleep(0)
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
         match self.mode:
             case "fails":
                 raise RuntimeError("the model is not there")
@@ -159,6 +166,7 @@ class Tokens:
 # The pipeline under test --------------------------------------------------------------------------
 
 
+MODELS = (None, None, "model-a", "model-b")
 STAGES = ("direct", "trim", "media", "batch", "compact", "truncate")
 
 
@@ -312,6 +320,7 @@ class Caller(RuleBasedStateMachine):
         self.raced = False
         self.signed = True
         self.needs_run = self.edited = False
+        self.is_due: bool | None = False  # a compaction; None: perhaps, its turn was cancelled
 
     @initialize(plan=seeds, hostile=st.booleans(), repeated=st.booleans(), sdk=st.booleans())
     def begin(self, plan: int, hostile: bool, repeated: bool, sdk: bool):
@@ -504,7 +513,7 @@ class Caller(RuleBasedStateMachine):
         is_behind = not self.setting.journalled or damage or not self.setting.disk.is_well
         if is_behind or self.is_unwritten:
             self._forgotten()
-        self.is_unwritten = False
+        self.is_unwritten = self.is_due = False
 
     def _heard(self, result: Result):
         self.is_unwritten = any("the journal cannot be" in notice for notice in result.notices)
@@ -518,8 +527,8 @@ class Caller(RuleBasedStateMachine):
         """
         self.sent, self.signed, self.raw = None, False, None
 
-    @rule(factor=st.floats(0.5, 3), cached=st.booleans())
-    def observe(self, factor: float, cached: bool):
+    @rule(factor=st.floats(0.5, 3), cached=st.booleans(), model=st.sampled_from(MODELS))
+    def observe(self, factor: float, cached: bool, model: str | None):
         billed = (
             round(factor * self.watch.pipeline.counter.total(self.last.messages))
             if self.last
@@ -529,7 +538,39 @@ class Caller(RuleBasedStateMachine):
             "input_tokens": 0 if cached else billed,
             "cache_read_input_tokens": billed if cached else 0,
         }
-        self.session.observe(usage)
+        self.session.observe(usage, model=model)
+
+    @rule(when=st.sampled_from(("before", "during")), go=st.integers(0, 3))
+    def deleted(self, when: Literal["before", "during"], go: int):
+        """Somebody deletes the session before a turn, or while its summary is written.
+
+        Nothing of it is sent then; what the caller hands in next begins a new one.
+        """
+        if go or not self.setting.disk.is_well or not self._holds_all():
+            return
+        delete = partial(self.setting.disk.storage.delete, self.id)
+        figures[f"deleted {when} a turn"] += 1
+        self._forgotten()
+        self.is_cleaned = True  # a name that is free again may go to another text
+        if when == "before":
+            self._run(delete)
+            self.is_due = False
+        else:
+            self.setting.writer.meanwhile = delete
+            try:
+                self._turn(force=True)
+            except SessionDeleted:
+                figures["turns that a deletion has ended"] += 1
+                self.is_due = False
+            self.setting.writer.meanwhile = None
+            self._forgotten()
+        self._turn()
+
+    def _holds_all(self) -> bool:
+        """Whether the caller holds the whole history, and no part of it in files."""
+        if self.raw is None or self.adopted:
+            return False
+        return list(map(plain_json, self.raw)) == list(map(plain_json, self.history))
 
     # Turns ----------------------------------------------------------------------------------------
 
@@ -539,22 +580,23 @@ class Caller(RuleBasedStateMachine):
             self.id, journal=journal, verify=self.setting.verify, clock=self.clock
         )
 
-    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+    def _run(self, work: Callable[[], Awaitable[T]], runner: asyncio.Runner | None = None) -> T:
         async def awaited() -> T:
             return await work()
 
-        return self.runner.run(awaited())
+        return (runner or self.runner).run(awaited())
 
     @contextmanager
-    def _watched(self) -> Iterator[dict[str, Any]]:
+    def _watched(self, history: list[Message] | None = None) -> Iterator[dict[str, Any]]:
         """What a `Run` needs to know of the time before it."""
+        history = self.history if history is None else history
         self._learn_folds()
         self.watch.forget()
         asked = self.setting.writer.asked
         seen: dict[str, Any] = {
-            "given": self.history,
-            "before": snapshot(self.history),
-            "objects": list(self.history),
+            "given": history,
+            "before": snapshot(history),
+            "objects": list(history),
             "files": (files_below(self.setting.root), {}),
             "writing": bool(asyncio.all_tasks(self.runner.get_loop())),
         }
@@ -567,7 +609,8 @@ class Caller(RuleBasedStateMachine):
             self.originals.learn_folds(change.messages)
 
     def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any):
-        attempts = self.setting.order.count("compact") * (1 + MAX_RETRIES)
+        stages = more.pop("stages", None) or self._stages_of(result, **more)
+        attempts = sum(isinstance(stage, Compact) for stage in stages) * (1 + MAX_RETRIES)
         if self.setting.background and more.get("in_session"):
             attempts *= 2  # where one in the background has failed, the turn tries again
         self._learn_folds()
@@ -575,7 +618,7 @@ class Caller(RuleBasedStateMachine):
         run = Run(
             **{
                 "result": result,
-                "stages": self.watch.pipeline.stages,
+                "stages": stages,
                 "root": self.setting.root,
                 "originals": self.originals,
                 "proposals": list(self.watch.proposals),
@@ -598,6 +641,19 @@ class Caller(RuleBasedStateMachine):
         found = breaches(run)
         assert not found, "\n".join(found)
 
+    def _stages_of(self, result: Result, *, in_session: bool = False, **_: Any) -> Sequence[Stage]:
+        """The stages that report to *result*: the compaction that is due, then all."""
+        stages = self.watch.pipeline.stages
+        is_due = self.is_due
+        if not in_session or is_due is False:
+            return stages
+        self.is_due = False
+        compactions = [stage for stage in stages if isinstance(stage, Compact)]
+        if is_due is None and len(result.reports) == len(stages):
+            return stages
+        figures["compactions that were due"] += 1
+        return [*compactions, *stages]
+
     def _taken(self, result: Result):
         """The model has seen the context of *result*."""
         self.last, self.asked = result, self.session
@@ -605,9 +661,9 @@ class Caller(RuleBasedStateMachine):
         self.seen_of = len(self.history)
         self.needs_run = self.edited = False
 
-    def _turn(self, **options: Any) -> Result:
+    def _turn(self, runner: asyncio.Runner | None = None, **options: Any) -> Result:
         with self._watched() as seen:
-            result = self._run(lambda: self.session.run(self.history, **options))
+            result = self._run(lambda: self.session.run(self.history, **options), runner)
         figures["turns repaired"] += bool(result.repaired)
         figures["turns with notices"] += bool(result.notices)
         self._heard(result)
@@ -617,9 +673,11 @@ class Caller(RuleBasedStateMachine):
         self._taken(result)
         return result
 
-    @rule(system=st.booleans())
-    def turn(self, system: bool):
-        self._turn(system="Be brief." if system else None, tools=TOOLS if system else None)
+    @rule(system=st.booleans(), model=st.sampled_from(MODELS))
+    def turn(self, system: bool, model: str | None):
+        request = {"model": model} if model else None
+        tools = TOOLS if system else None
+        self._turn(system="Be brief." if system else None, tools=tools, request=request)
 
     @rule()
     def turn_again(self) -> None:
@@ -643,6 +701,7 @@ class Caller(RuleBasedStateMachine):
         if result is None:
             figures["cancelled"] += 1
             assert snapshot(self.history) == seen["before"]
+            self.is_due = None if self.is_due else self.is_due
         else:
             self._heard(result)
             self._checked(
@@ -702,8 +761,71 @@ class Caller(RuleBasedStateMachine):
         self.known = snapshot(self.history)
         if self.raw is not None:
             self.raw += late
-        self.sent = None
+        self.sent, self.is_due = None, False
         self._turn()
+
+    @rule(waits=st.booleans())
+    def turn_in_another_loop(self, waits: bool):
+        """Another event loop may use the session next, also if a turn that waited was cancelled."""
+        if waits:
+            self._run(self._turn_and_one_that_is_cancelled)
+            self.raced = True
+            self.sent, self.is_due = None, False
+        with asyncio.Runner() as runner:
+            self._turn(runner)
+
+    async def _turn_and_one_that_is_cancelled(self) -> None:
+        turn = asyncio.create_task(self.session.run(self.history))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(self.session.run(self.history))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({turn, waiting})
+        figures["cancelled while they waited"] += waiting.cancelled()
+        assert not faults(turn.result().messages)
+
+    @rule(turns=st.integers(1, 2))
+    def fork(self, turns: int):
+        """The history goes on in two ways; the other one begins with what was sent."""
+        fork = Session(conversation_of(self.session).fork())
+        is_known = self.asked is self.session
+        history, sent = list(self.history), self.sent if is_known else None
+        for _ in range(turns):
+            waiting = _calls_of(history[-1:])
+            history.append(self.talk.results(waiting) if waiting else self.talk.user())
+            self.originals.learn(history[-1:])
+            with self._watched(history) as seen:
+                result = self._run(lambda: fork.run(history))
+            more = {"signed": self.signed and is_known, "edited": self.edited, "sent": sent}
+            stages = self.watch.pipeline.stages
+            self._checked(result, seen, in_session=True, stages=stages, **more)
+            sent = list(result.messages)
+            figures["turns of forks"] += 1
+        conversation_of(fork).cancel_summaries()
+
+    @rule(works=st.booleans(), force=st.booleans())
+    def another_process(self, works: bool, force: bool):
+        """Another process has a turn of the conversation, and this one goes on after it."""
+        if not self.setting.journalled or not self.setting.disk.is_well or self.is_unwritten:
+            return
+        if self.needs_run or self.edited or self.asked is not self.session:
+            return
+        self._learn_folds()
+        other = Watch(self.setting)
+        self._run(lambda: self._session(other).run(self.history, force=force))
+        for _, change in other.proposals:
+            self.originals.learn_folds(change.messages)
+        figures["turns of another process"] += 1
+        if works:
+            self.work(1, False)
+        self._turn()
+
+    @rule(focus=st.booleans())
+    def ask_for_a_compaction(self, focus: bool):
+        """The model asks for a compaction: the next turn begins with one."""
+        if "compact" in self.setting.order:
+            self.session.compact_next("files" if focus else "")
+            self.is_due = True
 
     @rule(focus=st.booleans())
     def compact_by_hand(self, focus: bool):
@@ -725,8 +847,8 @@ class Caller(RuleBasedStateMachine):
             )
             self._taken(result)
 
-    @rule()
-    def recover(self) -> None:
+    @rule(model=st.sampled_from(MODELS))
+    def recover(self, model: str | None) -> None:
         """The model has refused the last context as too long."""
         if self.last is None or self.seen_of != len(self.history) or self.sent is None:
             return
@@ -735,12 +857,16 @@ class Caller(RuleBasedStateMachine):
         refusal = "prompt is too long: 2000 tokens > 1900 maximum"
         last = self.last
         with self._watched() as seen:
-            result = self._run(lambda: self.session.recover(refusal, self.history, last))
+            request = {"model": model} if model else None
+            result = self._run(
+                lambda: self.session.recover(refusal, self.history, last, request=request)
+            )
         if (
             result is None
         ):  # a stage may have found something and made it no smaller, say by mending
             self.last = self.sent = None
             self.needs_run = True
+            self.is_due = None if self.is_due else self.is_due
             return
         counts = self.watch.pipeline.counter.total
         assert counts(result.messages) < counts(last.messages)
