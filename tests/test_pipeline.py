@@ -534,6 +534,20 @@ async def test_the_first_changed_index_is_where_input_and_output_part(
         assert result.messages[index : index + 1] != history[index : index + 1]
 
 
+@pytest.mark.parametrize("is_old_first", [True, False])
+async def test_the_changed_part_spans_the_changes_of_all_stages(is_old_first):
+    def shorter_request(messages: list[Message]) -> list[Message]:
+        return [*messages[:4], user("now?"), *messages[5:]]
+
+    stages = [proposing(shortened), proposing(shorter_request)]
+    history = [*HISTORY, assistant("hm"), user("go on")]
+
+    result = await run(*(stages if is_old_first else stages[::-1]), history=history)
+
+    assert (result.first_changed_index, result.changed_end) == (2, 5)
+    assert result.messages[5:] == history[5:]
+
+
 def test_spans_have_the_name_session_and_outcome():
     script = """
 import anyio
@@ -753,6 +767,19 @@ async def test_a_protected_result_is_never_a_candidate(tmp_path):
     assert not (tmp_path / "root").exists()
 
 
+async def test_results_after_protected_thinking_are_offloaded_as_without_it(tmp_path):
+    stage = BatchOffload(LocalStorage(tmp_path / "root"), RatioGate(0))
+    later = conversation(
+        step("c", result="later " * 50), assistant("done"), user("and now?"), assistant("fine")
+    )
+    history = [*THOUGHTFUL, *later[:-1]]
+
+    result = await run(stage, history=history, thinking="protect")
+
+    assert result.first_changed_index == len(THOUGHTFUL) + 1
+    assert result.messages[: len(THOUGHTFUL) + 1] == history[: len(THOUGHTFUL) + 1]
+
+
 async def test_with_prices_a_report_has_the_cost_and_the_saving_of_a_change():
     history = conversation(user("x " * 3000), THOUGHTFUL[1:])
     result = await run(proposing(shortened), history=history, prices=Prices.relative())
@@ -841,6 +868,31 @@ async def test_observing_a_usage_calibrates_the_token_counts_of_the_stages():
     await pipeline.run(history, session_id="s")
 
     assert sizes == [(1000, 1000), (1000, 1200)]
+
+
+async def test_a_run_that_was_cancelled_leaves_the_calibration_of_its_session():
+    sizes: list[int] = []
+    waits = [False]
+
+    async def note(turn: Turn):
+        sizes.append(await turn.tokens())
+        if waits[0]:
+            await anyio.sleep_forever()
+
+    pipeline = ContextPipeline([note], counter=len)
+    history = [user("x" * 1000)]
+    await pipeline.run(history, session_id="s")
+    pipeline.observe({"input_tokens": 1200}, history, session_id="s")
+    waits[0] = True
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(pipeline.run, history, session_id="s"))
+        while len(sizes) < 2:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    waits[0] = False
+    await pipeline.run(history, session_id="s")
+
+    assert sizes == [1000, 1200, 1200]
 
 
 # Planning -----------------------------------------------------------------------------------------

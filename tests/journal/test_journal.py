@@ -1499,6 +1499,22 @@ async def test_a_change_that_another_process_made_is_in_the_first_changed_index(
     assert result.first_changed_index == changed.index(False)
 
 
+async def test_a_change_of_another_process_is_reported_before_the_turns_own_and_once(tmp_path):
+    history = loop(30)
+    one, other = (new_session(LocalStorage(tmp_path)) for _ in range(2))
+    before = await played(one, history[:21])
+    await played(other, history)
+    history = [*history, *step("new", result=f"new: {LONG}")]
+
+    result = await one.run(history)
+    next_result = await one.run([*history, *step("newer")])
+
+    changed = [a == b for a, b in zip(before.messages, result.messages, strict=False)]
+    assert [report.outcome.name for report in result.reports] == ["CHANGED", "SKIPPED"]
+    assert result.first_changed_index == changed.index(False)
+    assert next_result.first_changed_index is None
+
+
 async def test_of_two_who_race_for_an_entry_the_loser_goes_on_from_the_winners(
     tmp_path,
 ):

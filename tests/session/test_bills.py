@@ -11,11 +11,12 @@ import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Turn
 from ctxpipe.messages import Message
 from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
+from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused
 
@@ -243,3 +244,121 @@ async def test_the_listed_window_of_a_model_applies_if_the_budget_names_none(
     result = await session.run(history, request={"model": "gpt-3.5-turbo"})
 
     assert (result.tokens_saved > 0) == is_compacted
+
+
+async def test_a_window_that_leads_to_no_shorter_context_is_known_to_another_process(tmp_path):
+    storage, request = LocalStorage(tmp_path), {"model": "m"}
+    stages = [Compact(ExtractiveSummarizer(), storage)]
+    session = ContextPipeline(stages).session("s", journal=storage)
+    history = [user(words(3_900))]
+    sent = await session.run(history, request=request)
+    assert await session.recover(CODE, history, sent, request=request) is None
+
+    again = ContextPipeline(stages).session("s", journal=storage)
+    result = await again.run([*history, assistant(words(5_000)), user("?")], request=request)
+
+    assert result.tokens_saved > 0
+
+
+async def test_a_fork_knows_the_windows_that_its_conversation_has_learned(tmp_path):
+    request = {"model": "m"}
+    stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
+    session = ContextPipeline(stages).session("s")
+    history = [user(words(20_000))]
+    sent = await session.run(history, request=request)
+    await session.recover(CODE, history, sent, request=request)
+
+    fork = Session(conversation_of(session).fork())
+    result = await fork.run([*history, assistant(words(30_000)), user("?")], request=request)
+
+    assert result.tokens_after < 30_000
+
+
+async def test_a_fork_estimates_as_the_conversation_that_it_was_made_of():
+    estimates: list[int] = []
+
+    async def look(turn: Turn) -> None:
+        estimates.append(await turn.tokens())
+
+    session = ContextPipeline([look]).session("s")
+    history = [user(words(3_000))]
+    await session.run(history)
+    session.observe({"input_tokens": 5_000}, model="m")
+
+    fork = Session(conversation_of(session).fork())
+    grown = [*history, assistant("a"), user("b")]
+    await fork.run(grown)
+    await session.run(grown)
+
+    assert estimates[1] == estimates[2] > 5_000
+
+
+async def test_another_process_estimates_by_the_model_that_replied_last(tmp_path):
+    """The models take turns: the first one replies again after the second."""
+    storage, estimates = LocalStorage(tmp_path), list[int]()
+
+    async def look(turn: Turn) -> None:
+        estimates.append(await turn.tokens())
+
+    session = ContextPipeline([look]).session("s", journal=storage)
+    history = [user(words(3_000))]
+    for model, tokens in (("a", 4_000), ("b", 6_000), ("a", 4_000)):
+        await session.run(history)
+        session.observe({"input_tokens": tokens}, model=model)
+        history = [*history, assistant("a"), user("b")]
+    await session.run(history)
+    await ContextPipeline([look]).session("s", journal=storage).run(history)
+
+    assert estimates[-1] == estimates[-2] < 5_000
+
+
+async def test_a_small_window_of_one_model_does_not_limit_another(tmp_path):
+    session = ContextPipeline([Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]).session(
+        "s"
+    )
+    history = [user("hi"), assistant(words(20_000)), user("more")]
+    sent = await session.run(history, request={"model": "small"})
+    await session.recover(CODE, history, sent, request={"model": "small"})
+
+    other = [user("hello"), assistant(words(50_000)), user("more")]
+    result = await session.run(other, request={"model": "large"})
+
+    assert result.tokens_saved == 0
+
+
+TOO_LONG_TO_ANSWER = (
+    "This model's maximum context length is 30000 tokens. However, you requested 33000 tokens "
+    "(25000 in the messages, 8000 in the completion). Please reduce the length of the messages."
+)
+
+
+async def test_a_learned_window_includes_what_the_budget_reserves_for_the_answer(tmp_path):
+    budget = Budget(window=200_000, reserve_output=8_000)
+    stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
+    session = ContextPipeline(stages, budget=budget).session("s")
+    history = [user("hi"), assistant(words(25_000)), user("more")]
+
+    notices: list[str] = []
+    for _ in range(2):  # the same refusal again teaches nothing new
+        sent = await session.run(history, request={"model": "m"})
+        shorter = await session.recover(TOO_LONG_TO_ANSWER, history, sent, request={"model": "m"})
+        notices += [] if shorter is None else shorter.notices
+        history += [assistant(words(25_000)), user("and more")]
+
+    assert [notice for notice in notices if "window" in notice] == [
+        "the window of m is 30,000 tokens, not 200,000: the budget of this session is lowered"
+    ]
+
+
+async def test_after_a_reply_a_second_refusal_of_the_same_size_is_recovered_from(tmp_path):
+    stages = [Compact(ExtractiveSummarizer(), LocalStorage(tmp_path))]
+    session = ContextPipeline(stages, budget=Budget(window=30_000)).session("s")
+    history = [user("hi"), assistant(words(15_000)), user("more")]
+
+    for _ in range(2):
+        sent = await session.run(history)
+        shorter = await session.recover("prompt is too long", history, sent)
+        assert shorter is not None
+        session.observe({"input_tokens": shorter.tokens_after}, shorter.messages)
+        grown = sent.tokens_after - shorter.tokens_after
+        history += [assistant(words(grown)), user("more")]

@@ -106,6 +106,24 @@ async def test_while_a_reply_is_awaited_another_loop_cannot_ask_for_the_owned_hi
     assert [message["role"] for message in await session.history()] == ["user", "assistant"]
 
 
+async def test_after_a_turn_that_waited_was_cancelled_another_loop_may_use_the_session():
+    slow = Slow()
+    session = ContextPipeline([slow]).session("s")
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run, chat(3))
+        with anyio.fail_after(30):
+            await slow.entered.wait()
+        waiting = asyncio.create_task(session.run(chat(5)))
+        await anyio.lowlevel.checkpoint()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        slow.gate.set()
+
+    assert waiting.cancelled()
+    assert not conversation_of(session).is_running
+    assert await anyio.to_thread.run_sync(strayed, lambda: session.run(chat(3))) == []
+
+
 # After the body ---------------------------------------------------------------------------------
 
 MODEL: dict[str, Any] = {"model": "m", "max_tokens": 9}

@@ -367,6 +367,24 @@ async def test_a_request_whose_messages_were_answered_while_it_waited_is_an_erro
     assert len(server.requests) == 1
 
 
+async def test_messages_whose_request_was_cancelled_while_it_waited_are_in_the_next_request():
+    session = ContextPipeline().session("s")
+    async with talk(["one", "two"]) as (server, client):
+        session.append(user("go"))
+        first = asyncio.create_task(session.create(client, **ASKED))
+        await anyio.lowlevel.checkpoint()
+        session.append(user("by the way"))
+        session.append(user("on"))
+        waiting = asyncio.create_task(session.create(client, **ASKED))
+        await anyio.lowlevel.checkpoint()
+        waiting.cancel()
+        await asyncio.wait({first, waiting})
+        await session.create(client, **ASKED)
+
+    assert waiting.cancelled()
+    assert spoken(sent(server)[-1]) == ["go", "one", "by the way", "on"]
+
+
 @pytest.mark.parametrize("way", ["here", "in a task", "in a stage"])
 async def test_a_request_that_would_wait_for_itself_is_an_error(way):
     async with talk(["one", "two"]) as (_, client):

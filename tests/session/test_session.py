@@ -731,6 +731,39 @@ async def test_compact_before_the_first_turn_is_an_error(tmp_path):
         await small(tmp_path).session("s").compact()
 
 
+async def test_after_a_requested_compaction_and_an_offload_the_report_begins_at_the_summary(
+    tmp_path,
+):
+    pipeline = small(tmp_path, Summaries(), budget=Budget(window=20_000))
+    session, history = pipeline.session("s"), loop(3)
+    sent = (await session.run(history)).messages
+    session.compact_next()
+
+    result = await session.run([*history, *step("long", result=LONG)])
+
+    changed = [report.stage for report in result.reports if report.outcome is Outcome.CHANGED]
+    assert changed == ["Compact", "DirectOffload"]
+    assert result.messages[0] != sent[0]
+    assert (result.first_changed_index, result.changed_end) == (0, len(result.messages))
+
+
+async def test_a_requested_compaction_is_still_due_after_its_turn_was_cancelled(tmp_path):
+    summarize, history = Summaries(wait=True), loop(3)
+    session = compacting(tmp_path, summarize).session("s")
+    session.compact_next()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, history)
+            await summarize.asked.wait()
+            group.cancel_scope.cancel()
+    summarize.opened.set()
+
+    result = await session.run(history)
+
+    assert isinstance(result.reports[0].detail, Compacted)
+    assert result.reports[0].outcome is Outcome.CHANGED
+
+
 # What else a session knows ------------------------------------------------------------------------
 
 

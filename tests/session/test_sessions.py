@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -228,6 +229,23 @@ async def test_a_session_with_a_due_compaction_is_not_removed(tmp_path):
     await fill(sessions, "c", "d", "e")
 
     assert conversation_of(sessions.get("a")).is_compaction_due
+
+
+async def test_a_session_is_not_removed_while_the_model_answers_its_request(tmp_path):
+    pipeline = ContextPipeline(max_sessions=1)
+    storage = LocalStorage(tmp_path)
+    session = pipeline.session("a", journal=storage)
+
+    async def create(**_: object) -> Any:
+        await pipeline.session("b", journal=storage).run(chat(1))
+        assert pipeline.session("a") == session
+        return {"role": "assistant", "content": "fine", "usage": {"input_tokens": 3}}
+
+    client: Any = SimpleNamespace(messages=SimpleNamespace(create=create))
+    session.append(user("go"))
+    await session.create(client, model="m", max_tokens=9)
+
+    assert [message["content"] for message in await session.history()] == ["go", "fine"]
 
 
 async def test_with_a_journal_that_always_fails_memory_is_bounded_and_losses_are_reported(

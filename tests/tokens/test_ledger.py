@@ -405,6 +405,18 @@ async def test_growth_is_measured_again_after_a_compaction():
     assert ledger.estimate(13_000) == 14_400 + 1_200
 
 
+async def test_after_a_compaction_text_has_the_price_that_was_measured_before_it():
+    """A short context says little of its text: most of the usage is the fixed part."""
+    ledger = Ledger(TokenCounter(len))
+    for raw in (1_000, 3_000):
+        ledger.observe(usage(5_000 + raw * 12 // 10), [user("x" * raw)])
+        ledger.estimate(raw)
+
+    ledger.observe(usage(5_600), [user("x" * 500)])
+
+    assert ledger.estimate(1_500) == 5_600 + 1_200
+
+
 async def test_the_last_usage_counts():
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
     ledger.observe(usage(1_200), history)
@@ -426,6 +438,17 @@ async def test_each_model_has_its_own_factor():
 
     ledger.model = "old"
     assert ledger.factor == 1.2
+
+
+def test_a_loaded_ledger_estimates_for_the_model_that_replied_last():
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    for model, tokens in (("a", 1_200), ("b", 1_600), ("a", 1_300)):
+        ledger.observe(usage(tokens), history, model=model)
+    loaded = Ledger(TokenCounter(len))
+
+    loaded.load(ledger.samples)
+
+    assert (loaded.model, loaded.estimate(1_000)) == ("a", 1_300)
 
 
 async def test_a_usage_is_assigned_to_the_list_that_it_reports_on():

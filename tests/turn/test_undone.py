@@ -275,6 +275,19 @@ async def test_a_history_cut_inside_its_only_summary_keeps_the_placeholders_befo
     assert not any(map(is_summary, result.messages))
 
 
+async def test_a_summary_that_was_undone_is_not_undone_again_in_later_turns():
+    storage, life = MemoryStorage(), new_life()
+    session = pipeline(storage).session("s")
+    described = await compacted(session, life)
+    cut = [*life.history[: described - 2], user("something else")]
+    undone = await session.run(cut)
+    assert undone.notices
+
+    result = await session.run([*cut, assistant("an answer"), user("and then")])
+
+    assert result.notices == ()
+
+
 async def test_the_last_message_edited_after_it_was_summarized_undoes_the_summary():
     storage, life = MemoryStorage(), new_life()
     session = pipeline(storage).session("s")

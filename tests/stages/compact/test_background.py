@@ -353,6 +353,28 @@ async def test_old_results_that_left_meanwhile_do_not_cost_the_summary(storage, 
         )
 
 
+async def test_results_that_leave_in_the_turn_of_the_summary_move_no_boundary(storage, writer):
+    """The last result that the summary describes goes to a file in the turn that uses it."""
+    replaced, acts = BatchOffload(storage, RatioGate(0.05), min_chars=100), [False]
+
+    async def old_results(turn: Any) -> Any:
+        return await replaced(turn) if acts[0] else None
+
+    session = piped(old_results, stage(writer, storage)).session("s")
+    end = await begun(session, writer, GIVEN)
+    await writer.answer()
+
+    acts[0] = True
+    with anyio.fail_after(GUARD_SECONDS):
+        result = await session.run(GIVEN[: end + 2], force=True)
+
+    assert [report.outcome for report in result.reports] == [Outcome.CHANGED] * 2
+    assert writer.asked == 1
+    assert "Summary 1." in str(result.messages[0]["content"])
+    assert result.messages[-4] == GIVEN[end - 2]  # the call after those that it describes
+    assert result.messages[-2:] == GIVEN[end : end + 2]
+
+
 async def test_too_much_to_be_kept_is_summarized_after_the_summary_before_it(storage):
     writer = Writer()
     session = piped(stage(writer, storage)).session("s")

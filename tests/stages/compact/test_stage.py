@@ -850,3 +850,26 @@ def test_a_summarizer_without_a_focus_stays(storage):
 
 def test_the_request_to_continue_is_the_documented_one():
     assert CONTINUE == "Continue with the task."
+
+
+async def test_what_came_after_a_failed_attempt_is_in_the_archive_too(tmp_path):
+    fails = [True]
+
+    async def summarize(_messages: Sequence[Message], /) -> Summary:
+        if fails.pop():
+            raise ConnectionError("no answer this time")
+        return Summary("a summary")
+
+    stage = Compact(summarize, LocalStorage(tmp_path), breaker=Breaker(retry=Retry(max_retries=0)))
+    session = ContextPipeline([stage]).session("s")
+    history = [user("go"), assistant("first " * 500), user("on")]
+    assert (await session.run(history, force=True)).reports[0].outcome is Outcome.FAILED
+    history += [assistant("second " * 500), user("and on")]
+    fails.append(False)
+
+    result = await session.run(history, force=True)
+
+    [report] = result.reports
+    assert isinstance(report.detail, Compacted)
+    assert report.detail.archive is not None
+    assert await load_archive(report.detail.archive) == history

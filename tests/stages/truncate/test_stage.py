@@ -239,6 +239,19 @@ async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes():
     assert result.messages[:12] == history[:12]
 
 
+async def test_blocks_that_are_carried_on_never_take_the_tokens_reserved_for_the_answer():
+    unknown = {"type": "mystery", "data": "x" * 400}
+    steps = [[user(f"q{n}", unknown), assistant(f"a{n}")] for n in range(8)]
+    history = conversation(user("the task"), *steps, user("next"))
+    budget = Budget(window=4000, reserve_output=2000)
+    pipeline = ContextPipeline([SmartTruncate()], budget=budget, counter=CHARS)
+
+    result = await pipeline.run(history, session_id="s")
+
+    assert result.tokens_before > 2000
+    assert result.tokens_after <= 2000
+
+
 # Archive and dry run ------------------------------------------------------------------------------
 
 
