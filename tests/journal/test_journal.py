@@ -42,6 +42,7 @@ from ctxpipe import (
 from ctxpipe.functions import load_archive
 from ctxpipe.journal.memory import BACK, REPLACED
 from ctxpipe.messages import Message, blocks, check
+from ctxpipe.messages.thinking import drop_block
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.storage.ownership import JOURNAL
@@ -1513,6 +1514,19 @@ async def test_a_change_of_another_process_is_reported_before_the_turns_own_and_
     assert [report.outcome.name for report in result.reports] == ["CHANGED", "SKIPPED"]
     assert result.first_changed_index == changed.index(False)
     assert next_result.first_changed_index is None
+
+
+async def test_thinking_after_a_change_of_another_process_counts_as_stale(tmp_path):
+    """The model has signed it over what this process has sent before."""
+    history = loop(30)
+    one, other = (new_session(LocalStorage(tmp_path)) for _ in range(2))
+    await played(one, history[:21])
+    await played(other, history)
+
+    result = await one.run([*history, *step("new", think="hm", result="short")])
+
+    assert result.first_changed_index is not None
+    assert result.request_options == drop_block()
 
 
 async def test_of_two_who_race_for_an_entry_the_loser_goes_on_from_the_winners(

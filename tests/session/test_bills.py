@@ -11,7 +11,7 @@ import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Turn
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, SmartTruncate, Turn
 from ctxpipe.messages import Message
 from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
@@ -248,14 +248,16 @@ async def test_the_listed_window_of_a_model_applies_if_the_budget_names_none(
 
 async def test_a_window_that_leads_to_no_shorter_context_is_known_to_another_process(tmp_path):
     storage, request = LocalStorage(tmp_path), {"model": "m"}
-    stages = [Compact(ExtractiveSummarizer(), storage)]
+    stages = [SmartTruncate(storage)]
     session = ContextPipeline(stages).session("s", journal=storage)
     history = [user(words(3_900))]
     sent = await session.run(history, request=request)
     assert await session.recover(CODE, history, sent, request=request) is None
 
     again = ContextPipeline(stages).session("s", journal=storage)
-    result = await again.run([*history, assistant(words(5_000)), user("?")], request=request)
+    for _ in range(5):
+        history += [assistant(words(1_000)), user("on")]
+    result = await again.run(history, request=request)
 
     assert result.tokens_saved > 0
 

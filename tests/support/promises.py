@@ -402,9 +402,9 @@ def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
     """
     if run.sent is None:
         return
-    if any("differs" in notice for notice in run.result.notices):
-        if not run.edited:
-            yield f"a history that only grew is taken for another: {run.result.notices}"
+    is_another = any("differs" in notice for notice in run.result.notices)
+    if is_another and not run.edited:
+        yield f"a history that only grew is taken for another: {run.result.notices}"
         return
     first = run.result.first_changed_index
     end = len(run.sent) if first is None else min(first, len(run.sent))

@@ -126,6 +126,19 @@ def test_a_context_that_fills_up_again_is_noticed_by_another_process_in_every_tu
     assert opened == [False, False, False, True]
 
 
+def test_a_compaction_long_ago_does_not_count_in_another_process():
+    """The turns since the compaction are those of both processes."""
+    attempts = Attempts(turns=8)
+    attempts.record_success(until=100)
+    attempts.turns += 2
+
+    attempts = another_process(attempts)
+    attempts.turns += 3
+    attempts.record_success(until=100)
+
+    assert attempts.refills == 0
+
+
 def test_what_is_over_is_not_saved():
     attempts = Attempts()
     attempts.record_failure(100, "a")
