@@ -32,8 +32,8 @@ if __name__ == "__main__":
 from benchmarks.bench_gateway import running
 from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline
+from ctxpipe.gateway.bill import bill_of
 from ctxpipe.gateway.pipelines import Pipelines
-from ctxpipe.gateway.record import dollars
 from ctxpipe.lab.costs import bill
 from ctxpipe.lab.replay import ReplaySettings, replay
 from ctxpipe.lab.transcripts import Transcript, read_transcript
@@ -103,7 +103,7 @@ async def send_all(transcript: Transcript, api: MessagesServer, url: str) -> Spe
             if reply.status_code != 200:
                 raise SystemExit(f"{transcript.name}, message {at}: {reply.text[:300]}")
             message = reply.json()
-            cost += dollars(EXAMPLE_MODEL, message["usage"]) or 0.0
+            cost += bill_of(EXAMPLE_MODEL, message["usage"], ()).dollars or 0.0
             history.append({"role": "assistant", "content": message["content"]})
     longest = max(received.tokens for received in api.requests)
     return Spent(cost, longest, len(api.refused))

@@ -28,12 +28,13 @@ from ..session.conversation import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.formats import format_of
 from .arrival import BodyTimeLimit
+from .bill import find_prices
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .page import headers as page_headers
 from .page import write_page
 from .paths import add_version
-from .record import GatewayRecord, find_prices, logger
+from .record import GatewayRecord, logger
 from .relay import Relay
 from .settings import GatewaySettings
 from .shaping import Shaper

@@ -26,6 +26,7 @@ from ..errors import CtxpipeError, SettingsError
 from ..settings import excerpt
 from ..storage.ownership import StorageRoot
 from .guard import is_loopback
+from .logs import LogFormat, formatter_of
 from .options import takes_shared_options
 from .record import logger
 from .settings import (
@@ -78,6 +79,9 @@ def gateway(
             "may listen on one port, and need the same root.",
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines of text, or a JSON object on each line.")
+    ] = "text",
     timeout_keep_alive: Annotated[
         int, typer.Option(min=0, help="Seconds after which an idle connection is closed.")
     ] = KEEP_ALIVE_SECONDS,
@@ -107,15 +111,15 @@ def gateway(
     )
     serving = open_serving(settings)
     signals: SimpleQueue[int] = SimpleQueue()
-    with (
-        log_to(logging.StreamHandler()),
-        serve(serving, serving.run_alone),
-        on_signals(signals.put),
-    ):
-        print(json.dumps({"listening": serving.url}), flush=True)
-        while signals.get() == signal.SIGHUP:
-            _reload(serving.gateway, token_file)
-    print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
+    with log_to(logging.StreamHandler(), log_format):
+        with serve(serving, serving.run_alone), on_signals(signals.put):
+            print(json.dumps({"listening": serving.url}), flush=True)
+            while signals.get() == signal.SIGHUP:
+                _reload(serving.gateway, token_file)
+        if log_format == "json":
+            logger.info("stopped: %s", serving.gateway.record)
+    if log_format == "text":
+        print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
 
 
 def _reload(gateway: Gateway, token_file: Path | None) -> None:
@@ -203,9 +207,9 @@ def open_serving(settings: GatewaySettings) -> Serving:
 
 
 @contextmanager
-def log_to(handler: logging.Handler) -> Iterator[None]:
+def log_to(handler: logging.Handler, log_format: LogFormat = "text") -> Iterator[None]:
     """Send the gateway's log lines, and all warnings of this process, to *handler* in the block."""
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(formatter_of(log_format))
     previous_level = logger.level
     root_logger = logging.getLogger()
     root_logger.addHandler(handler)

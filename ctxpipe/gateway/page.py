@@ -246,7 +246,7 @@ def _row(turn: GatewayTurn) -> Markup:
         f"{turn.sent_tokens:,}",
         f"{turn.history_tokens:,}",
         f"{turn.seconds:.1f}",
-        "" if turn.dollars is None else as_dollars(turn.dollars),
+        "" if turn.bill.dollars is None else as_dollars(turn.bill.dollars),
         "bad" if is_error or turn.outcome == "not shaped" else "soft",
         "; ".join(events),
     )

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from .._text import as_dollars, count_phrase
-from ..providers.prices import Prices, usage_dollars
-from ..providers.prices import find_prices as listed_prices
 from ..tokens.spent import Kind
+from .bill import TurnBill
 
 logger: logging.Logger = logging.getLogger("ctxpipe.gateway")
 
 MAX_TURNS = 10_000
 """Maximum number of turns kept for the page, the newest ones."""
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0, math.inf)
+"""Upper bounds of the time that shaping adds to a turn, in seconds."""
 
 TurnOutcome = Literal["unchanged", "shaped", "recovered", "not shaped"]
 
@@ -37,7 +39,9 @@ class GatewayTurn:
 
     *sent_tokens* and *history_tokens* are the raw tokens of the context that was sent and of the
     client's own history; *kinds* divides the tokens sent by kind and is empty if that is unknown.
-    *removals* lists what was removed from the context in this turn. *text* is the beginning of the
+    *removals* lists what was removed from the context in this turn, *bill* is what the API reported
+    for it. *seconds* is the duration up to the end of the reply, of which *added_seconds* passed
+    before the request was sent. *text* is the beginning of the
     user's last text; it is kept only if the gateway may show texts. *tenant* is
     the name of the client's token, or its digest; "" without tokens.
     """
@@ -49,10 +53,12 @@ class GatewayTurn:
     history_tokens: int = 0
     kinds: Mapping[Kind, int] = field(default_factory=dict, repr=False)
     removals: Sequence[Removal] = ()
+    compactions: int = 0
+    bill: TurnBill = field(default_factory=TurnBill)
     reason: str = ""
     status: int = 0
     seconds: float = 0.0
-    dollars: float | None = None
+    added_seconds: float = 0.0
     text: str = field(default="", repr=False)
     number: int = 0
     at: float = field(default_factory=time.time)
@@ -69,26 +75,54 @@ class GatewayTurn:
         parts += [f"{removal.stage} took out {removal.tokens:,}" for removal in self.removals]
         if self.reason:
             parts.append(self.reason)
-        if self.dollars is not None:
-            parts.append(as_dollars(self.dollars))
+        parts += self.bill.phrases()
         return ", ".join([*parts, f"status {self.status}", f"{self.seconds:.1f} s"])
+
+    def fields(self) -> dict[str, object]:
+        """Return what a line of a JSON log says about the turn: names and counts."""
+        return {
+            "event": "turn",
+            "tenant": self.tenant,
+            "session": self.session,
+            "model": self.model,
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "status": self.status,
+            "history_tokens": self.history_tokens,
+            "sent_tokens": self.sent_tokens,
+            "billed_tokens": self.bill.tokens,
+            "dollars": self.bill.dollars,
+            "removed": [removal._asdict() for removal in self.removals],
+            "compactions": self.compactions,
+            "seconds": round(self.seconds, 3),
+            "added_seconds": round(self.added_seconds, 3),
+        }
 
 
 @dataclass(slots=True)
 class GatewayRecord:
-    """The turns of the clients with one token, and their totals.
+    """The turns of one tenant, and their totals.
 
     It holds names and counts. Texts are included only if the gateway may show them.
+    *billed_tokens* are the totals by kind, as in `TurnBill.tokens`. *statuses* count the turns by
+    the class of their HTTP status, such as "2xx"; *removed_tokens* are raw tokens by stage.
+    *added_buckets* count the turns by the first of BUCKETS that their `added_seconds` do not
+    exceed.
     """
 
     turns: deque[GatewayTurn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
     number: int = 0
     sent_tokens: int = 0
     history_tokens: int = 0
+    billed_tokens: Counter[str] = field(default_factory=Counter)
     dollars: float = 0.0
     priced_turns: int = 0
-    recovered_turns: int = 0
-    unshaped_turns: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    removed_tokens: Counter[str] = field(default_factory=Counter)
+    compactions: int = 0
+    added_seconds: float = 0.0
+    added_buckets: Counter[float] = field(default_factory=Counter)
     refused_requests: int = 0
     passed_requests: int = 0
 
@@ -109,11 +143,28 @@ class GatewayRecord:
         self.turns.append(turn)
         self.sent_tokens += turn.sent_tokens
         self.history_tokens += turn.history_tokens
-        self.recovered_turns += turn.outcome == "recovered"
-        self.unshaped_turns += turn.outcome == "not shaped"
-        if turn.dollars is not None:
-            self.dollars += turn.dollars
+        self.outcomes[turn.outcome] += 1
+        self.statuses[f"{turn.status // 100}xx"] += 1
+        for removal in turn.removals:
+            self.removed_tokens[removal.stage] += removal.tokens
+        self.compactions += turn.compactions
+        self.added_seconds += turn.added_seconds
+        bucket = next(bound for bound in BUCKETS if turn.added_seconds <= bound)
+        self.added_buckets[bucket] += 1
+        self.billed_tokens.update(turn.bill.tokens)
+        if turn.bill.dollars is not None:
+            self.dollars += turn.bill.dollars
             self.priced_turns += 1
+
+    @property
+    def recovered_turns(self) -> int:
+        """Number of turns that were answered after a refusal because of their length."""
+        return self.outcomes["recovered"]
+
+    @property
+    def unshaped_turns(self) -> int:
+        """Number of turns that were sent unchanged, without an attempt or after an error."""
+        return self.outcomes["not shaped"]
 
     def __str__(self) -> str:
         """Return one line: the turns, their tokens and dollars, and the failures."""
@@ -127,6 +178,7 @@ class GatewayRecord:
             count_phrase(self.number, "turn"),
             f"{self.sent_tokens:,} tokens sent instead of {self.history_tokens:,}",
         ]
+        parts += TurnBill(self.billed_tokens).phrases()
         if self.priced_turns:
             turns = count_phrase(self.priced_turns, "priced turn")
             parts.append(f"{as_dollars(self.dollars)} for {turns}")
@@ -135,20 +187,3 @@ class GatewayRecord:
         if self.unshaped_turns:
             parts.append(f"{count_phrase(self.unshaped_turns, 'request')} could not be shaped")
         return ", ".join(parts)
-
-
-@lru_cache(maxsize=64)
-def find_prices(model: str) -> Prices | None:
-    """Return the listed prices of *model*, None if there are none.
-
-    The first call reads the price list from a file: make it in a worker thread.
-    """
-    return listed_prices(model)
-
-
-def dollars(model: str, usage: Mapping[str, int]) -> float | None:
-    """Return the cost of *usage* (Messages API form) in dollars, None if *model* has no price."""
-    prices = find_prices(model)
-    if prices is None or not usage:
-        return None
-    return usage_dollars(prices, usage)

@@ -22,8 +22,10 @@ from ..stages.reports import Compacted
 from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
 from ..wire.questions import HttpAnswer, http_model, question_headers
+from .bill import bill_of
 from .guard import Refused
-from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, dollars, logger
+from .logs import FIELDS
+from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, logger
 from .shaping import Shaper
 from .upstream import (
     Headers,
@@ -71,6 +73,7 @@ class Relay:
         self._shaper = shaper
         self._open_responses = AsyncExitStack()
         self._start_time = time.monotonic()
+        self._added_seconds = 0.0
 
     async def answer(self, record: GatewayRecord, *, is_off: bool, show_texts: bool) -> Response:
         """Send the request and return the reply, which adds a turn to *record* when it ends.
@@ -80,14 +83,17 @@ class Relay:
         """
         exchange = self._exchange
         headers = self._request.headers
-        exchange.raw = await read_whole(self._request)
+        raw = await read_whole(self._request)
+        encoding = ", ".join(headers.getlist("content-encoding"))
+        read_time = time.monotonic()
         if is_off or headers.get(SWITCH) == "off":
+            await exchange.read_bytes(raw, encoding)
             exchange.reason = "switched off"
         else:
-            encoding = ", ".join(headers.getlist("content-encoding"))
-            await exchange.shape_bytes(exchange.raw, headers.get(BETA, ""), encoding)
-        if exchange.is_too_deep:
-            raise Refused(400, exchange.reason)
+            await exchange.shape_bytes(raw, headers.get(BETA, ""), encoding)
+            if exchange.is_too_deep:
+                raise Refused(400, exchange.reason)
+        self._added_seconds = time.monotonic() - read_time
         async with self._open_responses:
             send = partial(ask, exchange, self._send)
             response, chunks = await until_gone(self._request, send)
@@ -131,22 +137,18 @@ class Relay:
                     yield chunk
             finally:
                 turn.seconds = time.monotonic() - self._start_time
+                turn.bill = bill_of(turn.model, self._exchange.usage, self._compactions())
                 if self._exchange.is_shaped:
-                    turn.dollars = self._dollars(turn.model)
                     self._exchange.session.stop_lending(self._exchange.agent_model)
                 record.add(turn)
-                logger.info("%s", turn)
+                logger.info("%s", turn, extra={FIELDS: turn.fields()})
 
-    def _dollars(self, model: str) -> float | None:
-        """Return the cost of the reply and of summaries before it, None if a price is unknown."""
+    def _compactions(self) -> list[Compacted]:
+        """Return the reports of the compactions in this turn."""
+        if not self._exchange.is_shaped:
+            return []
         details = [report.detail for report in self._exchange.result.reports]
-        total = dollars(model, self._exchange.usage)
-        for detail in details:
-            if isinstance(detail, Compacted) and detail.model:
-                if total is None or detail.dollars is None:
-                    return None
-                total += detail.dollars
-        return total
+        return [detail for detail in details if isinstance(detail, Compacted)]
 
     async def _add_kinds(self, turn: GatewayTurn) -> None:
         """Store in *turn* the tokens sent, by kind. An error is logged and leaves them empty."""
@@ -164,7 +166,13 @@ class Relay:
         tenant = self._shaper.label
         if not exchange.is_shaped:
             return GatewayTurn(
-                "", "", "not shaped", reason=exchange.reason, status=status, tenant=tenant
+                "",
+                exchange.requested_model,
+                "not shaped",
+                reason=exchange.reason,
+                status=status,
+                added_seconds=self._added_seconds,
+                tenant=tenant,
             )
         outcome: TurnOutcome = "unchanged"
         if exchange.is_recovered:
@@ -184,7 +192,9 @@ class Relay:
             sent_tokens=result.tokens_after,
             history_tokens=result.tokens_after + exchange.dialog.saved_tokens,
             removals=removals,
+            compactions=len(self._compactions()),
             status=status,
+            added_seconds=self._added_seconds,
             text=_last_words(exchange.session.known) if show_texts else "",
             tenant=tenant,
         )

@@ -397,6 +397,7 @@ class HttpExchange(Exchange):
         self._find = find
         self._breakpoints = breakpoints
         self.raw: bytes = b""
+        self.body: Body | None = None
         self._decoded = b""
         self._content = b""
         self.usage: dict[str, int] = {}
@@ -405,11 +406,10 @@ class HttpExchange(Exchange):
         self.is_recovered: bool = False
         self.is_too_deep: bool = False  # True if the body nests too deeply to be parsed
 
-    async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
-        """Shape the request in *raw*.
+    async def read_bytes(self, raw: bytes, encoding: str = "") -> None:
+        """Read the request in *raw*, so that its model and its name are known, and shape nothing.
 
-        *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding. An
-        error is logged, and then `content` returns *raw*.
+        *encoding* is the value of the header content-encoding. An error is logged.
         """
         self.raw = raw
         try:
@@ -421,11 +421,30 @@ class HttpExchange(Exchange):
                 len(raw) > MAX_INLINE_BYTES, read_body, raw, self.format.key, *earlier_bodies
             )
             self.reason: str = NOT_SHAPEABLE
-            if body is None or not self.format.is_shapeable(body.values, body.items):
+            self.body = body
+        except TooDeep as error:
+            self.reason = str(error)
+            self.is_too_deep = True
+        except JSONDecodeError:
+            self.reason = "its body is not valid JSON"
+        except Exception as error:  # noqa: BLE001  logged; the request is sent unchanged
+            self.reason = warn(UNSHAPED, error)
+
+    async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
+        """Shape the request in *raw*.
+
+        *beta* and *encoding* are the values of the headers anthropic-beta and content-encoding. An
+        error is logged, and then `content` returns *raw*.
+        """
+        await self.read_bytes(raw, encoding)
+        body = self.body
+        if body is None:
+            return
+        try:
+            if not self.format.is_shapeable(body.values, body.items):
                 return
             if not all(isinstance(item, dict) for item in body.items):
                 return
-            self.body = body
             arguments = self.format.arguments(body.values)
             if self._make_agent_model is not None:
                 self.agent_model = self._make_agent_model(self.format, body.values)
@@ -442,26 +461,21 @@ class HttpExchange(Exchange):
                 agent_model=self.agent_model,
             )
             if self.is_shaped:
-                self._write_content()
-        except TooDeep as error:
-            self.reason = str(error)
-            self.is_too_deep = True
-        except JSONDecodeError:
-            self.reason = "its body is not valid JSON"
+                self._write_content(body)
         except Exception as error:  # noqa: BLE001  logged; the request is sent unchanged
             self.reason = warn(UNSHAPED, error)
             self.is_shaped = False
 
-    def _write_content(self) -> None:
-        """Set the `content` to the body with the shaped items and the request options."""
+    def _write_content(self, body: Body) -> None:
+        """Set the `content` to *body* with the shaped items and the request options."""
         values: JsonObject = {}
         if self.format is MESSAGES:
-            before = self.body.values
+            before = body.values
             after = self.rewrite({**before, "messages": self.original_items}, self._breakpoints)
             self.items: Sequence[Item] = after.pop("messages")
             values = {name: new for name, new in after.items() if new is not before.get(name)}
         if self.is_changed or values:
-            self._content = self.body.write(self.items, values)
+            self._content = body.write(self.items, values)
 
     def content(self) -> bytes:
         """Return the body to send.
@@ -473,6 +487,11 @@ class HttpExchange(Exchange):
         if self.is_dry or not self.is_shaped:
             return self.raw
         return self._content or self._decoded
+
+    @property
+    def requested_model(self) -> str:
+        """Model that the body or the path names, "" if neither does; also if nothing is shaped."""
+        return self.format.model_in({} if self.body is None else self.body.values) or ""
 
     @property
     def is_rewritten(self) -> bool:
@@ -516,8 +535,6 @@ class HttpExchange(Exchange):
 
         Nothing is raised for a chunk that cannot be read.
         """
-        if not self._reads_reply:
-            return
         self._size += len(chunk)
         if self._status in REFUSING:
             self._refusal += chunk[: MAX_TEXT - len(self._refusal)]
@@ -528,32 +545,24 @@ class HttpExchange(Exchange):
 
     def end(self) -> None:
         """Read the rest of the answer, which is complete."""
-        if self._reads_reply and self._status not in REFUSING:
+        if self._status not in REFUSING:
             self._read(self._reader.end())
 
-    @property
-    def _reads_reply(self) -> bool:
-        """True if the reply may contain usage or items to remember.
+    def _read(self, events: Iterable[JsonObject]) -> None:
+        """Read the reply's *events*: record new items, and the usage.
 
         Items are remembered even if the request was sent unchanged: the next request may contain
-        them.
-        """
-        return self.is_shaped or self.format.has_items
-
-    def _read(self, events: Iterable[JsonObject]) -> None:
-        """Read the reply's *events*: record new items, and the usage of a shaped request.
-
-        Errors are logged, never raised. The session calibrates its token counts by the usage,
-        except in a dry run. The first event that is no beginning decides whether the reply is a
-        late refusal.
+        them. Errors are logged, never raised. The session of a shaped request calibrates its token
+        counts by the usage, except in a dry run. The first event that is no beginning decides
+        whether the reply is a late refusal.
         """
         with log_errors(USAGE_UNREAD):
             for event in events:
                 self.remember(self.format.items_in(event))
-                if not self.is_shaped:
-                    continue
                 usage = self.format.usage_in(event) or {}
                 self.usage |= {name: part for name, part in usage.items() if isinstance(part, int)}
+                if not self.is_shaped:
+                    continue
                 # Immediately, because a client may stop reading after the last event. In a dry run
                 # the usage is that of another context.
                 if not self.is_dry:
@@ -574,9 +583,9 @@ class HttpExchange(Exchange):
         if self._refusal:
             status = self._status if self._status in REFUSING else None
             self.refusal = refusal_in(status, self._refusal)
-        if self.is_dry or not await self.shorten(self.refusal):
+        if self.is_dry or self.body is None or not await self.shorten(self.refusal):
             return False
-        self._write_content()
+        self._write_content(self.body)
         self.is_recovered = True
         return True
 

@@ -57,6 +57,11 @@ class Format:
         del values
         return isinstance(items, list) and bool(items)
 
+    def model_in(self, values: JsonObject) -> str | None:
+        """Return the model that a request with the fields *values* names; None if it names none."""
+        model = values.get("model")
+        return model if isinstance(model, str) else None
+
     def state_id(self, values: JsonObject) -> str:
         """Return the id of the stored conversation that a request continues, "" if there is none.
 
@@ -68,11 +73,10 @@ class Format:
 
     def arguments(self, values: JsonObject) -> JsonDict:
         """Return the arguments of `Session.run` for a request, without its messages."""
-        model = values.get("model")
         return {
             "system": values.get("instructions"),
             "tools": values.get("tools"),
-            "request": {"model": model if isinstance(model, str) else None},
+            "request": {"model": self.model_in(values)},
         }
 
     def usage_in(self, event: JsonObject) -> JsonObject | None:
@@ -317,6 +321,11 @@ class Gemini(Format):
 
     def __init__(self, model: str) -> None:
         self.model = model
+
+    def model_in(self, values: JsonObject) -> str:
+        """Return the model in the path of the request, whatever its fields *values* are."""
+        del values
+        return self.model
 
     def is_shapeable(self, values: JsonObject, items: object) -> bool:
         """Return False if the provider stores the beginning of the conversation."""

@@ -90,7 +90,7 @@ async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
     assert text == "reply 0"
     session = next(iter(gateway.gateway.shaper().conversations)).session
     assert session._state.ledger.model == MODEL
-    assert (gateway.gateway.record.turns[0].dollars or 0) > 0
+    assert (gateway.gateway.record.turns[0].bill.dollars or 0) > 0
 
 
 @pytest.mark.parametrize("restarts", [1, 8])

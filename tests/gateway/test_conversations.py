@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateways import conversation, post, replies, serving
 
 from ctxpipe.gateway.serving import Serving
+from ctxpipe.gateway.tokens import parse_token
 from ctxpipe.testing import MessagesServer
 from ctxpipe.wire.conversations import OWN_BYTES
 
@@ -57,5 +58,5 @@ async def test_tokens_share_the_limit(tmp_path):
             headers = {"x-ctxpipe-session": name, "x-ctxpipe-token": tokens[0]}
             task = {"role": "user", "content": "hello"}
             await post(gateway, {"messages": [task]}, headers)
-        held = gateway.gateway.shaper(tokens[0]).conversations
+        held = gateway.gateway.shaper(parse_token(tokens[0])).conversations
         assert [known.name for known in held] == ["b"]

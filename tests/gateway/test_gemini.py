@@ -75,7 +75,7 @@ async def test_long_results_leave_and_the_beginning_stays(tmp_path, method, at):
     assert all(len(request.raw) < 12_000 for request in api.requests)
     check_prefix(api)
     assert {turn.model for turn in record.turns} == {"gemini-3-pro-preview"}
-    assert all(turn.dollars for turn in record.turns)
+    assert all(turn.bill.dollars for turn in record.turns)
 
 
 async def test_a_loop_survives_a_restart_of_the_gateway(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from gateways import Upstream, conversation, http, key, post, replies, serving
 
 from ctxpipe import __version__
+from ctxpipe.gateway.bill import TurnBill
 from ctxpipe.gateway.page import headers, write_page
 from ctxpipe.gateway.record import GatewayRecord, GatewayTurn, Removal
 from ctxpipe.testing import MessagesServer
@@ -33,7 +34,11 @@ def test_a_page_says_what_was_sent_and_what_it_would_have_been():
 def test_a_page_says_what_made_it_and_whose_prices_its_dollars_are():
     free = write_page(record(GatewayTurn("s", "m", "shaped", sent_tokens=1, history_tokens=2)))
     priced = write_page(
-        record(GatewayTurn("s", "m", "shaped", sent_tokens=1, history_tokens=2, dollars=0.5))
+        record(
+            GatewayTurn(
+                "s", "m", "shaped", sent_tokens=1, history_tokens=2, bill=TurnBill(dollars=0.5)
+            )
+        )
     )
     assert f"ctxpipe {__version__}, 20" in free
     assert "genai-prices" not in free

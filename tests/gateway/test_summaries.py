@@ -142,6 +142,6 @@ async def test_what_a_turn_has_cost_includes_its_summary(tmp_path: Path, monkeyp
             found = told.search(leaving.detail)
             if found is not None:
                 checked += 1
-                assert turn.dollars is not None
-                assert turn.dollars > float(found[1]) > 0
+                assert turn.bill.dollars is not None
+                assert turn.bill.dollars > float(found[1]) > 0
     assert checked == len(compactions(record)) > 1

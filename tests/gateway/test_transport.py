@@ -23,14 +23,14 @@ ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\n{"i
 @pytest.fixture(autouse=True)
 def certificates(monkeypatch):
     """The reading of certificates, which other tests do without."""
-    read = _ssl._SSLContext.load_verify_locations  # type: ignore[attr-defined]
+    read = _ssl._SSLContext.load_verify_locations
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", read)
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory) -> Path:
     """A folder with a certificate for ``localhost`` that nobody has signed, and its key."""
-    folder = tmp_path_factory.mktemp("authority")
+    folder: Path = tmp_path_factory.mktemp("authority")
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.pem")]
     new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
