@@ -32,7 +32,7 @@ import anyio.to_thread
 
 from benchmarks.figures import add_figure, recording
 from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.diagnostics.cache_diagnostics import CacheDiagnostics
+from ctxpipe.diagnostics.cache_audit import CacheAudit
 from ctxpipe.diagnostics.misses import CacheMiss, CacheUsage, Cause
 from ctxpipe.diagnostics.prompts import SentRequest
 from ctxpipe.lab.transcripts import read_transcript
@@ -447,7 +447,7 @@ def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
     counter = TokenCounter()
     request = first_request()
     system, tools = request.pop("system"), request.pop("tools")
-    doctor = CacheDiagnostics(counter)
+    doctor = CacheAudit(counter)
     messages = list(history)
     counter.total(messages)
     sending: list[float] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anthropic.types import Message as Reply
     from anthropic.types.beta import BetaMessage
 
-    from .diagnostics.observers import Diagnostics
+    from .diagnostics import Diagnostics
     from .messages import Message, MessageLike
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal

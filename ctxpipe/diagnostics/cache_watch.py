@@ -1,4 +1,4 @@
-"""The observer that passes a session's requests and usage to the cache diagnostics."""
+"""The observer that passes a session's requests and usage to the audit of the prompt cache."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .._logs import logger
 from .._threads.threads import in_thread
 from ..messages import Message
 from ..providers.prices import Prices, find_prices
-from .cache_diagnostics import CacheDiagnostics
+from .cache_audit import CacheAudit
 from .misses import CacheMiss, Cause, Tally, cache_usage, most_tokens_first
-from .observers import Observer, Shaped
+from .observers import Observer, ShapedContext
 from .prompts import SentRequest
 
 MOST_MISSES = 200
@@ -26,49 +26,47 @@ class CacheWatch(Observer):
 
     def __post_init__(self) -> None:
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
-        self._diagnostics = CacheDiagnostics(self.settings.counter)
+        self._audit = CacheAudit(self.counter)
         self._listed_prices: dict[str | None, Prices | None] = {}
         self._tallies: dict[Cause, Tally] = {}
         self._unreported_misses: list[CacheMiss] = []
 
     # Events ---------------------------------------------------------------------------------------
 
-    async def shaped(self, context: Shaped) -> list[str]:
+    async def shaped(self, context: ShapedContext) -> list[str]:
         """Remember the request; return a sentence for each new and avoidable cause of misses."""
-        step = context.step
-        request = context.request
         result = context.result
         sent = SentRequest(
             messages=result.messages,
             seconds=self.clock(),
-            system=request.system,
-            tools=request.tools,
-            options={**request.options, **result.request_options},
+            system=context.system,
+            tools=context.tools,
+            options={**context.options, **result.request_options},
             rewritten_from=context.rewritten_from,
-            edited_from=step.kept if step.agreement.has_diverged else None,
+            edited_from=context.edited_from,
             are_marks_known=False,
             is_amended=bool(result.request_options),
         )
-        self._diagnostics.send(sent, result.messages)
+        self._audit.send(sent, result.messages)
         return await self._new_sentences()
 
     def sent(self, messages: Sequence[Message], body: Mapping[str, object]) -> None:
         """Record that the request is sent in *body*, with all its marks."""
-        self._diagnostics.send_as(messages, body, self.clock())
+        self._audit.send_as(messages, body, self.clock())
 
     def refused(self, messages: Sequence[Message]) -> None:
         """Forget the request: a refused one writes nothing to the cache."""
-        self._diagnostics.forget(messages)
+        self._audit.forget(messages)
 
     def billed(self, usage: object, messages: Sequence[Message] | None, model: str | None) -> None:
         """Compare the *usage* with the tokens that the request should have read from the cache."""
         try:
-            misses = self._diagnostics.observe(
+            misses = self._audit.observe(
                 cache_usage(usage), messages, messages=messages, model=model
             )
-        except Exception as error:  # a failed diagnosis must not cost a turn
-            logger.debug("the cache diagnostics failed and start again", exc_info=error)
-            self._diagnostics = CacheDiagnostics(self.settings.counter)
+        except Exception as error:  # a failed audit must not cost a turn
+            logger.debug("the audit of the prompt cache failed and starts again", exc_info=error)
+            self._audit = CacheAudit(self.counter)
             return
         self.misses += misses
         self._unreported_misses += misses
@@ -80,7 +78,7 @@ class CacheWatch(Observer):
         if not self._unreported_misses:
             return []
         for model in {miss.model for miss in self._unreported_misses}:
-            if self.settings.prices is None and model not in self._listed_prices:
+            if self.prices is None and model not in self._listed_prices:
                 self._listed_prices[model] = await in_thread(find_prices, model)
         misses = self._unreported_misses
         self._unreported_misses = []
@@ -97,7 +95,7 @@ class CacheWatch(Observer):
 
     def _add_to(self, tallies: dict[Cause, Tally], miss: CacheMiss) -> Prices | None:
         """Add *miss* to *tallies* and return the prices that were used."""
-        prices = self.settings.prices or self._listed_prices.get(miss.model)
+        prices = self.prices or self._listed_prices.get(miss.model)
         tallies.setdefault(miss.cause, Tally(miss.cause)).add(miss, prices)
         return prices
 

@@ -10,90 +10,63 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..messages import Message
+from ..providers.prices import Prices
+from ..stages.protocol import Stage, Stored
 from ..stages.reports import Result
-
-if TYPE_CHECKING:
-    from ..journal.timeline import Step, Timeline
-    from ..turn.state import PipelineSettings, Request
-    from . import CacheMiss, Tally
+from ..tokens import TokenCounter
 
 DEFAULT_OBSERVERS = (
     "ctxpipe.diagnostics.cache_watch:CacheWatch",
-    "ctxpipe.diagnostics.readers:ReaderWatch",
+    "ctxpipe.diagnostics.reader_watch:ReaderWatch",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """Counts that show whether an agent misses the old exchanges that were collapsed.
-
-    All counts are 0 when the session object is created. The *rewrite* is the first one in which
-    `Collapse` replaces exchanges by notes.
-
-    Counted only after the rewrite: *calls*, the replies of the model; *steps_read_back*, its tool
-    calls that name the file of a collapsed step; *imitations*, lines of its replies that have the
-    form of a note. Counted both before and after the rewrite, in two fields each: *tool_calls*, all
-    calls of tools; *repeated*, those of them with the tool and the input of an earlier call.
-    History that other processes wrote counts as before the rewrite.
-    """
-
-    calls: int = 0
-    steps_read_back: int = 0
-    imitations: int = 0
-    tool_calls_before: int = 0
-    repeated_before: int = 0
-    tool_calls_after: int = 0
-    repeated_after: int = 0
+class EarlierTurns(Protocol):
+    """What a session remembers of the turns before: the part that observers read."""
 
     @property
-    def read_back_rate(self) -> float:
-        """Number of steps read back per 100 calls."""
-        return 100 * self.steps_read_back / self.calls if self.calls else 0.0
+    def history(self) -> Sequence[Message]:
+        """Messages of the caller."""
 
     @property
-    def repeat_share_before(self) -> float:
-        """Share of repeated calls before the first rewrite, from 0 to 1."""
-        return self.repeated_before / self.tool_calls_before if self.tool_calls_before else 0.0
+    def context(self) -> Sequence[Message]:
+        """The context that the last turn returned."""
 
     @property
-    def repeat_share_after(self) -> float:
-        """Share of repeated calls after the first rewrite, from 0 to 1."""
-        return self.repeated_after / self.tool_calls_after if self.tool_calls_after else 0.0
+    def placeholders(self) -> Mapping[int, str]:
+        """Placeholders of all texts that have left the context."""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
-    """Findings of a session's observers, from the replies that the session has seen.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedContext:
+    """A context that a turn has made for a request: the messages of *result*.
 
-    *cache_misses* are the newest misses of the provider's prompt cache. *cache_tally* has all
-    misses by cause, the cause with the most tokens first. Costs are in dollars, by the ``prices=``
-    of the pipeline. Without these, they are by the prices that genai-prices lists for the model:
-    the turn after the first miss looks them up, so costs are None before that turn, and if the
-    model is not listed. *signals* show whether the agent misses collapsed exchanges, in a pipeline
-    with a `Collapse` stage; a notice and a warning report once when a count is too high.
+    *system*, *tools* and *options* are those of the request. The first *known_count* messages of
+    the history of *earlier* are still valid, and *new_messages* follow them. *is_rewound* is True
+    if the caller went back in the history, so that they are on another branch of the conversation;
+    *is_bulk* is True if reading them would block the event loop. *stored* are texts that the turn
+    has written to files.
+
+    The messages differ from those of the previous context from index *rewritten_from* on; None if
+    it only grew. The caller edited the history from index *edited_from* of the context on; None if
+    the caller only appended to it.
     """
 
-    cache_misses: Sequence[CacheMiss] = ()
-    cache_tally: Sequence[Tally] = ()
-    signals: Signals = Signals()
-
-
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """A context that a turn has made for a request, with the turn's *timeline* and *step*.
-
-    Its messages differ from those of the previous context from index *rewritten_from* on; None if
-    it only grew.
-    """
-
-    timeline: Timeline
-    step: Step
-    request: Request
     result: Result
+    system: object
+    tools: Iterable[object] | None
+    options: Mapping[str, object]
+    earlier: EarlierTurns
+    known_count: int
+    new_messages: Sequence[Message]
+    is_rewound: bool
+    is_bulk: bool
+    stored: Sequence[Stored]
     rewritten_from: int | None
+    edited_from: int | None
 
 
 @dataclass(eq=False)
@@ -101,16 +74,18 @@ class Observer:
     """Base of the observers: follows the requests of one conversation.
 
     Each request is identified by its list of messages. A subclass overrides the events it needs.
+    *prices* are those of the pipeline, None if it has none. *clock* returns seconds.
     """
 
-    settings: PipelineSettings
     session_id: str
+    counter: TokenCounter
+    prices: Prices | None
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
         """Set up the observer's own records."""
 
-    async def shaped(self, context: Shaped) -> Iterable[str]:  # noqa: ARG002
+    async def shaped(self, context: ShapedContext) -> Iterable[str]:  # noqa: ARG002
         """Handle a new *context*, which is probably sent next; return notices for its result."""
         return ()
 
@@ -131,15 +106,19 @@ class Observer:
         return {}
 
 
-def observers_of(
-    settings: PipelineSettings, session_id: str, clock: Callable[[], float]
+def create_observers(
+    session_id: str,
+    stages: Iterable[Stage],
+    counter: TokenCounter,
+    prices: Prices | None,
+    clock: Callable[[], float],
 ) -> list[Observer]:
-    """Create the observers of a new conversation: the default ones, and those of its stages."""
+    """Create the observers of a new conversation: the default ones, and those of its *stages*."""
     names = [*DEFAULT_OBSERVERS]
-    for stage in settings.stages:
+    for stage in stages:
         names += getattr(stage, "observers", ())
     observers: list[Observer] = []
     for name in dict.fromkeys(names):
         observer_class: type[Observer] = resolve_name(name)
-        observers.append(observer_class(settings, session_id, clock))
+        observers.append(observer_class(session_id, counter, prices, clock))
     return observers

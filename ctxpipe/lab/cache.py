@@ -11,7 +11,7 @@ from functools import cache
 
 from .._text import as_dollars, as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
-from ..diagnostics.cache_diagnostics import CacheDiagnostics
+from ..diagnostics.cache_audit import CacheAudit
 from ..diagnostics.misses import CacheMiss, Cause, Tally, cache_usage, most_tokens_first
 from ..diagnostics.prompts import SentRequest
 from ..errors import TranscriptError
@@ -81,7 +81,7 @@ def cache_report(
     say where the cache marks were: a mark is assumed where, by the usage, the cached part ended.
     Raises TranscriptError if the transcript has no usage.
     """
-    diagnostics = CacheDiagnostics(counter)
+    diagnostics = CacheAudit(counter)
     report = CacheReport()
     previous_tokens = 0.0
     seconds = 0.0
@@ -95,7 +95,7 @@ def cache_report(
             continue
         is_shortened = usage.total < MIN_PROMPT_RATIO * previous_tokens
         if is_shortened:
-            diagnostics = CacheDiagnostics(counter)
+            diagnostics = CacheAudit(counter)
         previous_tokens = usage.total
         request = SentRequest(
             transcript.messages[:index],

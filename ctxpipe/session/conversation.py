@@ -15,7 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from ..diagnostics.observers import Diagnostics, Observer, Shaped, observers_of
+from ..diagnostics import Diagnostics
+from ..diagnostics.observers import Observer, ShapedContext, create_observers
 from ..errors import (
     CtxpipeError,
     SessionDeleted,
@@ -50,7 +51,7 @@ from .open_calls import add_appended
 from .shared_decisions import SharedDecisions
 
 if TYPE_CHECKING:
-    from ..journal.timeline import Step
+    from ..journal.timeline import Step, Timeline
     from ..stages.protocol import Stage
     from ..storage import JournalStorage
     from ..summarizers import AgentModel
@@ -116,7 +117,13 @@ class Conversation:
         """Know nothing of the conversation yet."""
         self._state = self._settings.new_state()
         self._memory = self._new_memory(self._state)
-        self.observers: list[Observer] = observers_of(self._settings, self.session_id, self._clock)
+        self.observers: list[Observer] = create_observers(
+            self.session_id,
+            self._settings.stages,
+            self._settings.counter,
+            self._settings.prices,
+            self._clock,
+        )
         """What follows the requests; none is needed for a turn."""
         self._cached_at: float | None = None
         self._recovered_at: int | None = None  # tokens of the context that was refused last
@@ -420,7 +427,7 @@ class Conversation:
         if memory.unreported is not None:
             end = len(result.messages)
             first = min(memory.unreported, end if first is None else first, end)
-        context = Shaped(memory.timeline, step, asked, result, first)
+        context = _context_for_observers(memory.timeline, step, asked, result, first)
         for observer in self.observers:
             for sentence in await observer.shaped(context):
                 memory.notify(sentence)
@@ -820,4 +827,24 @@ def _join(first: Result, second: Result) -> Result:
         first_changed_index=first_changed,
         changed_end=changed_end,
         tokens_before=first.tokens_before,
+    )
+
+
+def _context_for_observers(
+    timeline: Timeline, step: Step, request: Request, result: Result, rewritten_from: int | None
+) -> ShapedContext:
+    """Return what observers see of a turn before it is applied to *timeline*."""
+    return ShapedContext(
+        result=result,
+        system=request.system,
+        tools=request.tools,
+        options=request.options,
+        earlier=timeline,
+        known_count=step.known,
+        new_messages=step.messages,
+        is_rewound=step.agreement.is_rewound,
+        is_bulk=step.agreement.is_bulk is not False,
+        stored=step.stored,
+        rewritten_from=rewritten_from,
+        edited_from=step.kept if step.agreement.has_diverged else None,
     )

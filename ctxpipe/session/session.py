@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anthropic.types import RawMessageStreamEvent
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
-    from ..diagnostics.observers import Diagnostics
+    from ..diagnostics import Diagnostics
     from ..stages.reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters

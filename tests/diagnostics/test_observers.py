@@ -10,7 +10,7 @@ from models import MODEL
 from processes import new_python
 
 from ctxpipe import ContextPipeline
-from ctxpipe.diagnostics.observers import Observer, Shaped
+from ctxpipe.diagnostics.observers import Observer, ShapedContext
 from ctxpipe.messages import Message
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.protocol import Turn
@@ -21,7 +21,7 @@ class Recorder(Observer):
 
     calls: list[tuple[Any, ...]] = []  # noqa: RUF012  one for the test
 
-    async def shaped(self, context: Shaped) -> list[str]:
+    async def shaped(self, context: ShapedContext) -> list[str]:
         self.calls.append(("shaped", self.session_id, len(context.result.messages)))
         return ["seen by an observer"]
 

@@ -83,7 +83,7 @@ class Collapse:
     Raises SettingsError if a setting is invalid.
     """
 
-    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.diagnostics.signals:CollapseWatch",)
+    observers: ClassVar[tuple[str, ...]] = ("ctxpipe.diagnostics.collapse_watch:CollapseWatch",)
 
     storage: TextWriter
     prices: Prices = field(default_factory=Prices.relative)

@@ -8,7 +8,7 @@ import pytest
 from histories import assistant, user
 from models import OTHER_MODEL
 
-from ctxpipe.diagnostics.cache_diagnostics import CacheDiagnostics
+from ctxpipe.diagnostics.cache_audit import CacheAudit
 from ctxpipe.diagnostics.misses import CacheUsage, Cause
 from ctxpipe.diagnostics.prompts import SentRequest
 from ctxpipe.messages import Message
@@ -21,9 +21,7 @@ def turn(number: int) -> list[Message]:
     return [user(f"{number} " + "word " * 3000), assistant("Yes.")]
 
 
-def send(
-    doctor: CacheDiagnostics, messages: list[Message], seconds: float = 0.0, **more: Any
-) -> object:
+def send(doctor: CacheAudit, messages: list[Message], seconds: float = 0.0, **more: Any) -> object:
     source = list(messages)
     fields = {"options": MARKED, **more}
     doctor.send(SentRequest(source, seconds, **fields), source)
@@ -35,14 +33,14 @@ def refuse_to_count(words: str) -> int:
 
 
 def test_requests_are_not_read_before_a_usage_is_reported():
-    doctor = CacheDiagnostics(TokenCounter(refuse_to_count))
+    doctor = CacheAudit(TokenCounter(refuse_to_count))
 
     for number in range(20):
         send(doctor, turn(number), system="Be brief.")
 
 
 def test_the_memory_is_bounded_in_long_conversations():
-    doctor = CacheDiagnostics(TokenCounter(len))
+    doctor = CacheAudit(TokenCounter(len))
     for number in range(200):
         send(doctor, turn(number), float(number))
         if number % 3:
@@ -53,7 +51,7 @@ def test_the_memory_is_bounded_in_long_conversations():
 
 
 def test_a_first_request_cannot_miss():
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     send(doctor, turn(0))
 
     assert doctor.observe(CacheUsage(0, 3000, 0)) == []
@@ -61,7 +59,7 @@ def test_a_first_request_cannot_miss():
 
 def test_reading_more_than_predicted_is_not_a_miss():
     """Another conversation with the same beginning has written it, or it lived longer."""
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(CacheUsage(2000, 1000, 0))
     send(doctor, [*turn(0), *turn(1)], 1000.0)
@@ -70,7 +68,7 @@ def test_reading_more_than_predicted_is_not_a_miss():
 
 
 def test_a_miss_that_the_rules_do_not_predict_is_unexplained():
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
@@ -85,7 +83,7 @@ def test_explained_and_unexplained_tokens_are_two_misses():
     first: Any = user(
         {"type": "text", "text": "word " * 3000, "cache_control": {"type": "ephemeral"}}
     )
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     history = [first, assistant("Yes."), *turn(1)]
     send(doctor, history[:-1])
     doctor.observe(CacheUsage(0, 6000, 0))
@@ -101,7 +99,7 @@ def test_explained_and_unexplained_tokens_are_two_misses():
 
 
 def test_a_request_without_a_usage_is_compared_with_the_next():
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0))
     send(doctor, [*turn(0), *turn(1)], 10.0)
@@ -115,13 +113,13 @@ def test_a_request_without_a_usage_is_compared_with_the_next():
 
 
 def test_a_usage_that_belongs_to_no_request_is_ignored():
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
 
     assert doctor.observe(CacheUsage(0, 3000, 0)) == []
 
 
 def test_a_usage_reported_twice_counts_once():
-    doctor = CacheDiagnostics(TokenCounter())
+    doctor = CacheAudit(TokenCounter())
     source = send(doctor, turn(0))
     doctor.observe(CacheUsage(0, 3000, 0), source)
     source = send(doctor, [*turn(0), *turn(1)], 500.0)

@@ -16,7 +16,7 @@ from ..providers.agent_tools import (
     READ_BACK_TOOLS,
     SHELL_TOOLS,
 )
-from .observers import Observer, Shaped
+from .observers import Observer, ShapedContext
 
 
 class ReaderWatch(Observer):
@@ -27,17 +27,17 @@ class ReaderWatch(Observer):
 
     _is_checked = False
 
-    async def shaped(self, context: Shaped) -> tuple[str, ...]:
+    async def shaped(self, context: ShapedContext) -> tuple[str, ...]:
         """Log a warning if no tool of the request can open the files behind placeholders.
 
         It checks only once, in the first turn that has a placeholder and a list of tools. Returns
         no warnings for the result.
         """
-        tools = context.request.tools
+        tools = context.tools
         if self._is_checked or tools is None:
             return ()
-        locations = [*context.timeline.placeholders.values()]
-        for stored in context.step.stored:
+        locations = [*context.earlier.placeholders.values()]
+        for stored in context.stored:
             locations += stored.locations.values()
         if locations:
             self._is_checked = True

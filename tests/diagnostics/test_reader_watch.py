@@ -12,8 +12,8 @@ from in_memory import in_memory, messages_api
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, MemoryStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client
-from ctxpipe.diagnostics import readers
-from ctxpipe.diagnostics.readers import can_open
+from ctxpipe.diagnostics import reader_watch
+from ctxpipe.diagnostics.reader_watch import can_open
 from ctxpipe.testing import MessagesServer, OpenAIServer, answer
 
 LONG = "a long line of output\n" * 2000
@@ -29,7 +29,7 @@ def _a_process_that_has_not_warned(caplog: pytest.LogCaptureFixture):
     # asyncio warns of slow steps, on a busy machine. The last level is also the handler's.
     caplog.set_level(logging.ERROR, "asyncio")
     caplog.set_level(logging.WARNING, "ctxpipe")
-    readers._warn.cache_clear()
+    reader_watch._warn.cache_clear()
 
 
 async def ask(storage: LocalStorage | MemoryStorage, tools: list[Any], name: str = "s") -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 from histories import assistant, conversation, step, user
 
-from ctxpipe import Budget, Collapse, ContextPipeline, LocalStorage, Session
-from ctxpipe.diagnostics.observers import Signals
-from ctxpipe.diagnostics.signals import CollapseWatch
+from ctxpipe import Collapse, ContextPipeline, LocalStorage, Session
+from ctxpipe.diagnostics import Signals
+from ctxpipe.diagnostics.collapse_watch import CollapseWatch
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.tokens import TokenCounter
-from ctxpipe.turn.state import PipelineSettings
 
 LONG = "some words of a result that was long " * 60
 
@@ -136,7 +135,7 @@ async def test_a_reply_that_imitates_a_note_is_reported_at_once_and_once():
 
 
 async def test_few_calls_give_no_warning():
-    watch = CollapseWatch(PipelineSettings(Budget(), TokenCounter()), "job", time.time)
+    watch = CollapseWatch("job", TokenCounter(), None, time.time)
     watch.begin_after_rewrite()
     watch.count(conversation(*(step(f"r{n}", "bash", {"command": "cat s1.md"}) for n in range(19))))
 

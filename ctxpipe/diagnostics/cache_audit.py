@@ -61,7 +61,7 @@ class _Request:
 
 
 @dataclass(slots=True)
-class CacheDiagnostics:
+class CacheAudit:
     """Requests of one conversation, and the usage that was reported for them.
 
     Call `send` for each request and `observe` for each usage. Requests are read only when a usage

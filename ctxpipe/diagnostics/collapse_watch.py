@@ -13,7 +13,8 @@ from ..placeholders.names import session_folder
 from ..placeholders.notes import find_imitations, note_of
 from ..stages.reports import Collapsed, Outcome
 from ..tokens.memo import Memo
-from .observers import Observer, Shaped, Signals
+from .findings import Signals
+from .observers import Observer, ShapedContext
 
 MAX_READ_BACK_RATE = 15.0
 """Steps read back per 100 calls above which a warning is given (recorded sessions: 5 to 7)."""
@@ -54,20 +55,19 @@ class CollapseWatch(Observer):
     def findings(self) -> Mapping[str, object]:
         return {"signals": self.signals}
 
-    async def shaped(self, context: Shaped) -> list[str]:
+    async def shaped(self, context: ShapedContext) -> list[str]:
         """Count the signals in the messages of a turn and return the new warnings.
 
         In the first turn this includes the history that other processes may have written.
         """
-        timeline = context.timeline
-        step = context.step
+        earlier = context.earlier
         if not self._has_resumed:
             self._has_resumed = True
-            earlier_messages = timeline.history[: step.known]
+            earlier_messages = earlier.history[: context.known_count]
             await in_thread_if(is_bulky(earlier_messages), self.count, earlier_messages)
-            self._has_rewritten = any(note_of(message) for message in timeline.context)
-        if not step.agreement.is_rewound:  # on another branch the same calls come again
-            await in_thread_if(step.agreement.is_bulk is not False, self.count, step.messages)
+            self._has_rewritten = any(note_of(message) for message in earlier.context)
+        if not context.is_rewound:  # on another branch the same calls come again
+            await in_thread_if(context.is_bulk, self.count, context.new_messages)
         for report in context.result.reports:
             if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
                 self.begin_after_rewrite()
