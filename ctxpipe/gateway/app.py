@@ -31,9 +31,11 @@ from .arrival import BodyTimeLimit
 from .bill import find_prices
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
+from .metrics import GatewayMetrics, TenantTotals, as_json, as_text, snapshot
 from .page import headers as page_headers
 from .page import write_page
 from .paths import add_version
+from .readiness import Readiness, checks_of
 from .record import GatewayRecord, logger
 from .relay import Relay
 from .settings import GatewaySettings
@@ -45,6 +47,10 @@ READING_PATH = "/mcp"
 """Path of the tools that read offloaded texts back (Model Context Protocol)."""
 COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
 """Path that requests a compaction of one conversation at its next turn."""
+PROBES = frozenset({"/livez", "/readyz"})
+"""Paths that anyone may ask whether the gateway runs, and whether it can do its work."""
+PAGES = frozenset({"/", "/healthz", "/metrics", "/metrics.json"})
+"""Paths of pages about the gateway; a client sees the numbers of its own tenant only."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
 REQUEST_TIMEOUT = 408
@@ -66,6 +72,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
         self._records: defaultdict[str, GatewayRecord] = defaultdict(GatewayRecord)
+        self._labels: dict[str, str] = {}
         self.is_off = False
         self._has_refused_websocket = False
         tokens = parse_tokens(settings.tokens)
@@ -75,6 +82,7 @@ class Gateway:
         shaper = self.shaper(next(iter(tokens), NO_TOKEN))  # checks the settings
         self.has_reader: bool = shaper.storage is not None and find_spec("mcp") is not None
         self._upstream = Upstream(settings)
+        self._readiness = Readiness(checks_of(self._upstream, shaper))
         self.app: Starlette = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=METHODS)],
             middleware=[Middleware(BodyTimeLimit, seconds=settings.timeout_body)],
@@ -109,6 +117,7 @@ class Gateway:
 
     def _record_of(self, token: Token) -> GatewayRecord:
         """Return the record of the tenant of *token*."""
+        self._labels[token.owner] = token.label
         return self._records[token.owner]
 
     @property
@@ -155,6 +164,8 @@ class Gateway:
         path = request.scope[
             "path"
         ]  # not `request.url`: it contains the Host header, which the client chooses
+        if request.method in {"GET", "HEAD"} and path in PROBES:
+            return await self._probe(request, path)
         try:
             return await self._route(request, path)
         except Refused as refusal:
@@ -202,20 +213,15 @@ class Gateway:
         The record of the client's token counts the requests that pass through unshaped. Raises
         Refused if the guard does not accept the request, httpx2.HTTPError if the upstream fails.
         """
-        is_page = request.method == "GET" and path in {"/", "/healthz"}
+        is_page = request.method == "GET" and path in PAGES
         is_reading = path == READING_PATH and self.has_reader
         compact_match = COMPACT.fullmatch(path) if request.method == "POST" else None
         is_internal = bool(is_page or is_reading or compact_match)
         token = self._guard.check(request, is_page=is_page, is_internal=is_internal)
         request.state.token = token
         record = self._record_of(token)  # visible to clients of this tenant only
-        if is_page and path == "/":
-            # In a thread: formatting thousands of turns would block the open streams.
-            record = replace(record, turns=record.turns.copy())
-            page = await to_thread.run_sync(write_page, record)
-            return HTMLResponse(page, headers=page_headers())
         if is_page:
-            return JSONResponse(self._health(record))
+            return await self._page(request, path, token)
         if is_reading:
             return await self._reader(request, token)
         if compact_match:
@@ -226,6 +232,59 @@ class Gateway:
             return await self._pass(request)
         relay = Relay(wire_format, request, self._upstream, self.shaper(token))
         return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
+
+    async def _probe(self, request: Request, path: str) -> Response:
+        """Return status 200 if the gateway runs, or for ``/readyz`` if each check passes, else 503.
+
+        The query may exclude checks by name. This is called before the guard, because those who
+        send probes have no token. The response has the names of the checks and nothing else.
+        """
+        if path == "/livez":
+            return JSONResponse({"status": "ok"})
+        excluded_names = request.query_params.getlist("exclude")
+        results = await self._readiness.results()
+        checks = {name: "ok" if is_passed else "failed" for name, is_passed in results.items()}
+        is_ready = all(results[name] for name in results if name not in excluded_names)
+        status = "ready" if is_ready else "not ready"
+        return JSONResponse({"status": status, "checks": checks}, 200 if is_ready else 503)
+
+    async def _page(self, request: Request, path: str, token: Token) -> Response:
+        """Return the response to a request for one of the PAGES, that at *path*.
+
+        Its numbers are those of the tenant of *token*. Pages are written in a thread: thousands of
+        turns or samples would block the open streams.
+        """
+        record = self._record_of(token)
+        if path == "/healthz":
+            return JSONResponse(self._health(record))
+        if path == "/":
+            record = replace(record, turns=record.turns.copy())
+            page = await to_thread.run_sync(write_page, record)
+            return HTMLResponse(page, headers=page_headers())
+        metrics = GatewayMetrics(self._totals(token), await self._readiness.results())
+        if path == "/metrics.json":
+            return JSONResponse(await to_thread.run_sync(as_json, metrics))
+        accept = request.headers.get("accept", "")
+        content, media_type = await to_thread.run_sync(as_text, metrics, accept)
+        return Response(content, headers={"content-type": media_type})
+
+    def _totals(self, token: Token) -> list[TenantTotals]:
+        """Return the totals of the tenant of *token*, or of all tenants for an operator's token."""
+        owners = list(self._records) if token.is_operator else [token.owner]
+        totals = []
+        for owner in owners:
+            label = self._labels.get(owner, "")
+            tenant = TenantTotals(label, snapshot(self._records[owner]))
+            shaper = self._shapers.get(owner)
+            if shaper is not None:
+                count = sum(1 for _ in shaper.conversations)
+                tenant = replace(
+                    tenant,
+                    conversations=count,
+                    conversation_bytes=shaper.conversations.bytes,
+                )
+            totals.append(tenant)
+        return totals
 
     async def _reader(self, request: Request, token: Token) -> ASGIApp:
         """Return the application with the tools that read the texts of the tenant of *token*.

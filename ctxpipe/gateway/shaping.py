@@ -44,9 +44,9 @@ class Shaper:
         if settings.root is not None and not self.is_dry:
             storage = LocalStorage(settings.root / self.owner)
         self.storage: LocalStorage | None = storage
-        self._journal: JournalStorage | None = storage
+        self.journal: JournalStorage | None = storage
         if settings.journal is not None and not self.is_dry:
-            self._journal = open_journal(settings.journal, storage, self.owner)
+            self.journal = open_journal(settings.journal, storage, self.owner)
         # A dry run does not send the shaped request, so it pays for no summary either.
         self.summary_model: str | None = None if self.is_dry else settings.summary_model
         self.pipelines: Pipelines = self.new_pipelines()
@@ -79,7 +79,7 @@ class Shaper:
 
     async def close(self) -> None:
         """Close the connections of the journal, if it has any."""
-        close = getattr(self._journal, "aclose", None)
+        close = getattr(self.journal, "aclose", None)
         if close is not None:
             await close()
 
@@ -99,7 +99,7 @@ class Shaper:
             def open_session(session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG001
                 """Return a new conversation with the id *session_id*."""
                 session = pipeline.new_session(
-                    session_id, journal=self._journal, cache_seconds=self._cache_seconds
+                    session_id, journal=self.journal, cache_seconds=self._cache_seconds
                 )
                 return conversation_of(session)
 

@@ -76,6 +76,12 @@ class Upstream:
         """Close all connections to the upstreams."""
         await self._client.aclose()
 
+    async def reach(self) -> None:
+        """Ask each upstream for nothing; any answer will do. Raises httpx2.HTTPError."""
+        for url in self._upstreams.values():
+            response = await self._client.head(url)
+            await response.aclose()
+
     async def ask(
         self,
         request: Request,
