@@ -92,7 +92,7 @@ class MaskOldResults:
     min_chars: int = 100
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        end = (await turn.columns()).recent_from(self.keep_calls)
+        end = (await turn.fact_sums()).recent_from(self.keep_calls)
         results = tool_results(turn.messages, 0, end)
         old = [result for result in results if len(text_of(result.content)) >= self.min_chars]
         chosen = clearable(turn, old)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Turn
 from ctxpipe.functions import restore_files
-from ctxpipe.messages import Columns, Message
+from ctxpipe.messages import FactSums, Message
 from ctxpipe.stages.compact.stage import Compact, Restore
 from ctxpipe.stages.protocol import Tracked
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
@@ -142,7 +142,7 @@ async def gate() -> list[Row]:
     messages = history(counter, messages=2000)[:2000]
     stage = Compact(archive=LocalStorage("unused"))
     ledger = Ledger(counter)
-    tracked = Tracked(len(messages), exceeds_inline_limit=False, columns=Columns(messages))
+    tracked = Tracked(len(messages), exceeds_inline_limit=False, fact_sums=FactSums(messages))
     turn = Turn(messages, budget=Budget(window=50_000_000), ledger=ledger, tracked=tracked)
     await stage(turn)
     mine = await best(lambda: stage(turn), 300)

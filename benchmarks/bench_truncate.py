@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.figures import add_figure, recording
 from ctxpipe import SmartTruncate, Turn
 from ctxpipe.functions import Truncation, smart_truncate
-from ctxpipe.messages import Columns, Message, check
+from ctxpipe.messages import FactSums, Message, check
 from ctxpipe.stages.protocol import Tracked
 from ctxpipe.stages.truncate.selection import file_views
 from ctxpipe.tokens import Budget, Ledger, TokenCounter
@@ -137,7 +137,7 @@ class Bench:
             budget=Budget(self.tokens),
             force=True,
             tracked=Tracked(
-                len(self.messages), exceeds_inline_limit=False, columns=Columns(self.messages)
+                len(self.messages), exceeds_inline_limit=False, fact_sums=FactSums(self.messages)
             ),
         )
         return await self.turn.prefix_sums()

@@ -5,7 +5,7 @@
 - `shape`: the check that a value is a list of messages at all.
 - `identity`: the plain form of a message, its digest, and the comparison of messages.
 - `facts`: counts and faults of one message, read once.
-- `columns`: sums over the facts of a context.
+- `fact_sums`: sums over the facts of a context.
 - `rules`: the table of the rules of the API, and the check of a conversation.
 """
 
@@ -24,8 +24,8 @@ from .._values import (
     strings,
     without_surrogates,
 )
-from .columns import Columns
 from .contents import block_text, is_text_part, result_text, source_of
+from .fact_sums import FactSums
 from .facts import is_blank
 from .rules import MAX_CACHE_MARKS, RULES, Problem, Rule, cache_marks, check, ensure_sendable_values
 from .shape import ensure_messages
@@ -73,7 +73,7 @@ __all__ = [
     "SURROGATE",
     "THINKING",
     "Block",
-    "Columns",
+    "FactSums",
     "Message",
     "MessageLike",
     "Problem",

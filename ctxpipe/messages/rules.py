@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 from ..errors import InvalidHistory
-from .columns import Columns
+from .fact_sums import FactSums
 from .facts import (
     NO_FACTS,
     MessageFacts,
@@ -198,7 +198,7 @@ def check(
     start: int = 0,
     *,
     encoding: bool = True,
-    columns: Columns | None = None,
+    fact_sums: FactSums | None = None,
     other_marks: OtherMarks = NO_OTHER_MARKS,
 ) -> list[Problem]:
     """Return a `Problem` for each rule of the Messages API that is broken, from message *start* on.
@@ -210,10 +210,10 @@ def check(
     *other_marks* describes the cache marks (``cache_control``) in the system prompt and the tools,
     which count against the same limit of four; by default there are none.
 
-    *columns* saves time if a growing history is checked again and again: create one ``Columns()``
-    for the history, and pass it to each call. It has counts of the messages that earlier calls have
-    read, and each call adds those of the new messages. It must have been passed to a call for all
-    messages before *start*. Without *columns* all messages are read.
+    *fact_sums* saves time if a growing history is checked again and again: create one
+    ``FactSums()`` for the history, and pass it to each call. It has counts of the messages that
+    earlier calls have read, and each call adds those of the new messages. It must have been passed
+    to a call for all messages before *start*. Without *fact_sums* all messages are read.
     """
     messages = cast("list[Message]", messages)
     head = head_length(messages)
@@ -221,9 +221,9 @@ def check(
     if start <= head < len(messages) and not can_come_first(messages[head]):
         text = "the first message is not the user's"
         problems.append(Problem(head, text, rule="first-message"))
-    if columns is None:
-        columns = Columns()
-    facts = columns.read(messages, start)
+    if fact_sums is None:
+        fact_sums = FactSums()
+    facts = fact_sums.read(messages, start)
     before = NO_FACTS
     if start and facts and (facts[0].results or messages[start - 1]["role"] == "system"):
         before = read_facts(messages[start - 1])
@@ -238,7 +238,7 @@ def check(
             after = facts[index - start + 1] if index + 1 < len(messages) else None
             problems += _problems_of_place(progress, index, before, own, after)
         before = own
-    return problems + mark_problems(messages, columns, other_marks)
+    return problems + mark_problems(messages, fact_sums, other_marks)
 
 
 def ensure_sendable_values(problems: Iterable[Problem]) -> None:
@@ -576,32 +576,34 @@ def _can_precede_system(message: Message) -> bool:
 
 
 def mark_problems(
-    messages: Sequence[Message], columns: Columns, other_marks: OtherMarks = NO_OTHER_MARKS
+    messages: Sequence[Message], fact_sums: FactSums, other_marks: OtherMarks = NO_OTHER_MARKS
 ) -> list[Problem]:
     """Return the problem of too many cache marks, or of a mark for an hour after a shorter one.
 
-    *columns* are those of *messages*.
+    *fact_sums* are those of *messages*.
     """
-    if not columns.marks:
+    if not fact_sums.marks:
         return []
     limit = available_marks(other_marks)
-    if columns.marks > limit:
+    if fact_sums.marks > limit:
         # Callers often move marks in place from turn to turn: only a new count is certain.
-        columns.rewind(0)
-        columns.extend(messages)
-        if columns.marks > limit:
-            return [_surplus_problem(messages, columns, other_marks)]
-    for index, (place, _) in late_hour_marks(messages, columns.messages_with_marks(), other_marks):
+        fact_sums.rewind(0)
+        fact_sums.extend(messages)
+        if fact_sums.marks > limit:
+            return [_surplus_problem(messages, fact_sums, other_marks)]
+    for index, (place, _) in late_hour_marks(
+        messages, fact_sums.messages_with_marks(), other_marks
+    ):
         text = "a cache mark for an hour after a shorter one"
         return [Problem(index, text, place, "cache-marks")]
     return []
 
 
 def _surplus_problem(
-    messages: Sequence[Message], columns: Columns, other_marks: OtherMarks
+    messages: Sequence[Message], fact_sums: FactSums, other_marks: OtherMarks
 ) -> Problem:
     """Return the problem of a history with too many cache marks, at the first mark."""
-    first = next(columns.messages_with_marks())
+    first = next(fact_sums.messages_with_marks())
     text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
     if other_marks.mark_count:
         text += f", {other_marks.mark_count} of them in the rest of the request"

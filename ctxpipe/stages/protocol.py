@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from .._threads.threads import in_thread_if
-from ..messages import Columns, Message, is_bulky
+from ..messages import FactSums, Message, is_bulky
 from ..tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ class Tracked(NamedTuple):
     """Facts about a turn that the pipeline computes once for all stages.
 
     The messages before *start* are unchanged since the last turn. *exceeds_inline_limit* is True if
-    reading the others would block the event loop. *columns* are sums over the facts of the messages
-    that were read. *can_search* is True if the model's tools include `search_history`. *place_of*
-    returns the index in the context of a message of the history, or of the message that replaces
-    it. *has_changing_end* is True if the caller replaces messages at the end of the history, so
-    that a summary of them soon describes messages that are gone. *tokens_before* is the raw token
-    count of the context before the first stage if the turn is forced, otherwise 0.
+    reading the others would block the event loop. *fact_sums* are sums over the facts of the
+    messages that were read. *can_search* is True if the model's tools include `search_history`.
+    *place_of* returns the index in the context of a message of the history, or of the message that
+    replaces it. *has_changing_end* is True if the caller replaces messages at the end of the
+    history, so that a summary of them soon describes messages that are gone. *tokens_before* is the
+    raw token count of the context before the first stage if the turn is forced, otherwise 0.
     """
 
     start: int
     exceeds_inline_limit: bool
-    columns: Columns
+    fact_sums: FactSums
     can_search: bool = False
     place_of: Callable[[int], int] = int  # the context is the history
     has_changing_end: bool = False
@@ -95,14 +95,14 @@ class Turn:
         """The pipeline's only token counter (exact, not calibrated)."""
         return self.ledger.counter
 
-    async def columns(self) -> Columns:
+    async def fact_sums(self) -> FactSums:
         """Return running sums over the messages, such as replies; each message is read once."""
-        columns = Columns() if self.tracked is None else self.tracked.columns
-        start = columns.message_count
+        fact_sums = FactSums() if self.tracked is None else self.tracked.fact_sums
+        start = fact_sums.message_count
         if start < len(self.messages):
             is_large = self.exceeds_inline_limit(start)
-            await in_thread_if(is_large, columns.extend, self.messages)
-        return columns
+            await in_thread_if(is_large, fact_sums.extend, self.messages)
+        return fact_sums
 
     async def raw_tokens(self) -> int:
         """Return the exact tiktoken tokens of the messages, the system prompt and the tools."""

@@ -34,7 +34,7 @@ def repair_context(
     if same and context[same - 1]["role"] == "assistant":
         start = same - 1
     other_marks = other_marks_of(request)
-    problems = check(context, start, columns=state.columns, other_marks=other_marks)
+    problems = check(context, start, fact_sums=state.fact_sums, other_marks=other_marks)
     ensure_sendable_values(problems)
     # Lone surrogates stay for now: the stages store them as they are.
     repaired = context

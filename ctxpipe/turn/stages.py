@@ -16,7 +16,7 @@ from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread_if
 from ..errors import CtxpipeError, SessionDeleted, SettingsError, safe_text
 from ..journal.timeline import Step
-from ..messages import Columns, Message, Problem, check, common_prefix, ensure_messages, is_bulky
+from ..messages import FactSums, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..messages.thinking import index_after_thinking
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.offload.selection import index_after_last_reply
@@ -178,8 +178,8 @@ async def _judge(
     await in_thread_if(is_long, ensure_messages, proposal.messages, first)
     proposal = await in_thread_if(is_long, _with_encodable_texts, turn, proposal, first)
     savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
-    columns = await turn.columns()
-    problem = await in_thread_if(is_long, _new_problem, turn, proposal, columns, first)
+    fact_sums = await turn.fact_sums()
+    problem = await in_thread_if(is_long, _new_problem, turn, proposal, fact_sums, first)
     refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
     if refusal:
         return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
@@ -236,14 +236,14 @@ def _with_encodable_texts(turn: Turn, change: Change, first: int) -> Change:
     return replace(change, messages=messages) if is_changed else change
 
 
-def _new_problem(turn: Turn, change: Change, columns: Columns, first: int) -> Problem | None:
+def _new_problem(turn: Turn, change: Change, fact_sums: FactSums, first: int) -> Problem | None:
     """The first rule of the API that *change* would break; messages before the *first* stay."""
     start = max(0, first - 1)
-    known = columns.of_first(start)
-    problems = check(change.messages, start, columns=known)
-    if problems and check(turn.messages, start, columns=columns):
+    known = fact_sums.of_first(start)
+    problems = check(change.messages, start, fact_sums=known)
+    if problems and check(turn.messages, start, fact_sums=fact_sums):
         # What could not be encoded before is stored as it is; the end of the run repairs it.
-        problems = check(change.messages, start, encoding=False, columns=known)
+        problems = check(change.messages, start, encoding=False, fact_sums=known)
     return problems[0] if problems else None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from ..errors import SettingsError
 from ..journal.earlier import EarlierContext
 from ..journal.timeline import Step
-from ..messages import Columns, Message
+from ..messages import FactSums, Message
 from ..messages.thinking import Stale
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import Refusal
@@ -86,14 +86,14 @@ class State:
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
     earlier: EarlierContext | None = field(default=None, repr=False)
-    columns: Columns = field(default_factory=Columns, repr=False)
+    fact_sums: FactSums = field(default_factory=FactSums, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)
     busy: bool = False
 
     def rewind(self, length: int) -> None:
         """Drop what the running totals say of messages from index *length* of the context on."""
-        self.columns.rewind(length)
+        self.fact_sums.rewind(length)
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
         for memory in self.memories.values():

@@ -86,7 +86,7 @@ async def _shape(
     tracked = Tracked(
         start,
         is_bulk,
-        state.columns,
+        state.fact_sums,
         can_search=state.overhead.can_search,
         place_of=step.place_of,
         has_changing_end=step.agreement.has_changing_end,

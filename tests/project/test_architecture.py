@@ -15,7 +15,7 @@ from processes import python
 from syntax import classes
 
 from benchmarks.figures import Figures, quoted_count, with_figures
-from scripts.trace_turn import import_layers
+from scripts.trace_turn import MODES, import_layers
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
 DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -81,7 +81,7 @@ def test_the_page_lists_every_file_of_turn_once():
     assert sorted(FILES_OF_TURN) == [f"turn/{name}.py" for name in names]
 
 
-@pytest.mark.parametrize("mode", ["run", "create"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_turn_enters_the_files_of_turn_in_the_order_of_the_page(mode: str):
     entered_files = traces().turn_files[mode]
 

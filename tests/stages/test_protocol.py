@@ -7,7 +7,7 @@ from dataclasses import replace
 from histories import chat, user
 
 from ctxpipe import BatchOffload, Budget, DirectOffload, LocalStorage, Turn
-from ctxpipe.messages import Columns
+from ctxpipe.messages import FactSums
 from ctxpipe.stages.offload.selection import CandidateIndex
 from ctxpipe.stages.protocol import PlannedStage, Tracked
 from ctxpipe.tokens import Ledger, TokenCounter
@@ -48,7 +48,7 @@ async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own():
 
 async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches():
     first = turn(
-        "four", "sixsix", tracked=Tracked(0, exceeds_inline_limit=False, columns=Columns())
+        "four", "sixsix", tracked=Tracked(0, exceeds_inline_limit=False, fact_sums=FactSums())
     )
     await first.raw_tokens()
     longer = replace(first, messages=[*first.messages, user("xx")])

@@ -32,7 +32,7 @@ from ...providers.agent_tools import HARNESS_TEXT
 from ..offload.payoff import CandidateTable
 
 if TYPE_CHECKING:
-    from ...messages import Columns, Message
+    from ...messages import FactSums, Message
     from ...tokens import TokenCounter
 
 ANSWER_CHARS = 600
@@ -169,15 +169,15 @@ class ExchangeIndex:
             index += max(1, length)
         self.message_count = end
 
-    def table(self, columns: Columns, sums: Sequence[int], keep_recent: int) -> CandidateTable:
+    def table(self, fact_sums: FactSums, sums: Sequence[int], keep_recent: int) -> CandidateTable:
         """Return the exchanges as candidates for `best_eviction`.
 
-        *columns* and *sums* are those of the context. The *keep_recent* calls after each exchange
+        *fact_sums* and *sums* are those of the context. The *keep_recent* calls after each exchange
         count as free.
         """
-        reads = columns.reads([place + 1 for place in self.places], keep_recent)
+        reads = fact_sums.reads([place + 1 for place in self.places], keep_recent)
         starts = [sums[place] for place in self.places]
-        return CandidateTable(self._freed_tokens, reads, starts, sums[columns.messages_sent])
+        return CandidateTable(self._freed_tokens, reads, starts, sums[fact_sums.messages_sent])
 
 
 def _remaining_tokens(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:

@@ -166,15 +166,15 @@ class Collapse:
         """Return the exchanges that leave in this turn, or the reason why none does."""
         if turn.protected:
             return Skip(PROTECTED)
-        columns = await turn.columns()
-        if not turn.force and not turn.cache_expired and columns.calls < self.min_calls:
-            return Skip(f"only {columns.calls} calls in the context, fewer than {self.min_calls}")
+        fact_sums = await turn.fact_sums()
+        if not turn.force and not turn.cache_expired and fact_sums.calls < self.min_calls:
+            return Skip(f"only {fact_sums.calls} calls in the context, fewer than {self.min_calls}")
         sums = await turn.prefix_sums()
-        stop = columns.recent_from(self.keep_recent)
+        stop = fact_sums.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
         is_large = turn.exceeds_inline_limit(index.message_count)
         await in_thread_if(is_large, index.extend, turn.messages, stop, sums, turn.counter)
-        table = index.table(columns, sums, self.keep_recent)
+        table = index.table(fact_sums, sums, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")
         first: int | str = 0

@@ -66,11 +66,11 @@ class MediaOffload(Moving):
         answered stay. Returns Skip if nothing has to or may leave. Raises StorageError if nothing
         can be written.
         """
-        columns = await turn.columns()
-        if not columns.media:  # the usual turn: skip it at little cost
+        fact_sums = await turn.fact_sums()
+        if not fact_sums.media:  # the usual turn: skip it at little cost
             return NOTHING
         weights = await in_thread(
-            media.weights_of, turn.messages, list(columns.messages_with_media())
+            media.weights_of, turn.messages, list(fact_sums.messages_with_media())
         )
         total = Weight()
         for weight in weights.values():
@@ -83,7 +83,7 @@ class MediaOffload(Moving):
             keep = Weight(
                 self.keep_bytes, int(share * self.max_images), int(share * self.max_pages)
             )
-        end = columns.recent_from(1)
+        end = fact_sums.recent_from(1)
         older = media.older_than_budget(weights, keep)
         places = [place for place in older if turn.protected <= place < end]
         leaving = await in_thread(self._find, turn, places)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..._logs import logger
 from ..._text import short_repr
-from ...messages import Columns, ToolResult, compact_json, is_text_part
+from ...messages import FactSums, ToolResult, compact_json, is_text_part
 from ...providers.prices import PRICES, Prices
 from ...settings import (
     NUMBER,
@@ -122,11 +122,15 @@ class RentOrBuyGate:
         old = candidates()
         if not old:
             return "no old result is long enough to offload"
-        columns = await turn.columns()
-        if not turn.cache_expired and columns.calls < self.min_calls:
-            return f"{columns.calls} of {self.min_calls} calls so far"
+        fact_sums = await turn.fact_sums()
+        if not turn.cache_expired and fact_sums.calls < self.min_calls:
+            return f"{fact_sums.calls} of {self.min_calls} calls so far"
         table = turn.recall(CandidateTokens).table(
-            old, partial(_tokens, turn.counter), columns, await turn.prefix_sums(), self.free_calls
+            old,
+            partial(_tokens, turn.counter),
+            fact_sums,
+            await turn.prefix_sums(),
+            self.free_calls,
         )
         start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
         return start if isinstance(start, str) else old[start:]
@@ -147,7 +151,7 @@ async def first_to_leave(
     else:
         rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
         overpaid = _overpaid_by_freed_tokens(
-            turn, prices, await turn.prefix_sums(), await turn.columns()
+            turn, prices, await turn.prefix_sums(), await turn.fact_sums()
         )
         best = best_eviction(table, rates, overpaid)
     if best is None or best.gain <= 0:
@@ -184,7 +188,7 @@ class Waiting:
 
 
 def _overpaid_by_freed_tokens(
-    turn: Turn, prices: Prices, sums: Sequence[int], columns: Columns
+    turn: Turn, prices: Prices, sums: Sequence[int], fact_sums: FactSums
 ) -> Callable[[int], float] | None:
     """Return a function for the amount overpaid above a price threshold, by freed tokens.
 
@@ -200,7 +204,7 @@ def _overpaid_by_freed_tokens(
     limit = int(cliff.above / turn.ledger.factor)
     crossing_message = max(0, bisect_right(sums, limit - turn.overhead) - 1)
     surcharge = (cliff.prompt - 1) * prices.read_ratio
-    [reads] = columns.reads([crossing_message])
+    [reads] = fact_sums.reads([crossing_message])
     overpaid = surcharge * total * reads
     return lambda freed: overpaid if total - freed <= limit else 0.0
 

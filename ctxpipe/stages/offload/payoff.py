@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...messages import Columns
+from ...messages import FactSums
 from .selection import OffloadCandidate
 
 PLACEHOLDER_TOKENS = 30
@@ -100,13 +100,13 @@ class CandidateTokens(dict[tuple[int, int], int]):
         self,
         candidates: Sequence[OffloadCandidate],
         count: Callable[[OffloadCandidate], int],
-        columns: Columns,
+        fact_sums: FactSums,
         sums: Sequence[int],
         free_calls: int,
     ) -> CandidateTable:
         """Return the table of *candidates*.
 
-        *columns* and *sums* are those of the context. Only new candidates are counted. The first
+        *fact_sums* and *sums* are those of the context. Only new candidates are counted. The first
         *free_calls* calls after each candidate do not count as reads.
         """
         freed: list[int] = []
@@ -117,5 +117,5 @@ class CandidateTokens(dict[tuple[int, int], int]):
             freed.append(max(0, self[place] - PLACEHOLDER_TOKENS))
         messages = [candidate.item.message for candidate in candidates]
         starts = [sums[message] for message in messages]
-        reads = columns.reads(messages, free_calls)
-        return CandidateTable(freed, reads, starts, sums[columns.messages_sent])
+        reads = fact_sums.reads(messages, free_calls)
+        return CandidateTable(freed, reads, starts, sums[fact_sums.messages_sent])

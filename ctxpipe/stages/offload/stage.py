@@ -96,7 +96,7 @@ class DirectOffload(Moving):
         rules = recall_rules(turn, self.storage, self._rules)
         start = offload.index_after_last_reply(turn.messages)
         moves: list[Move] = []
-        if (await turn.columns()).result_chars(start) >= rules.least_chars:
+        if (await turn.fact_sums()).result_chars(start) >= rules.least_chars:
             is_large = turn.exceeds_inline_limit(max(0, start - 1))
             candidates = await in_thread_if(
                 is_large, offload.candidates, turn.messages, start, rules
@@ -182,7 +182,7 @@ class BatchOffload(Moving):
         index = turn.recall(offload.CandidateIndex)
         is_large = turn.exceeds_inline_limit(index.message_count)
         await in_thread_if(is_large, index.extend, turn.messages, rules)
-        end = (await turn.columns()).recent_from(self.keep_recent)
+        end = (await turn.fact_sums()).recent_from(self.keep_recent)
         scan, candidates = index.between(turn.protected, end)
         leaving: Sequence[OffloadCandidate] | str
         if turn.force:

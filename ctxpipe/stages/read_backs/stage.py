@@ -81,7 +81,7 @@ class TrimReadBacks(Moving):
     async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
         """Return the moves into files, and the cut texts for results that are in a file already."""
         start = offload.index_after_last_reply(turn.messages)
-        if (await turn.columns()).result_chars(start) <= self.max_chars:
+        if (await turn.fact_sums()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)
         is_large = turn.exceeds_inline_limit(max(0, start - 1))

@@ -10,7 +10,7 @@ from histories import assistant, conversation, histories, step, text, tool_resul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.messages import Columns, Message
+from ctxpipe.messages import FactSums, Message
 from ctxpipe.stages.collapse.exchanges import ExchangeIndex
 from ctxpipe.tokens import TokenCounter
 
@@ -29,12 +29,12 @@ def index_of(messages: Sequence[Message], keep_recent: int) -> ExchangeIndex:
 
 
 def extend(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int):
-    recent = Columns(messages).recent_from(keep_recent)
+    recent = FactSums(messages).recent_from(keep_recent)
     index.extend(messages, recent, sums(messages), COUNTER)
 
 
 def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int) -> Any:
-    table = index.table(Columns(messages), sums(messages), keep_recent)
+    table = index.table(FactSums(messages), sums(messages), keep_recent)
     return list(table.freed), list(table.reads), list(table.starts)
 
 

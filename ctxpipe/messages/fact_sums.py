@@ -20,7 +20,7 @@ from .vocabulary import Message
 _SUMS = ("_marks", "_media", "_replies", "_result_chars")
 
 
-class Columns:
+class FactSums:
     """Counts of a list of messages: of replies, cache marks, media and characters of results.
 
     For each n the object has the sums over the first n messages. It is used again when the list has
@@ -61,9 +61,9 @@ class Columns:
             self._media.append(self._media[-1] + message_facts.media)
             self.message_count += 1
 
-    def of_first(self, length: int) -> Columns:
-        """Return new columns of the first *length* messages, to try other messages after them."""
-        first = Columns()
+    def of_first(self, length: int) -> FactSums:
+        """Return new sums of the first *length* messages, to try other messages after them."""
+        first = FactSums()
         first.message_count = min(length, self.message_count)
         for name in _SUMS:
             setattr(first, name, getattr(self, name)[: length + 1])
