@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -26,6 +27,7 @@ from .._text import one_line
 from ..errors import SettingsError
 from ..session.conversation import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
+from ..wire.exchange import log_errors
 from ..wire.formats import format_of
 from .arrival import BodyTimeLimit
 from .bill import find_prices
@@ -47,6 +49,8 @@ READING_PATH = "/mcp"
 """Path of the tools that read offloaded texts back (Model Context Protocol)."""
 COMPACT = re.compile(r"/ctxpipe/sessions/(.+)/compact")
 """Path that requests a compaction of one conversation at its next turn."""
+CLEAN_UP_SECONDS = 3600.0
+"""Interval of the clean-ups."""
 PROBES = frozenset({"/livez", "/readyz"})
 """Paths that anyone may ask whether the gateway runs, and whether it can do its work."""
 PAGES = frozenset({"/", "/healthz", "/metrics", "/metrics.json"})
@@ -101,12 +105,25 @@ class Gateway:
         await to_thread.run_sync(find_prices, EXAMPLE_MODEL)
         for shaper in self._shapers.values():
             await shaper.warm()
+        cleaner = asyncio.create_task(self._clean_up())
         try:
             yield
         finally:
+            cleaner.cancel()
             await self._upstream.close()
             for shaper in self._shapers.values():
                 await shaper.close()
+
+    async def _clean_up(self) -> None:
+        """Delete what is too old, of each tenant, now and every CLEAN_UP_SECONDS; never returns.
+
+        An error is logged, and the next round tries again.
+        """
+        while self.settings.max_days is not None:
+            for token in self._guard.tokens or (NO_TOKEN,):
+                with log_errors("what is too old could not be deleted"):
+                    await self.shaper(token).clean_up()
+            await anyio.sleep(CLEAN_UP_SECONDS)
 
     @property
     def record(self) -> GatewayRecord:

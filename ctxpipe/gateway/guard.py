@@ -155,6 +155,7 @@ def _authorization(value: str) -> str:
 
 _STATUSES: Mapping[int, str] = {
     401: "UNAUTHENTICATED",
+    402: "RESOURCE_EXHAUSTED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
     408: "DEADLINE_EXCEEDED",
@@ -164,6 +165,7 @@ _OPENAI = ("/chat/completions", "/responses")
 _KINDS: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
@@ -179,8 +181,11 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
     kind = _KINDS.get(status, "api_error")
     message = f"ctxpipe gateway: {text}"
     if path.endswith(_OPENAI):
-        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+        code = None
+        if status == 402:
+            kind = code = "insufficient_quota"
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
     if GEMINI_METHOD.search(path):
-        code = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
-        return {"error": {"code": status, "message": message, "status": code}}
+        name = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
+        return {"error": {"code": status, "message": message, "status": name}}
     return {"type": "error", "error": {"type": kind, "message": message}}

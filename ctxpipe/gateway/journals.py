@@ -11,6 +11,7 @@ from ..settings import excerpt
 
 if TYPE_CHECKING:
     from ..storage.protocol import TextReader
+    from ..storage.records import Redact
     from ..storage.shared_journals import SharedJournal
 
 KINDS = {
@@ -54,11 +55,14 @@ def is_owner(name: str) -> bool:
     return _OWNER.fullmatch(name) is not None
 
 
-def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJournal:
+def open_journal(
+    url: str, texts: TextReader | None, owner: str = "", redact: Redact | None = None
+) -> SharedJournal:
     """Open the journals at *url*; the texts of the sessions are stored in *texts*.
 
     *owner* is the digest of a gateway's token, "" without tokens. Sessions of different owners are
-    stored separately.
+    stored separately. *redact* hides secrets in everything that is written; with None the redaction
+    of *texts* is used, if they have one.
 
     Raises SettingsError if the kind of *url* is unknown, or if the extra that it needs is missing.
     """
@@ -68,21 +72,23 @@ def open_journal(url: str, texts: TextReader | None, owner: str = "") -> SharedJ
         from ..storage.sqlite import SQLiteJournal
 
         path = urlsplit(url).path[1:]
-        return SQLiteJournal(f"{path}-{owner}" if owner else path, texts=texts)
+        return SQLiteJournal(f"{path}-{owner}" if owner else path, texts=texts, redact=redact)
     if kind == "PostgreSQL":
         from ..storage.postgres import PostgresJournal
 
         table = f"ctxpipe_journal_{owner}" if owner else "ctxpipe_journal"
-        return PostgresJournal(url, texts=texts, table=table)
+        return PostgresJournal(url, texts=texts, table=table, redact=redact)
     if urlsplit(url).scheme in _BUCKETS:
-        return _open_bucket(url, texts, owner)
+        return _open_bucket(url, texts, owner, redact)
     from ..storage.redis import RedisJournal
 
     prefix = f"ctxpipe:{owner}" if owner else "ctxpipe"
-    return RedisJournal(url, texts=texts, prefix=prefix)
+    return RedisJournal(url, texts=texts, prefix=prefix, redact=redact)
 
 
-def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJournal:
+def _open_bucket(
+    url: str, texts: TextReader | None, owner: str, redact: Redact | None
+) -> SharedJournal:
     """Return the journals in the bucket at *url*, below *owner* if that is not "".
 
     The credentials are those of the environment. Raises SettingsError if the URL is invalid or
@@ -104,4 +110,4 @@ def _open_bucket(url: str, texts: TextReader | None, owner: str) -> SharedJourna
             "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, and the account and "
             "the region in the environment, as obstore reads them"
         ) from None
-    return ObjectJournal(store, texts=texts)
+    return ObjectJournal(store, texts=texts, redact=redact)

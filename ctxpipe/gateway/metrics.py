@@ -45,8 +45,8 @@ class TotalCounter(NamedTuple):
 COUNTERS: Sequence[TotalCounter] = (
     TotalCounter(
         "requests",
-        "Requests by outcome: turns (unchanged, shaped, recovered, not shaped, over budget), and "
-        "others (passed, refused).",
+        "Requests by outcome: turns (unchanged, shaped, recovered, not shaped), others (passed, "
+        "refused).",
         "outcome",
         lambda record: {
             **record.outcomes,
@@ -89,6 +89,12 @@ COUNTERS: Sequence[TotalCounter] = (
         "Tokens that stages removed from contexts, by ctxpipe's count.",
         "stage",
         lambda record: record.removed_tokens,
+    ),
+    TotalCounter(
+        "budget_refusals",
+        "Requests that were refused because their session has spent its budget.",
+        "",
+        lambda record: {"": record.budget_refusals},
     ),
     TotalCounter(
         "compactions",

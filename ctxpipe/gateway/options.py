@@ -146,6 +146,38 @@ def shared_options(
             help="Accept the certificates of SSL_CERT_FILE and SSL_CERT_DIR too.",
         ),
     ] = False,
+    redact: Annotated[
+        list[str],
+        typer.Option(
+            "--redact",
+            metavar="REGEX",
+            help="What this regular expression finds is hidden in all that is written; may be "
+            "repeated.",
+        ),
+    ] = [],  # noqa: B006  typer copies it
+    max_days: Annotated[
+        float | None,
+        typer.Option(
+            help="Texts, archives and journals of sessions that were unused for this number of "
+            "days are deleted; default: never."
+        ),
+    ] = None,
+    cache_breakpoints: Annotated[
+        int | None,
+        typer.Option(
+            help="Cache breakpoints of a request for the Messages API, up to 4; default: the "
+            "client's own, and those that cost nothing.",
+            min=0,
+            max=4,
+        ),
+    ] = None,
+    session_budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="What a session may spend; later requests of it are refused. Default: no limit.",
+        ),
+    ] = None,
     proxy: Annotated[
         str | None,
         typer.Option(metavar="URL", help="The HTTP proxy through which the upstream is reached."),
@@ -166,6 +198,10 @@ def shared_options(
         "ca_file": ca_file,
         "environment_certificates": environment_certificates,
         "proxy": proxy,
+        "redact": redact,
+        "max_days": max_days,
+        "cache_breakpoints": cache_breakpoints,
+        "session_budget": session_budget,
     }
 
 

@@ -125,6 +125,7 @@ class GatewayRecord:
     added_buckets: Counter[float] = field(default_factory=Counter)
     refused_requests: int = 0
     passed_requests: int = 0
+    budget_refusals: int = 0
 
     @classmethod
     def of_all(cls, records: Iterable[GatewayRecord]) -> GatewayRecord:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import httpx2
+from anyio import CancelScope
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,8 +24,10 @@ from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
 from ..wire.questions import HttpAnswer, http_model, question_headers
 from .bill import bill_of
+from .budget import UNNAMED
 from .guard import Refused
 from .logs import FIELDS
+from .names import session_name
 from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, logger
 from .shaping import Shaper
 from .upstream import (
@@ -41,6 +44,8 @@ SWITCH = "x-ctxpipe"
 """The request header that switches shaping off for one request, with the value "off"."""
 SAVED = "x-ctxpipe-saved"
 """The reply header with the number of tokens that shaping saved in this request."""
+BUDGET = "x-ctxpipe-budget"
+"""The reply header with the dollars that the session had spent before this request."""
 MAX_TEXT_CHARS = 300  # on the page
 
 
@@ -66,6 +71,7 @@ class Relay:
             wire_format,
             shaper.find(request.headers),
             is_dry=shaper.is_dry,
+            breakpoints=shaper.breakpoints,
             make_agent_model=make_agent_model,
         )
         self._request = request
@@ -74,31 +80,38 @@ class Relay:
         self._open_responses = AsyncExitStack()
         self._start_time = time.monotonic()
         self._added_seconds = 0.0
+        self._session = ""
 
     async def answer(self, record: GatewayRecord, *, is_off: bool, show_texts: bool) -> Response:
         """Send the request and return the reply, which adds a turn to *record* when it ends.
 
         With *is_off* the request is not shaped; *show_texts* stores the user's last text with the
-        turn. Raises Refused if the body is too large or nested too deeply.
+        turn. Raises Refused if the body is too large or nested too deeply, or if the session has
+        spent its budget.
         """
         exchange = self._exchange
         headers = self._request.headers
         raw = await read_whole(self._request)
         encoding = ", ".join(headers.getlist("content-encoding"))
         read_time = time.monotonic()
+        await exchange.read_bytes(raw, encoding)
+        values = {} if exchange.body is None else exchange.body.values
+        self._session = session_name(headers, values)
+        extra_headers = await self._check_budget(record)
         if is_off or headers.get(SWITCH) == "off":
-            await exchange.read_bytes(raw, encoding)
             exchange.reason = "switched off"
+        elif exchange.is_too_deep:
+            raise Refused(400, exchange.reason)
         else:
-            await exchange.shape_bytes(raw, headers.get(BETA, ""), encoding)
-            if exchange.is_too_deep:
-                raise Refused(400, exchange.reason)
+            await exchange.shape_body(headers.get(BETA, ""))
+        if not self._session:
+            self._session = exchange.session.session_id if exchange.is_shaped else UNNAMED
+            extra_headers = await self._check_budget(record)
         self._added_seconds = time.monotonic() - read_time
         async with self._open_responses:
             send = partial(ask, exchange, self._send)
             response, chunks = await until_gone(self._request, send)
             self._shaper.learn_window(exchange, headers)
-            extra_headers: dict[str, str] = {}
             if exchange.is_shaped:
                 extra_headers[SAVED] = str(exchange.dialog.saved_tokens)
             turn = self._turn(response.status_code, show_texts=show_texts)
@@ -107,6 +120,21 @@ class Relay:
         # After the reply, so that counting delays no client.
         reply.background = BackgroundTask(self._add_kinds, turn)
         return reply
+
+    async def _check_budget(self, record: GatewayRecord) -> dict[str, str]:
+        """Return a reply header with what the session has spent; none without a budget or a name.
+
+        Raises Refused, and counts that in *record*, if the session has spent its budget.
+        """
+        budget = self._shaper.budget
+        if budget is None or not self._session:
+            return {}
+        try:
+            spent = await budget.check(self._session)
+        except Refused:
+            record.budget_refusals += 1
+            raise
+        return {BUDGET: f"spent={spent:.4f}, limit={budget.dollars:g}"}
 
     async def _send(self) -> httpx2.Response:
         """Send the request upstream as it is now; return the response, whose body is not read yet.
@@ -142,6 +170,10 @@ class Relay:
                     self._exchange.session.stop_lending(self._exchange.agent_model)
                 record.add(turn)
                 logger.info("%s", turn, extra={FIELDS: turn.fields()})
+                if self._shaper.budget is not None and turn.status < 400:
+                    # Before the reply ends: then the client's next request is checked with it.
+                    with CancelScope(shield=True):
+                        await self._shaper.budget.add(self._session, turn.bill.dollars, turn.model)
 
     def _compactions(self) -> list[Compacted]:
         """Return the reports of the compactions in this turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 from ..errors import SettingsError
 from ..providers.prices import FIVE_MINUTES
+from ..session.breakpoints import MARKS
 from ..settings import POSITIVE, SIZE, check_settings, excerpt
 from ..wire.conversations import MAX_BYTES
 from .guard import is_loopback
@@ -62,6 +64,11 @@ class GatewaySettings:
     *timeout_keep_alive* is the number of seconds for which an idle connection stays open.
     *timeout_body* is the number of seconds after which a body that stops arriving is refused.
     *drain_seconds* is the time that open replies get to end when the gateway is stopped.
+    *redact* lists regular expressions: what they find is hidden in everything that is written.
+    *max_days* is the age in days from which on texts, archives and journals are deleted.
+    *cache_breakpoints* is the number of cache breakpoints, at most four, that a request for the
+    Messages API has after shaping; with None only those are added that cost nothing.
+    *session_budget* is the number of dollars that a session may spend; with None any number.
 
     Raises SettingsError if a URL, the address, a token or a number is invalid.
     """
@@ -87,6 +94,10 @@ class GatewaySettings:
     timeout_keep_alive: int = KEEP_ALIVE_SECONDS
     timeout_body: float = BODY_SECONDS
     drain_seconds: int = DRAIN_SECONDS
+    redact: Sequence[str] = ()
+    max_days: float | None = None
+    cache_breakpoints: int | None = None
+    session_budget: float | None = None
 
     def __post_init__(self) -> None:
         for url in self.upstreams.values():
@@ -95,7 +106,17 @@ class GatewaySettings:
             check_journal(self.journal)
         if self.proxy is not None:
             check_proxy(self.proxy)
-        check_settings(self, timeout_keep_alive=SIZE, timeout_body=POSITIVE, drain_seconds=SIZE)
+        check_settings(
+            self,
+            timeout_keep_alive=SIZE,
+            timeout_body=POSITIVE,
+            drain_seconds=SIZE,
+            max_days=POSITIVE.optional,
+            cache_breakpoints=MARKS.optional,
+            session_budget=POSITIVE.optional,
+        )
+        for pattern in self.redact:
+            check_pattern(pattern)
         parse_tokens(self.tokens)
         host, _ = self.address
         if not self.tokens and not is_loopback(host):
@@ -125,3 +146,13 @@ def check_proxy(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise SettingsError("the proxy is no URL such as http://proxy.example:3128")
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise SettingsError unless *pattern* is a regular expression that finds no empty text."""
+    try:
+        finds_nothing = re.compile(pattern).search("") is not None
+    except re.error as error:
+        raise SettingsError(f"redact is {excerpt(pattern)}, which is invalid: {error}") from error
+    if finds_nothing:
+        raise SettingsError(f"redact is {excerpt(pattern)}, which also finds an empty text")

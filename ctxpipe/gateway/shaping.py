@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,11 +22,21 @@ from ..tokens import TokenCounter
 from ..tokens.spent import Kind, Pieces
 from ..wire.conversations import Conversations, Dialog
 from ..wire.exchange import FindConversation, HttpExchange, SessionSource, max_head_chars
+from .budget import SessionBudget
 from .journals import open_journal
 from .names import conversation_name
 from .pipelines import Pipelines
 from .settings import GatewaySettings
 from .tokens import NO_TOKEN, Token
+
+DAY_SECONDS = 86_400
+REDACTED = "[redacted]"
+
+
+def redaction(patterns: Sequence[str]) -> Callable[[str], str]:
+    """Return a function that replaces what one of the regular expressions *patterns* finds."""
+    expression = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    return partial(expression.sub, REDACTED)
 
 
 class Shaper:
@@ -40,17 +52,22 @@ class Shaper:
         self.is_dry: bool = settings.dry_run
         self.owner: str = token.owner
         self.label: str = token.label
+        redact = redaction(settings.redact) if settings.redact else None
         storage = None
         if settings.root is not None and not self.is_dry:
-            storage = LocalStorage(settings.root / self.owner)
+            storage = LocalStorage(settings.root / self.owner, redact=redact)
         self.storage: LocalStorage | None = storage
         self.journal: JournalStorage | None = storage
         if settings.journal is not None and not self.is_dry:
-            self.journal = open_journal(settings.journal, storage, self.owner)
+            self.journal = open_journal(settings.journal, storage, self.owner, redact)
         # A dry run does not send the shaped request, so it pays for no summary either.
         self.summary_model: str | None = None if self.is_dry else settings.summary_model
         self.pipelines: Pipelines = self.new_pipelines()
+        self.budget: SessionBudget | None = None
+        if settings.session_budget is not None:
+            self.budget = SessionBudget(settings.session_budget, self.journal)
         self._cache_seconds = settings.cache_seconds
+        self.breakpoints: int | None = settings.cache_breakpoints
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
             is_one_client=True,  # all clients with this token, or all on this machine
@@ -72,6 +89,20 @@ class Shaper:
             pin=settings.pin,
             summary_model=self.summary_model,
         )
+
+    async def clean_up(self) -> None:
+        """Delete texts, archives and journals that are older than the settings allow.
+
+        Raises StorageError.
+        """
+        if self._settings.max_days is None:
+            return
+        max_age = self._settings.max_days * DAY_SECONDS
+        if self.storage is not None:
+            await self.storage.cleanup(max_age=max_age, records=True)
+        clean_up_journal = getattr(self.journal, "cleanup", None)  # a Redis deletes by itself
+        if self.journal is not self.storage and clean_up_journal is not None:
+            await clean_up_journal(max_age=max_age)
 
     async def warm(self) -> None:
         """Load the token counter, so that the first turn does not wait for it."""

@@ -437,6 +437,10 @@ class HttpExchange(Exchange):
         error is logged, and then `content` returns *raw*.
         """
         await self.read_bytes(raw, encoding)
+        await self.shape_body(beta)
+
+    async def shape_body(self, beta: str = "") -> None:
+        """Shape the request that `read_bytes` has read; *beta* is that of `shape_bytes`."""
         body = self.body
         if body is None:
             return
