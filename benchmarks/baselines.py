@@ -18,9 +18,11 @@ from ctxpipe.pipeline import ContextPipeline
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.providers.prices import Prices
 from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
-from ctxpipe.stages.offload.selection import OffloadCandidate, Scan, text_of
+from ctxpipe.stages.offload.selection import Scan
 from ctxpipe.stages.offload.stage import BatchOffload
 from ctxpipe.stages.protocol import Change, Skip, Stage, Turn
+from ctxpipe.stages.reading.candidates import OffloadCandidate
+from ctxpipe.stages.reading.results import text_of
 from ctxpipe.stages.truncate.stage import SmartTruncate
 from ctxpipe.storage import TextWriter
 from ctxpipe.tokens import Budget, Ledger

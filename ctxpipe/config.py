@@ -30,13 +30,13 @@ from .presets import Storage
 from .providers.prices import Prices
 from .settings import TOOL_NAMES
 from .stages.collapse.stage import Collapse
-from .stages.compact.partition import Pin
 from .stages.compact.stage import Breaker, Compact, Evidence, Restore
 from .stages.media.stage import MediaOffload
 from .stages.offload.gates import RatioGate, RentOrBuyGate
 from .stages.offload.stage import BatchOffload, DirectOffload
 from .stages.protocol import Stage
 from .stages.read_backs.stage import TrimReadBacks
+from .stages.reading.pins import Pin
 from .stages.truncate.stage import SmartTruncate
 from .storage.files import FileReader
 from .storage.memory import MemoryStorage

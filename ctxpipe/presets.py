@@ -20,7 +20,6 @@ from .placeholders.placeholders import Preview
 from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
 from .providers.prices import Prices
 from .stages.collapse.stage import Collapse
-from .stages.compact.partition import Pin
 from .stages.compact.restore import ReadText
 from .stages.compact.stage import Breaker, Compact, Evidence, Restore
 from .stages.media.stage import MediaOffload
@@ -28,6 +27,7 @@ from .stages.offload.gates import RentOrBuyGate
 from .stages.offload.stage import BatchOffload, DirectOffload
 from .stages.protocol import Stage
 from .stages.read_backs.stage import TrimReadBacks
+from .stages.reading.pins import Pin
 from .stages.truncate.stage import SmartTruncate
 from .storage import Archive, TextWriter
 from .storage.files import FileReader

@@ -84,7 +84,6 @@ from ctxpipe import (
     presets,
 )
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import bare, sign, verify
@@ -531,13 +530,14 @@ class Caller:
         }
         direct: list[Any] = [DirectOffload(storage, min_chars=4 * setting.min_chars)]
         if hasattr(ctxpipe, "TrimReadBacks"):  # versions in which DirectOffload was two stages
-            from ctxpipe.stages.compact.stage import Breaker  # noqa: PLC0415
-
-            breaker = {"breaker": Breaker(**breaker)}
+            # Not imported: another version may have the class in another module.
+            breaker_class = type(Compact(require_archive=False).breaker)
+            breaker = {"breaker": breaker_class(**breaker)}
             direct.append(ctxpipe.TrimReadBacks(storage))
+        gate_class: Any = type(BatchOffload(storage).gate)
         return [
             *direct,
-            BatchOffload(storage, RatioGate(setting.ratio), min_chars=setting.min_chars),
+            BatchOffload(storage, gate_class(setting.ratio), min_chars=setting.min_chars),
             Compact(self.summarize, storage, **breaker),
             SmartTruncate(storage, max_tokens=int(setting.trigger * setting.target_share)),
         ]

@@ -68,7 +68,12 @@ Heights = Mapping[str, int]
 def import_layers(project: Path = PROJECT) -> list[list[str]]:
     """Return the layers of the import contract, highest first, as names of packages in ctxpipe."""
     contracts = tomllib.loads(project.read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    # The contract of the whole package, not that of the modules inside one of its packages.
+    [layers] = [
+        contract["layers"]
+        for contract in contracts
+        if contract["type"] == "layers" and "containers" not in contract
+    ]
     return [
         [name.strip().removeprefix("ctxpipe.") for name in layer.split("|")] for layer in layers
     ]

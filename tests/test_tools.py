@@ -31,10 +31,10 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.placeholders.names import session_folder
 from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
+from ctxpipe.stages.reading import search as edits
 from ctxpipe.storage import Page
 from ctxpipe.tools import ToolInputError, as_beta_tools
 from ctxpipe.tools import offloaded as module
-from ctxpipe.tools import search as edits
 
 TEXT = "\n".join(
     f"line {n}: {'漢🙂' * (n % 3)} status {'FAILED' if n % 10 == 7 else 'ok'}"

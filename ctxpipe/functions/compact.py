@@ -16,32 +16,15 @@ from .._logs import logger
 from .._text import short_repr
 from ..errors import StorageError, SummaryFailed, safe_text
 from ..messages import Message, MessageLike, ensure_messages, split_system
-from ..placeholders.summaries import (
-    assemble,
-    reminder,
-    safe_summary,
-)
-from ..settings import (
-    COMPACT_MAX_RETRIES,
-    COMPACT_OUTPUT_DIR,
-    SUMMARY_MAX_WORDS,
-)
-from ..stages.archive import (
-    save_raw,
-)
-from ..stages.compact.layout import (
-    fold_texts,
-)
-from ..stages.compact.partition import extract_commands
+from ..placeholders.summaries import assemble, reminder, safe_summary
+from ..settings import COMPACT_MAX_RETRIES, COMPACT_OUTPUT_DIR, SUMMARY_MAX_WORDS
+from ..stages.archive import save_raw
+from ..stages.compact.layout import fold_texts
 from ..stages.compact.restore import RestoredFiles
+from ..stages.reading.user_commands import extract_commands
 from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
-from ..summarizers import (
-    AnthropicSummarizer,
-    Retry,
-    Summarizer,
-    summarize_with_retry,
-)
+from ..summarizers import AnthropicSummarizer, Retry, Summarizer, summarize_with_retry
 from ..tokens import Counting, TokenCounter, as_counter, should_compact
 from .restore import restore_files
 

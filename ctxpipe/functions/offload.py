@@ -10,29 +10,12 @@ from typing import cast
 
 from .._text import short_repr
 from ..errors import InvalidHistory
-from ..messages import (
-    Message,
-    MessageLike,
-    ToolResult,
-    ensure_messages,
-    rewrite,
-    tool_results,
-)
+from ..messages import Message, MessageLike, ToolResult, ensure_messages, rewrite, tool_results
 from ..placeholders.names import safe_name, session_folder
-from ..placeholders.placeholders import (
-    BATCH,
-    DIRECT,
-)
+from ..placeholders.placeholders import BATCH, DIRECT
 from ..settings import OFFLOAD_CHAR_THRESHOLD, OFFLOAD_RATIO_THRESHOLD
-from ..stages.offload.selection import (
-    Scan,
-    characters,
-    is_placeholder,
-    is_text,
-    passes,
-    result_characters,
-    stored_text,
-)
+from ..stages.offload.selection import Scan, characters, passes
+from ..stages.reading.results import is_placeholder, is_text, result_characters, stored_text
 from ..storage import LocalStorage, TextWriter
 
 

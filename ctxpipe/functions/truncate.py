@@ -7,22 +7,14 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import cast
 
-from ..messages import (
-    Message,
-    MessageLike,
-    ensure_messages,
-)
+from ..messages import Message, MessageLike, ensure_messages
 from ..messages.vocabulary import head_length
 from ..providers.agent_tools import READING_TOOLS, ReadingTools
 from ..settings import TEXT, one_of
-from ..stages.compact.layout import FOLDER, FileFolder
+from ..stages.file_folding import FOLDER, FileFolder
 from ..stages.reading.groups import groups, has_compaction
 from ..stages.truncate.selection import MIDDLE_END, MIDDLE_START, Window
-from ..stages.truncate.shortening import (
-    ShorteningTask,
-    Truncation,
-    shorten,
-)
+from ..stages.truncate.shortening import ShorteningTask, Truncation, shorten
 from ..stages.truncate.stage import MAX_TOKENS, SmartTruncate
 from ..tokens import Counting, as_counter
 

@@ -18,7 +18,7 @@ from ..messages import Message, common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..stages.compact.breaker import Attempts
-from ..stages.offloaded import write_lost_files
+from ..stages.lost_files import write_lost_files
 from ..storage import JournalStorage
 from ..storage.generations import Generation
 from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused, chain

@@ -19,13 +19,13 @@ from ..messages.identity import digest, parse, says_the_same, with_marks, withou
 from ..messages.thinking import Stale, mark_stale, shift_stale
 from ..messages.vocabulary import begins_with
 from ..placeholders.summaries import summary_body
-from ..stages.offload.selection import (
+from ..stages.protocol import Stored
+from ..stages.reading.moved_texts import (
     Placeholders,
     first_batch_placeholder,
     note_placeholders,
     offload_again,
 )
-from ..stages.protocol import Stored
 from .earlier import (
     OUTDATED,
     EarlierContext,

@@ -14,8 +14,8 @@ from ..messages import ToolResult, rewrite, tool_results
 from ..pipeline import ContextPipeline
 from ..providers.prices import Prices
 from ..stages.compact.stage import Breaker, Compact, Restore
-from ..stages.offload.selection import text_of
 from ..stages.protocol import Change, Skip, Stage, Turn
+from ..stages.reading.results import text_of
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 from .workbench import Workbench

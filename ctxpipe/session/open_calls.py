@@ -17,7 +17,7 @@ from ..messages import (
 )
 from ..messages.identity import says_the_same
 from ..settings import one_of
-from ..stages.offload.selection import index_after_last_reply
+from ..stages.reading.unanswered import index_after_last_reply
 from ..turn.repair import interrupted_result
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..placeholders.names import content_hash
 from ..placeholders.summaries import archive_references, text_of
 from ..storage import Archive, TextReader
 from ..storage.records import Record
-from .compact.partition import ConversationFacts, facts_to_keep
+from .reading.conversation_facts import ConversationFacts, facts_to_keep
 
 if TYPE_CHECKING:
     import os

@@ -25,10 +25,10 @@ from ..placeholders.placeholders import (
 from ..settings import check_settings, instance_of
 from ..storage import TextWriter
 from ..storage.references import check_reference, reference_of, visible_path
-from .offload import selection as offload
-from .offload.selection import OffloadCandidate, OffloadRules
 from .protocol import Change, Skip, Stored, Turn
+from .reading.candidates import OffloadCandidate, OffloadRules
 from .reading.citations import has_citations, without_dangling_citations
+from .reading.results import sources_in, stored_text, with_placeholder
 from .reports import Offloaded
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class Move:
         """The sources of the search results and documents in the text."""
         if not isinstance(self.item, ToolResult):
             return []
-        return offload.sources_in(self.item.content)
+        return sources_in(self.item.content)
 
     def predict_placeholder(self, turn: Turn) -> str:
         """Return the placeholder of the text if no other file has the key."""
@@ -193,7 +193,7 @@ def _texts(
     """Return the texts to store for *candidate*, each after the name of its file."""
     item = candidate.item
     if isinstance(item, ToolResult):
-        return [(item.tool_use_id, offload.stored_text(item.content, indent=indent))]
+        return [(item.tool_use_id, stored_text(item.content, indent=indent))]
     texts = dict.fromkeys(rules.long_texts(item))
     return [(f"{item.id}-input-{number}", text) for number, text in enumerate(texts, 1)]
 
@@ -216,7 +216,7 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[FileOrErr
         saved_chars += len(move.text) - len(replacement)
         item = move.item
         if isinstance(item, ToolResult):
-            results[item.place] = offload.with_placeholder(item.content, replacement)
+            results[item.place] = with_placeholder(item.content, replacement)
         else:
             # Another text of the same input may have been replaced already.
             current_input = inputs.get(item.place, item.input)

@@ -11,7 +11,7 @@ from ..messages.diff import apply_edits
 from ..messages.rules import OtherMarks, is_for_hour
 from ..messages.thinking import index_after_thinking, mark_stale
 from ..placeholders.notes import note_of
-from ..stages.offload.selection import first_batch_placeholder
+from ..stages.reading.moved_texts import first_batch_placeholder
 from .repair import repair
 from .state import Request, State
 

@@ -19,8 +19,8 @@ from ..journal.timeline import Step
 from ..messages import FactSums, Message, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..messages.thinking import index_after_thinking
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
-from ..stages.offload.selection import index_after_last_reply
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
+from ..stages.reading.unanswered import index_after_last_reply
 from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
 from ..summarizers.retry import is_own_cancellation
 from .repair import encodable

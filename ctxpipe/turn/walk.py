@@ -16,8 +16,8 @@ from ..messages.thinking import index_after_thinking, mark_stale
 from ..messages.vocabulary import tool_name
 from ..providers.agent_tools import SEARCH_TOOL
 from ..providers.prices import context_window
-from ..stages.offload.selection import first_batch_placeholder
 from ..stages.protocol import Stage, Tracked, Turn
+from ..stages.reading.moved_texts import first_batch_placeholder
 from ..stages.reports import Result, StageReport
 from .align import align_with_last
 from .finish import finish, messages_to_send

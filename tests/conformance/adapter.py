@@ -39,9 +39,9 @@ from ctxpipe.functions.offload import offloadable, scan_of
 from ctxpipe.messages import split_system
 from ctxpipe.placeholders.summaries import assemble
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
-from ctxpipe.stages.compact.partition import extract_commands
 from ctxpipe.stages.compact.stage import Breaker, Compact, Restore
 from ctxpipe.stages.offload.gates import RatioGate
+from ctxpipe.stages.reading.user_commands import extract_commands
 from ctxpipe.stages.reports import Offloaded
 from ctxpipe.stages.truncate.selection import MIDDLE_END, MIDDLE_START, middle_range
 from ctxpipe.storage import TextWriter

@@ -56,7 +56,7 @@ from ctxpipe.placeholders.summaries import (
 )
 from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
-from ctxpipe.stages.compact.partition import extract_commands
+from ctxpipe.stages.reading.user_commands import extract_commands
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import encode_record
 

@@ -11,8 +11,9 @@ from histories import assistant, tool_use
 from ctxpipe.messages import ToolCall
 from ctxpipe.messages.activity import touched_paths
 from ctxpipe.messages.paths import is_absolute, is_windows_path, path_segments, split_path
-from ctxpipe.stages.compact.partition import ConversationFacts, evidence_block
+from ctxpipe.stages.compact.evidence import evidence_block
 from ctxpipe.stages.reading.atoms import path_atom
+from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 from ctxpipe.stages.reading.views import viewed_path
 
 

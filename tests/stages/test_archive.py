@@ -27,7 +27,7 @@ from ctxpipe.stages.archive import (
     read_verified,
     records_by_name,
 )
-from ctxpipe.stages.compact.partition import ConversationFacts
+from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 from ctxpipe.storage import Archive, LocalStorage
 from ctxpipe.storage.records import encode_record
 from ctxpipe.summarizers import Summary

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END
-from ctxpipe.stages.compact.partition import ConversationFacts
+from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
 _WRITTEN, _NAMED = "Files written:", "Files read or named:"

@@ -42,8 +42,10 @@ from ctxpipe.placeholders.summaries import (
 )
 from ctxpipe.stages.archive import archive_digest, archive_record
 from ctxpipe.stages.compact import stage as compact
-from ctxpipe.stages.compact.partition import ConversationFacts, evidence_block
+from ctxpipe.stages.compact.evidence import evidence_block
+from ctxpipe.stages.compact.expand import MAX_OPENED_ARCHIVES
 from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
+from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.testing import rules
@@ -383,9 +385,7 @@ async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(c
     for number in range(1, 12):
         opened.clear()
         context = await case.run([*context, *work(number)])
-        assert (
-            len(opened) <= compact.MAX_OPENED_ARCHIVES + 1
-        )  # its own is read, too, for its digest
+        assert len(opened) <= MAX_OPENED_ARCHIVES + 1  # its own is read, too, for its digest
 
     told = evidence(context)
     assert told.requests[0] == "Request 0. <command>Be kind.</command>"
@@ -393,7 +393,7 @@ async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(c
     assert told.paths["first.py"] is True
     assert "ID-77" in told.identifiers
     assert "<command>Be kind.</command>" in said(context)[0]
-    assert len(told.archives) == compact.MAX_OPENED_ARCHIVES + 1
+    assert len(told.archives) == MAX_OPENED_ARCHIVES + 1
 
 
 async def test_without_a_reader_of_archives_nothing_is_believed(tmp_path):

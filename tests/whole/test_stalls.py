@@ -31,6 +31,7 @@ from ctxpipe.messages import (
     without_surrogates,
 )
 from ctxpipe.stages.offload import selection as offload
+from ctxpipe.stages.read_backs.selection import _lines
 from ctxpipe.stages.truncate import selection as truncate
 from ctxpipe.turn import repair_step as repair
 from ctxpipe.turn import stages
@@ -215,7 +216,7 @@ def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(offload, "_STEP_CHARS", step)
 
-        assert list(offload._lines(text)) == text.splitlines()
+        assert list(_lines(text)) == text.splitlines()
 
 
 # What is bulky ------------------------------------------------------------------------------------

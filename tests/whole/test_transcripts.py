@@ -14,7 +14,7 @@ from recorded import TRANSCRIPTS, each_sample, recorded, turns
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.messages import Message, blocks, check, tool_results
 from ctxpipe.placeholders.placeholders import BATCH, reference
-from ctxpipe.stages.offload.selection import stored_text
+from ctxpipe.stages.reading.results import stored_text
 from ctxpipe.stages.reports import Outcome
 
 pytestmark = pytest.mark.shared

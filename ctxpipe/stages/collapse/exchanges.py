@@ -29,7 +29,7 @@ from ...messages import (
 )
 from ...messages import field as read
 from ...providers.agent_tools import HARNESS_TEXT
-from ..offload.payoff import CandidateTable
+from ..reading.payoff import CandidateTable
 
 if TYPE_CHECKING:
     from ...messages import FactSums, Message

@@ -20,10 +20,10 @@ from ...storage import Archive, TextReader, TextWriter
 from ...storage.records import redactor_of, storable
 from ...storage.references import check_reference, reference_of, visible_path
 from ..archive import archive_record
-from ..offload.gates import first_to_leave
 from ..offloaded import read_offloaded
 from ..protocol import Change, Skip, Turn
 from ..reports import Collapsed
+from ..rewrites import first_to_leave
 from . import notes as collapse
 from .exchanges import ExchangeIndex
 from .notes import CollapsedContext, CollapsePlan

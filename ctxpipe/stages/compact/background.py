@@ -15,7 +15,7 @@ from ...placeholders.summaries import leading_count
 from ...summarizers import Retry, Summarizer, Summary, summarize_with_retry
 from ...summarizers.retry import digest_of
 from ..protocol import Turn
-from .partition import open_tail
+from ..reading.unanswered import open_tail
 
 BACKGROUND_SHARE = 0.85
 """Share of the budget's trigger at which a summary is started in the background.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import Protocol, runtime_checkable
 
 from ..._logs import logger
 from ..._threads.threads import in_thread, in_thread_if
@@ -15,61 +13,23 @@ from ...errors import StorageError, safe_text, storage_errors
 from ...messages import Message, split_system
 from ...messages.rules import closes_turn
 from ...placeholders.names import session_folder
-from ...placeholders.summaries import omission_line
-from ...providers.refusals import FAR_BELOW
-from ...settings import instance_of
 from ...storage import Archive, TextWriter
 from ...storage.records import message_redactor_of
-from ...tokens import TokenCounter, conservative
-from ..offload.selection import index_after_last_reply
+from ...tokens import TokenCounter
+from ..file_folding import fold_files
 from ..protocol import Turn
+from ..reading.carry_candidates import CarryKind
 from ..reading.citations import without_dangling_citations
-from .carry import (
-    NOTHING_CARRIED,
-    CarryKind,
-    Selection,
-    omission_names,
-    omissions_text,
-    select,
-    with_frame,
-)
-from .partition import Replacement, evidence_block
+from ..reading.unanswered import index_after_last_reply
+from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
+from .carry import NOTHING_CARRIED, Selection, select, with_frame
+from .evidence import evidence_block
+from .omissions import OmissionsFile, omissions_text
+from .partition import Replacement
 from .restore import RestoredFile, RestoredFiles
 
 PATHS_INDEX = "compact-paths.txt"
 OMISSIONS = "compact-left-out.txt"
-
-
-@runtime_checkable
-class FileFolder(Protocol):
-    """Something that reduces source files to the names that they define."""
-
-    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
-        """Return the reduced text of each (path, source text), as a text that follows a summary.
-
-        The text is None for a file that cannot be reduced.
-        """
-        ...
-
-
-FOLDER = instance_of(FileFolder, "something that can fold, such as a Folder")
-
-
-async def fold_files(
-    folder: FileFolder | None, files: Sequence[tuple[str, str]], counter: TokenCounter
-) -> Sequence[str | None]:
-    """Return *files* reduced by *folder*; the default one keeps the names that they define."""
-    if folder is None:
-        folder = await in_thread(_new_folder, counter)
-    return await folder.fold(files)
-
-
-def _new_folder(counter: TokenCounter) -> FileFolder:
-    """Return an object that folds files and counts tokens with *counter*."""
-    # Imported here, in a thread: it imports the parser, which takes 200 ms.
-    from ...folding.folder import Folder
-
-    return Folder(counter=counter)
 
 
 async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
@@ -97,26 +57,6 @@ class Layout:
     carried_tokens: int = 0
     messages: list[Message] = field(default_factory=list)
     omitted_paths: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OmissionsFile:
-    """The file with the pieces of a history that a context does not carry.
-
-    *path* is the path for the model, "" if there is no file. *before* is the path of the file of an
-    earlier compaction.
-    """
-
-    path: str = ""
-    before: str = ""
-
-    def note(self, selection: Selection) -> list[str]:
-        """Return the line of the evidence that names the pieces left out, if there are any."""
-        if selection.left_out:
-            return [omission_line(omission_names(selection.left_out), self.path)]
-        if self.before:
-            return [omission_line("", self.before)]
-        return []
 
 
 async def choose_layout(
@@ -167,7 +107,7 @@ async def choose_layout(
             break
         layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
         is_accepted = await _will_be_accepted(turn, layout)
-    if is_accepted or await _was_shortened(turn):
+    if is_accepted or await was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
         selection = await _select(turn, replacement, limits.carried_tokens)
@@ -269,55 +209,6 @@ async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
         if any(closes_turn(message) for message in unanswered):
             return True
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)
-
-
-async def holds_context(turn: Turn, raw: int) -> bool:
-    """Return True if the model will accept a context of *raw* tokens.
-
-    A turn is forced because the model refused the context. So that context has filled the window at
-    least, independent of its estimate, and a shorter one is measured by it.
-    """
-    if not turn.force:
-        return window_holds(turn, raw)
-    before = max(1, turn.ledger.estimate(await _tokens_before_stages(turn)))
-    likely = turn.ledger.estimate(raw) * max(before, turn.budget.window) // before
-    return not turn.budget.reached(likely)
-
-
-async def is_short(turn: Turn) -> bool:
-    """Return True if the context is far too short for a model to refuse it for its length."""
-    before = max(await turn.tokens(), conservative(await turn.raw_tokens()))
-    return before < FAR_BELOW * turn.budget.trigger
-
-
-async def _was_shortened(turn: Turn) -> bool:
-    """Return True if earlier stages have made a refused context short enough.
-
-    Then no unanswered message has to be cut.
-    """
-    if not turn.force:
-        return False
-    raw = await turn.raw_tokens()
-    return raw < await _tokens_before_stages(turn) and await holds_context(turn, raw)
-
-
-async def _tokens_before_stages(turn: Turn) -> int:
-    """Return the raw tokens that the context had before the first stage of a forced turn."""
-    if turn.tracked is not None and turn.tracked.tokens_before:
-        return turn.tracked.tokens_before
-    return await turn.raw_tokens()
-
-
-def raw_limit(turn: Turn, tokens: int) -> int:
-    """Return the largest number of raw tokens whose estimate is at most *tokens*."""
-    candidates = range(tokens + 1)  # an estimate is never below the raw count
-    return max(0, bisect_right(candidates, tokens, key=turn.ledger.estimate) - 1)
-
-
-def window_holds(turn: Turn, raw: int) -> bool:
-    """Return True if the window holds *raw* tokens and a reply, as far as it was measured."""
-    reserve = turn.budget.reserve_output or 0
-    return turn.ledger.measured_estimate(raw) <= turn.budget.window - reserve
 
 
 async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:

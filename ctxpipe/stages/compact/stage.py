@@ -5,7 +5,7 @@ The module `partition` has a picture of a compacted context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,27 +15,10 @@ from ..._threads.threads import in_thread
 from ...errors import SettingsError, safe_text
 from ...messages import Message, has_thinking, split_system
 from ...placeholders.names import session_folder
-from ...placeholders.summaries import (
-    SEARCHABLE,
-    acknowledged_count,
-    archive_references,
-    leading_count,
-    omissions_name,
-    summary_body,
-    text_of,
-)
-from ...settings import (
-    FLAG,
-    PIN,
-    SIZE,
-    SUMMARIZER,
-    check_settings,
-    excerpt,
-    instance_of,
-)
+from ...placeholders.summaries import SEARCHABLE, acknowledged_count, omissions_name
+from ...settings import FLAG, PIN, SIZE, SUMMARIZER, check_settings, excerpt, instance_of
 from ...storage import Archive, TextWriter
 from ...storage.protocol import ARCHIVE
-from ...storage.records import message_redactor_of, redactor_of
 from ...storage.references import check_reference, reference_of, visible_path
 from ...summarizers import (
     AgentSummarizer,
@@ -49,125 +32,32 @@ from ...summarizers import (
 from ...summarizers.agent import warning_without_model, with_agent_model
 from ...summarizers.protocol import Summary, summarizer_name
 from ...summarizers.retry import FinishedSummary, digest_of
-from ..archive import (
-    ArchiveContent,
-    archive_digest,
-    archive_record,
-    last_part,
-    read_verified,
-    records_by_name,
-    save_raw,
-)
+from ..archive import archive_digest, archive_record, save_raw
 from ..protocol import Change, Intent, Skip, Turn
+from ..reading.conversation_facts import ConversationFacts
+from ..reading.pins import Pin
+from ..reading.removed import count_removed
+from ..reading.unanswered import open_tail
 from ..reports import Compacted
+from ..window import window_holds
 from . import partition as compact
 from .background import BACKGROUND_SHARE, PendingSummary, answer_boundary
 from .breaker import Attempts, Breaker
-from .carry import count_removed
+from .expand import source_of
 from .layout import (
     Layout,
-    OmissionsFile,
     can_keep,
     choose_layout,
     list_paths,
     omissions_key,
     token_breakdown,
-    window_holds,
     write_omissions,
 )
-from .partition import ConversationFacts, Pin, Source, after_summary
+from .omissions import OmissionsFile
 from .restore import Restore, RestoredFiles
+from .source import Source, gather_facts
 
 __all__ = ["Breaker", "Compact", "Evidence", "Restore"]
-
-MAX_OPENED_ARCHIVES = 3
-"""Number of earlier archives that are read; the last one has the facts of everything before."""
-MAX_OPENED_WITHOUT_FACTS = 100
-"""Number of archives that are read if they have no facts, like those of `compact_messages`."""
-
-
-async def source_of(
-    turn: Turn, archive: Archive | None, visible_path_of: Callable[[str], str]
-) -> Source:
-    """Return the raw messages behind the context of *turn*, and the archives of its compactions.
-
-    *visible_path_of* returns the path of an archive as the model sees it. In a session the messages
-    are the caller's history, unchanged. Otherwise they are read from the context. A summary at its
-    beginning is trusted only as far as it names archives of this session with the right digest: it
-    is replaced by the messages in them, and by the facts in the oldest of them. A summary that
-    cannot be verified contributes nothing.
-    """
-    _, rest = split_system(turn.messages)
-    source = await _expand(rest, turn.session_id, archive, visible_path_of)
-    if turn.history is not None:
-        _, history = split_system(turn.history)
-        # A history that begins with a summary is a context that the caller has stored.
-        if not acknowledged_count(history):
-            return Source(history, source.archives, is_raw=True, redact=source.redact)
-    return source
-
-
-async def _expand(
-    messages: Sequence[Message],
-    session_id: str,
-    archive: Archive | None,
-    visible_path_of: Callable[[str], str],
-) -> Source:
-    """Return *messages* with the content of archives in place of the summary at the beginning.
-
-    Each archive begins with the summary of the one before, so they are followed backwards:
-
-        context      summary 2 (names archive 2), messages c
-        archive 2    summary 1 (names archive 1), messages b
-        archive 1    messages a
-
-    becomes a, b, c. The archives in the source are in the order 1, 2.
-    """
-    later_parts: list[list[Message]] = []
-    names: list[str] = []
-    redact = message_redactor_of(archive)
-    candidates: Sequence[tuple[str, str]] = []
-    if messages and summary_body(messages[0]) is not None:
-        candidates = archive_references(text_of(messages[0]))
-    # Listed once: a long session has many archives, among thousands of other files.
-    records = await records_by_name(archive, session_id) if candidates else {}
-    facts: ConversationFacts | None = None
-    while candidates:
-        limit = MAX_OPENED_ARCHIVES if facts else MAX_OPENED_WITHOUT_FACTS
-        if len(names) >= limit:
-            break
-        name, content = await _first_verified(candidates, records, archive)
-        if content is None or name in names:
-            break
-        later_parts.append(await in_thread(after_summary, messages, content.messages, redact))
-        names.append(name)
-        messages = content.messages
-        facts = content.facts
-        candidates = content.before
-    # The facts include those of the messages in the last archive.
-    raw = [] if facts else list(messages[leading_count(messages) :])
-    for part in reversed(later_parts):
-        raw += part
-    archives = [visible_path_of(name) for name in reversed(names)]
-    earlier = facts or ConversationFacts()
-    return Source(raw, archives, redact=redactor_of(archive), earlier=earlier)
-
-
-async def _first_verified(
-    candidates: Sequence[tuple[str, str]], records: Mapping[str, str], archive: Archive | None
-) -> tuple[str, ArchiveContent | None]:
-    """Return the record and the content of the first archive in *candidates* that is verified.
-
-    *candidates* are paths and digests, *records* those of the session by their names.
-    """
-    for path, digest in candidates:
-        record = records.get(last_part(path))
-        if record is None:
-            continue
-        content = await read_verified(archive, record, digest)
-        if content is not None:
-            return record, content
-    return "", None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +238,7 @@ class Compact:
             return Skip(reason)
         fixed_tokens = turn.overhead + await turn.counter.count(head)
         raw = await turn.raw_tokens()
-        must_cut = not compact.open_tail(rest) or _has_protected_thinking(turn, rest)
+        must_cut = not open_tail(rest) or _has_protected_thinking(turn, rest)
         if must_cut and not turn.force and window_holds(turn, raw):
             return Skip("postponed: only what the model has not answered could go")
         if turn.budget.reached(turn.ledger.estimate(fixed_tokens)):
@@ -415,7 +305,7 @@ class Compact:
         folder = session_folder(turn.session_id)
         visible_path_of = partial(visible_path, reference_of(self.archive), folder)
         source = await source_of(turn, self.archive, visible_path_of)
-        facts = await in_thread(compact.gather_facts, source)
+        facts = await in_thread(gather_facts, source)
         # The archive comes before the summary, so that no summary is paid for if nothing can be
         # stored. After an attempt that stored its messages but got no summary it comes after the
         # summary: not every attempt writes an archive.
@@ -429,7 +319,7 @@ class Compact:
         described_count = _count_described(turn, covered_count) if source.is_raw else None
         if described_count is not None:
             source, later_requests = _divide(source, turn, described_count)
-            facts = await in_thread(compact.gather_facts, source)
+            facts = await in_thread(gather_facts, source)
             facts = replace(facts, requests=[*facts.requests, *later_requests])
         restored_files = RestoredFiles(warnings=(_NO_RESTORE,))
         if self.restore is not None:
@@ -574,7 +464,7 @@ class Compact:
         turn: Turn,
         summary: Summary,
         covered_count: int | None,
-        source: compact.Source,
+        source: Source,
         facts: ConversationFacts,
         archive: str | None,
         visible_path_of: Callable[[str], str],
@@ -695,5 +585,5 @@ def _has_protected_thinking(turn: Turn, rest: Sequence[Message]) -> bool:
     """Return True if unanswered messages have thinking that must not follow a rewritten message."""
     if turn.protected <= 0:
         return False
-    unanswered = rest[compact.open_tail(rest) :]
+    unanswered = rest[open_tail(rest) :]
     return any(has_thinking(message) for message in unanswered)

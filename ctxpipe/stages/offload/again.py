@@ -13,9 +13,10 @@ from ...placeholders.names import content_hash
 from ...tokens import TokenCounter
 from ..moves import Pointers, pair_written, write_texts
 from ..protocol import Change, Skip, Stage, Stored, Turn
+from ..reading.moved_texts import Placeholders, lookup_key, offload_again
+from ..reading.results import stored_text, text_of
 from ..reports import Offloaded
 from .decisions import Decision, DecisionMatches, long_message_texts, replace_passages
-from .selection import Placeholders, lookup_key, offload_again, stored_text, text_of
 from .stage import BatchOffload, DirectOffload
 
 _LONG = 200_000  # characters; the tokens of more are counted in a worker thread

@@ -42,14 +42,9 @@ from ...placeholders.placeholders import (
     placeholder,
     preview_in,
 )
-from .selection import (
-    Moved,
-    find_moved_texts,
-    index_after_last_reply,
-    lookup_key,
-    stored_text,
-    text_of,
-)
+from ..reading.moved_texts import Moved, find_moved_texts, lookup_key
+from ..reading.results import stored_text, text_of
+from ..reading.unanswered import index_after_last_reply
 
 MIN_REPEATED_CHARS = 1_000
 """Fewest characters of a text that is searched for inside other texts: a person may have quoted a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -23,8 +22,10 @@ from ...settings import (
 )
 from ...tokens import TokenCounter
 from ..protocol import Turn
-from .payoff import CandidateTable, CandidateTokens, Eviction, Rates, best_eviction
-from .selection import OffloadCandidate, Scan, passes
+from ..reading.candidates import OffloadCandidate
+from ..reading.payoff import CandidateTable
+from ..rewrites import first_to_leave
+from .selection import Scan, passes
 
 MIN_WAITING_CHARS = 20_000
 """Fewer waiting characters are not worth a line in the log."""
@@ -136,31 +137,6 @@ class RentOrBuyGate:
         return start if isinstance(start, str) else old[start:]
 
 
-async def first_to_leave(
-    turn: Turn, table: CandidateTable, prices: Prices, alpha: float, min_tokens: int
-) -> int | str:
-    """Return the index in *table* of the first candidate that leaves; all after it leave too.
-
-    Returns a sentence that says why, if none leaves. The table's cached tokens count only as long
-    as the cache has not expired.
-    """
-    if turn.cache_expired:
-        # All of it must be written again anyway: every token that leaves is a gain.
-        freed = sum(table.freed)
-        best: Eviction | None = Eviction(0, freed, freed)
-    else:
-        rates = Rates(prices.read_ratio, prices.write_ratio, alpha)
-        overpaid = _overpaid_by_freed_tokens(
-            turn, prices, await turn.prefix_sums(), await turn.fact_sums()
-        )
-        best = best_eviction(table, rates, overpaid)
-    if best is None or best.gain <= 0:
-        return "carrying them has cost less than rewriting would"
-    if best.freed < min_tokens:
-        return f"{best.freed:,} tokens would be worth a rewrite, fewer than {min_tokens:,}"
-    return best.start
-
-
 @dataclass(slots=True)
 class Waiting:
     """A record of the old results of a session that its gate keeps in the context."""
@@ -187,28 +163,6 @@ class Waiting:
         )
 
 
-def _overpaid_by_freed_tokens(
-    turn: Turn, prices: Prices, sums: Sequence[int], fact_sums: FactSums
-) -> Callable[[int], float] | None:
-    """Return a function for the amount overpaid above a price threshold, by freed tokens.
-
-    The function returns 0 for a number of tokens that does not lead below the threshold. Returns
-    None if there is no such threshold. ``sums[n]`` are the tokens of the first n messages.
-    """
-    if not prices.cliffs:
-        return None
-    total = sums[-1] + turn.overhead
-    cliff = prices.cliff(turn.ledger.estimate(total))
-    if not cliff.above:
-        return None
-    limit = int(cliff.above / turn.ledger.factor)
-    crossing_message = max(0, bisect_right(sums, limit - turn.overhead) - 1)
-    surcharge = (cliff.prompt - 1) * prices.read_ratio
-    [reads] = fact_sums.reads([crossing_message])
-    overpaid = surcharge * total * reads
-    return lambda freed: overpaid if total - freed <= limit else 0.0
-
-
 def _tokens(counter: TokenCounter, candidate: OffloadCandidate) -> int:
     """Return the tokens that would leave with *candidate*.
 
@@ -221,3 +175,40 @@ def _tokens(counter: TokenCounter, candidate: OffloadCandidate) -> int:
         return sum(counter.block(block) for block in content or () if is_text_part(block))
     text = compact_json(candidate.item.input)
     return counter.text(text) * candidate.chars // max(1, len(text))
+
+
+PLACEHOLDER_TOKENS = 30
+"""Tokens that stay in place of a result."""
+
+
+class CandidateTokens(dict[tuple[int, int], int]):
+    """Tokens of each candidate of one conversation, by its place; kept from turn to turn."""
+
+    def rewind(self, length: int) -> None:
+        """Forget the candidates that are not in the first *length* messages."""
+        for place in [place for place in self if place[0] >= length]:
+            del self[place]
+
+    def table(
+        self,
+        candidates: Sequence[OffloadCandidate],
+        count: Callable[[OffloadCandidate], int],
+        fact_sums: FactSums,
+        sums: Sequence[int],
+        free_calls: int,
+    ) -> CandidateTable:
+        """Return the table of *candidates*.
+
+        *fact_sums* and *sums* are those of the context. Only new candidates are counted. The first
+        *free_calls* calls after each candidate do not count as reads.
+        """
+        freed: list[int] = []
+        for candidate in candidates:
+            place = candidate.item.place
+            if place not in self:
+                self[place] = count(candidate)
+            freed.append(max(0, self[place] - PLACEHOLDER_TOKENS))
+        messages = [candidate.item.message for candidate in candidates]
+        starts = [sums[message] for message in messages]
+        reads = fact_sums.reads(messages, free_calls)
+        return CandidateTable(freed, reads, starts, sums[fact_sums.messages_sent])

@@ -12,12 +12,12 @@ from ...messages import Message, ToolResult, rewrite, split_system
 from ...placeholders.placeholders import Preview
 from ...placeholders.summaries import own_words
 from ...settings import SUMMARY_MAX_WORDS
-from ..compact.layout import holds_context, is_short, window_holds
-from ..compact.partition import open_tail
 from ..moves import Move, Place, Pointers, worthwhile_moves
 from ..protocol import Turn
-from . import selection as offload
-from .selection import OffloadCandidate, OffloadRules
+from ..reading.candidates import OffloadCandidate, OffloadRules, candidate_of, results_with_calls
+from ..reading.results import with_placeholder
+from ..reading.unanswered import index_after_last_reply, open_tail
+from ..window import holds_context, is_short, window_holds
 
 _TOKENS_PER_WORD = 2
 _EVIDENCE_TOKENS = 6_000
@@ -45,7 +45,7 @@ async def moves_to_fit_window(
     fixed_tokens += await _compaction_tokens(turn, rest[:tail])
     if await holds_context(turn, fixed_tokens):
         return []
-    start = offload.index_after_last_reply(turn.messages)
+    start = index_after_last_reply(turn.messages)
     leaving_places = {move.item.place for move in moves}
     tiers = await in_thread(_candidates, turn.messages, start, rules, leaving_places)
     further_moves: list[Move] = []
@@ -85,7 +85,7 @@ def _with_placeholders(turn: Turn, moves: Sequence[Move]) -> list[Message]:
     for move in moves:
         if isinstance(move.item, ToolResult):
             text = move.predict_placeholder(turn)
-            contents[move.item.place] = offload.with_placeholder(move.item.content, text)
+            contents[move.item.place] = with_placeholder(move.item.content, text)
     return rewrite(turn.messages, contents)
 
 
@@ -111,11 +111,11 @@ def _candidates(
     """
     others: list[OffloadCandidate] = []
     read_backs: list[OffloadCandidate] = []
-    for result, call in offload.results_with_calls(messages, start, 1):
+    for result, call in results_with_calls(messages, start, 1):
         if result.place in leaving_places or not rules.can_leave(result, call):
             continue
         tier = read_backs if rules.is_read_back(call) else others
-        tier.append(offload.candidate_of(result))
+        tier.append(candidate_of(result))
     for tier in (others, read_backs):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
     return [others, read_backs]
@@ -131,7 +131,7 @@ async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
     after: list[Message] = []
     for move in moves:
         content: Any = move.item.content if isinstance(move.item, ToolResult) else move.text
-        placeholder: Any = offload.with_placeholder(content, move.predict_placeholder(turn))
+        placeholder: Any = with_placeholder(content, move.predict_placeholder(turn))
         before.append({"role": "user", "content": content})
         after.append({"role": "user", "content": placeholder})
     counts_before = await turn.counter.counts(before)

@@ -36,10 +36,11 @@ from ..moves import (
     write_texts,
 )
 from ..protocol import Change, Skip, Turn
+from ..reading.candidates import OffloadCandidate, OffloadRules
+from ..reading.unanswered import index_after_last_reply
 from . import selection as offload
 from .gates import Gate, RatioGate, Waiting
 from .newest_batch import moves_to_fit_window
-from .selection import OffloadCandidate
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,10 +83,10 @@ class DirectOffload(Moving):
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, DIRECT, self.preview)
 
-    def _rules(self, session_id: str) -> offload.OffloadRules:
+    def _rules(self, session_id: str) -> OffloadRules:
         """Return the rules by which results of a session may leave; results read back stay."""
         own_paths = self._pointers.own_paths(session_id)
-        return offload.OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
+        return OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         """Move new results with ``min_chars`` characters to files with *act*, and more if needed.
@@ -94,7 +95,7 @@ class DirectOffload(Moving):
         enough. Raises StorageError if nothing can be written.
         """
         rules = recall_rules(turn, self.storage, self._rules)
-        start = offload.index_after_last_reply(turn.messages)
+        start = index_after_last_reply(turn.messages)
         moves: list[Move] = []
         if (await turn.fact_sums()).result_chars(start) >= rules.least_chars:
             is_large = turn.exceeds_inline_limit(max(0, start - 1))
@@ -159,18 +160,16 @@ class BatchOffload(Moving):
     def _pointers(self) -> Pointers:
         return Pointers(self.storage, BATCH, self.preview, prefix="tool-result-", indent=2)
 
-    def _rules(self, session_id: str) -> offload.OffloadRules:
+    def _rules(self, session_id: str) -> OffloadRules:
         """Return the rules by which results and inputs of a session may leave.
 
         If ``keep_read_backs`` is set, results in which the model reads the session's own files
         stay.
         """
         if not self.keep_read_backs:
-            return offload.OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
+            return OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
         own_paths = self._pointers.own_paths(session_id)
-        return offload.OffloadRules(
-            self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs
-        )
+        return OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         """Move old results to files with *act*, if the gate lets them leave.

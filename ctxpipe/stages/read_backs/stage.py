@@ -17,10 +17,12 @@ from ...providers.agent_tools import READ_BACK_TOOLS
 from ...settings import COUNT, check_settings
 from ...storage import TextReader, TextWriter
 from ..moves import Act, Move, Moving, Place, move_texts, recall_rules, worthwhile_moves
-from ..offload import selection as offload
-from ..offload.selection import OffloadRules, ReadBack
 from ..protocol import Change, Skip, Turn
+from ..reading.candidates import OffloadRules, candidate_of
+from ..reading.results import text_of, with_placeholder
+from ..reading.unanswered import index_after_last_reply
 from ..reports import Offloaded
+from .selection import MOST_COMPARED, ReadBack, contains_excerpt, long_read_backs
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -80,28 +82,26 @@ class TrimReadBacks(Moving):
 
     async def _decide(self, turn: Turn) -> tuple[list[Move], list[tuple[ToolResult, str]]]:
         """Return the moves into files, and the cut texts for results that are in a file already."""
-        start = offload.index_after_last_reply(turn.messages)
+        start = index_after_last_reply(turn.messages)
         if (await turn.fact_sums()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)
         is_large = turn.exceeds_inline_limit(max(0, start - 1))
-        read_backs = await in_thread_if(
-            is_large, offload.long_read_backs, turn.messages, start, rules
-        )
+        read_backs = await in_thread_if(is_large, long_read_backs, turn.messages, start, rules)
         moves: list[Move] = []
         cuts: list[tuple[ToolResult, str]] = []
         for read_back in read_backs:
             result = read_back.result
             cut_text = await self._shorten(turn, read_back)
             # Counted now, in a worker thread: later the counter only looks these texts up.
-            await turn.counter.texts([offload.text_of(result.content), cut_text or ""])
+            await turn.counter.texts([text_of(result.content), cut_text or ""])
             if cut_text is not None:
                 cuts.append((result, cut_text))
             elif read_back.call.name not in rules.exempt_tools:
                 # The pointers were checked without a preview: this one may be longer than allowed
                 # in other stages.
                 pointers = replace(self._pointers, preview=self._preview)
-                candidate = offload.candidate_of(result)
+                candidate = candidate_of(result)
                 moves += await worthwhile_moves(pointers, turn, [candidate], rules)
         return moves, cuts
 
@@ -110,17 +110,17 @@ class TrimReadBacks(Moving):
 
         Returns None if the file does not contain the text between them.
         """
-        text = offload.text_of(read_back.result.content)
+        text = text_of(read_back.result.content)
         preview = self._preview
         end = len(text) - preview.tail
-        limit = offload.MOST_COMPARED
+        limit = MOST_COMPARED
         if not isinstance(self.storage, TextReader) or len(text) > limit:
             return None
         in_session = f"{session_folder(turn.session_id)}/{PurePath(read_back.path).name}"
         for location in (read_back.path, in_session):
             with suppress(StorageError), storage_errors():
                 page = await self.storage.read(location, 0, limit + 1)
-                if await in_thread(offload.contains_excerpt, page.text, text, preview.head, end):
+                if await in_thread(contains_excerpt, page.text, text, preview.head, end):
                     return placeholder(DIRECT, read_back.path, text, preview)
         return None
 
@@ -131,7 +131,7 @@ def _apply_cuts(change: Change, cuts: Sequence[tuple[ToolResult, str]]) -> Chang
     detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
     saved = detail.saved_chars
     for result, text in cuts:
-        contents[result.place] = offload.with_placeholder(result.content, text)
-        saved += len(offload.text_of(result.content)) - len(text)
+        contents[result.place] = with_placeholder(result.content, text)
+        saved += len(text_of(result.content)) - len(text)
     messages = rewrite(change.messages, contents)
     return replace(change, messages=messages, detail=replace(detail, saved_chars=saved))

@@ -38,10 +38,12 @@ from ...messages.thinking import open_loop
 from ...messages.vocabulary import head_length
 from ...placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference, is_folded
 from ...providers.agent_tools import READING_TOOLS, ReadingTools
-from ..compact.carry import blocks_to_carry
-from ..compact.partition import Pin, extract_commands
-from ..offload.selection import index_after_last_reply, is_text
+from ..reading.carry_candidates import blocks_to_carry
 from ..reading.groups import groups, server_spans
+from ..reading.pins import Pin
+from ..reading.results import is_text
+from ..reading.unanswered import index_after_last_reply
+from ..reading.user_commands import extract_commands
 from ..reading.views import viewed_path
 
 Window: TypeAlias = Literal["average", "covering"]

@@ -10,10 +10,10 @@ from ..._text import short_repr
 from ..._threads.threads import in_thread
 from ...messages import Message, rewrite
 from ...tokens import TokenCounter
-from ..compact.layout import FileFolder, fold_files
-from ..compact.partition import pinned_indices
+from ..file_folding import FileFolder, fold_files
 from ..reading.citations import without_dangling_citations
 from ..reading.groups import after_compaction, has_compaction
+from ..reading.pins import pinned_indices
 from ..reports import Truncated
 from . import selection as truncate
 from .selection import FileView, MiddleRules, Window

@@ -13,11 +13,11 @@ from ...settings import FLAG, NUMBER, PIN, SIZE, TOOLS, check_settings
 from ...storage import Archive
 from ...storage.protocol import ARCHIVE
 from ..archive import archive_record, save_raw
-from ..compact.carry import count_removed
-from ..compact.layout import raw_limit
-from ..compact.partition import Pin
 from ..protocol import Change, Skip, Turn
+from ..reading.pins import Pin
+from ..reading.removed import count_removed
 from ..reports import Truncated
+from ..window import raw_limit
 from .selection import MIDDLE_END, MIDDLE_START, MiddleRules
 from .shortening import ShorteningTask, shorten_carried, shorten_until_it_fits
 

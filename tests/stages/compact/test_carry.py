@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, cast
+from typing import Any
 
-import pytest
-from histories import (
-    PICTURE,
-    assistant,
-    conversation,
-    histories,
-    said,
-    step,
-    system,
-    tool_result,
-    tool_use,
-    user,
-)
+from histories import assistant, histories, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.messages import Message, blocks, check, is_opaque, kind
+from ctxpipe.messages import Message, blocks, check, is_opaque
 from ctxpipe.placeholders.summaries import CARRIED_LINE, SHORT_REPLY
-from ctxpipe.stages.compact.carry import (
+from ctxpipe.stages.compact.carry import arrange, attach, select, with_reply
+from ctxpipe.stages.reading.carry_candidates import (
     Candidate,
     CarryKind,
-    arrange,
-    attach,
     blocks_to_carry,
-    count_removed,
     is_reference,
-    omission_names,
-    omissions_text,
-    select,
-    with_reply,
 )
 
 UPLOAD = {"type": "container_upload", "file_id": "file_1"}
@@ -45,96 +26,8 @@ def gadget(number: int = 1, **values: Any) -> dict[str, Any]:
     return {"type": "gadget", "number": number, **values}
 
 
-def source(name: str, **values: str) -> dict[str, Any]:
-    return {"type": name, "source": values}
-
-
-def as_it_is(message: Message) -> Message:
-    return message
-
-
 def piece(carry_kind: CarryKind, index: int, **values: Any) -> Candidate:
     return Candidate(carry_kind, index, 0, [user(f"message {index}")], "piece", **values)
-
-
-# What may be carried ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("block", "expected"),
-    [
-        (UPLOAD, True),
-        (source("document", type="file", file_id="file_2"), True),
-        (source("document", type="url", url="https://example.com/a.pdf"), True),
-        (source("image", type="url", url="https://example.com/a.png"), True),
-        (source("image", type="file", file_id="file_3"), True),
-        (source("image", type="url", url="data:image/png;base64,iVBORw0K"), False),
-        (source("document", type="text", data="all of it"), False),
-        (PICTURE, False),
-        ({"type": "text", "text": "file_1"}, False),
-        ({"type": "image"}, False),
-    ],
-)
-def test_a_reference_holds_an_id_or_an_address_and_no_content(block: Any, expected: bool):
-    assert is_reference(block) is expected
-
-
-def test_unknown_blocks_before_the_first_words_are_leading():
-    history = [user(gadget(1)), user(gadget(2), "Go.", gadget(3)), assistant("ok"), user(gadget(4))]
-
-    found = blocks_to_carry(history)
-
-    assert [(one.kind, one.key) for one in found] == [
-        (CarryKind.LEADING, (0, 0)),
-        (CarryKind.LEADING, (1, 0)),
-        (CarryKind.BLOCK, (1, 2)),
-        (CarryKind.BLOCK, (3, 0)),
-    ]
-
-
-def test_a_reference_is_never_leading_because_it_defines_nothing():
-    [found] = blocks_to_carry([user(UPLOAD, "Go.")])
-
-    assert found.kind == CarryKind.BLOCK
-
-
-def test_a_call_that_loaded_a_tool_is_carried_with_its_result_and_without_other_calls():
-    search = tool_use("s", "find_tools")
-    other = tool_use("b")
-    loaded = tool_result("s", [REFERENCE])
-    history = [user("Go."), assistant("Well.", search, other), user(loaded, tool_result("b"))]
-
-    [found] = blocks_to_carry(history)
-
-    assert found.messages == [assistant(search), user(loaded)]
-    assert blocks(found.messages[0])[0] is search
-    assert str(found) == "tool_reference create_event"
-
-
-def test_an_exchange_that_does_nothing_but_load_tools_is_the_very_same_messages():
-    history = [user("Go."), *step("s", "find_tools", {}, [REFERENCE])]
-
-    [found] = blocks_to_carry(history)
-
-    assert all(one is other for one, other in zip(found.messages, history[1:], strict=True))
-
-
-def test_a_search_of_the_servers_that_loaded_tools_is_carried():
-    call = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search", "input": {}}
-    content = {"type": "tool_search_tool_search_result", "tool_references": [REFERENCE]}
-    found_tools = {
-        "type": "tool_search_tool_result",
-        "tool_use_id": "srvtoolu_1",
-        "content": content,
-    }
-
-    [found] = blocks_to_carry([user("Go."), assistant("Well.", call, found_tools, "Done.")])
-
-    assert found.messages == [assistant(call, found_tools)]
-
-
-def test_a_result_without_tool_references_is_not_carried():
-    assert blocks_to_carry([user("Go."), *step("s", "find_tools", {}, "none")]) == []
 
 
 # Which are carried --------------------------------------------------------------------------------
@@ -313,69 +206,3 @@ def test_carried_pieces_are_a_valid_conversation_with_every_block_in_order(
 
     assert check([*arranged, user("go on")]) == []
     assert held(arranged) == held(history)
-
-
-# What is left out ---------------------------------------------------------------------------------
-
-
-def test_what_is_left_out_is_named_by_kind_with_the_newest_files():
-    uploads = [{**UPLOAD, "file_id": f"file_{number}"} for number in range(30)]
-    found = blocks_to_carry([user("Go.", *uploads, gadget())])
-
-    newest = ", ".join(f"file_{number}" for number in range(10, 30))
-    assert omission_names(found) == f"30 container_upload (…, {newest}), 1 gadget"
-
-
-def test_an_item_of_another_api_goes_by_the_name_that_it_has_there():
-    foreign = {"type": "opaque", "kind": "mcp_approval\n_response", "json": "{}"}
-
-    assert omission_names(blocks_to_carry([user("Go.", foreign)])) == "1 mcp_approval _response"
-
-
-def test_the_file_has_a_line_for_each_piece_and_names_the_file_before():
-    found = blocks_to_carry([user("Go.", UPLOAD, gadget())])
-
-    first, *lines = [
-        json.loads(line) for line in omissions_text(found, "/a.txt", as_it_is).splitlines()
-    ]
-
-    assert first == {"form": 1, "before": "/a.txt"}
-    assert lines == [
-        {"name": "container_upload file_1", "messages": [user(UPLOAD)]},
-        {"name": "gadget", "messages": [user(gadget())]},
-    ]
-    assert omissions_text([], "", as_it_is) == '{"form":1}\n'
-
-
-def test_the_file_holds_no_lone_surrogate_and_no_secret():
-    secret = gadget(value="key \ud83d")
-
-    def hide(message: Message) -> Message:
-        return cast("Message", json.loads(json.dumps(message).replace("key", "[hidden]")))
-
-    stored = omissions_text(blocks_to_carry([user("Go.", secret)]), "", hide)
-
-    assert "[hidden] \ufffd" in stored
-    assert "key" not in stored
-
-
-def test_the_blocks_that_are_no_longer_there_are_counted_the_seldom_kinds_first():
-    before = conversation(
-        user("Go.", UPLOAD, gadget()), step("t", result=[PICTURE]), step("u"), assistant("Done.")
-    )
-
-    removed = count_removed(before, [user(cast("Any", blocks(before[0])[2])), *before[3:5]])
-
-    assert list(removed.items()) == [
-        ("container_upload", 1),
-        ("image", 1),
-        ("tool_use", 1),
-        ("tool_result", 1),
-        ("text", 2),
-    ]
-
-
-def test_system_messages_are_no_blocks_to_carry():
-    assert blocks_to_carry([user("Go."), system([gadget()]), assistant("ok")]) == []
-    assert said(arrange([])) == []
-    assert kind(gadget()) == "gadget"

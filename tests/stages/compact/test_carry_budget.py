@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ctxpipe import Budget, ContextPipeline, MemoryStorage, Result, SmartTruncate, StorageError
 from ctxpipe.messages import Message, as_blocks, blocks, check, inner_blocks, is_opaque, kind
 from ctxpipe.placeholders.summaries import IN_PROGRESS, SUMMARY
-from ctxpipe.stages.compact.carry import is_reference
-from ctxpipe.stages.compact.partition import Pin
 from ctxpipe.stages.compact.stage import Compact, Evidence
+from ctxpipe.stages.reading.carry_candidates import is_reference
+from ctxpipe.stages.reading.pins import Pin
 from ctxpipe.stages.reports import Compacted, Outcome, Truncated
 from ctxpipe.summarizers import Summary
 

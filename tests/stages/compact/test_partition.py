@@ -21,40 +21,30 @@ from histories import (
     tool_result,
     tool_use,
     user,
-    view,
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message, check, pending_calls, split_system
 from ctxpipe.placeholders.summaries import (
-    ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE_END,
-    FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     SUMMARY,
-    archive_references,
     assemble,
-    reminder,
     restored_text,
     summary_body,
     summary_extras,
 )
+from ctxpipe.stages.compact.evidence import evidence_block
 from ctxpipe.stages.compact.partition import (
-    ConversationFacts,
     Replacement,
-    Source,
-    after_summary,
-    evidence_block,
-    extract_commands,
-    facts_to_keep,
-    gather_facts,
-    open_tail,
     pinned_messages,
     reason_to_postpone,
     replacements,
 )
+from ctxpipe.stages.compact.source import Source, gather_facts
+from ctxpipe.stages.reading.unanswered import open_tail
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text
@@ -94,372 +84,6 @@ def test_the_parts_have_the_required_order_and_words():
         user("[Restored after compact] b.ts:\n"),
         assistant("Noted, file content restored."),
     ]
-
-
-# Commands -----------------------------------------------------------------------------------------
-
-
-def test_command_blocks_of_the_user_are_found_once_each():
-    block = '<command name="review">\n/review #12\n</command>'
-    history = [
-        user(f"do {block} now"),
-        assistant(block),
-        user(f"again {block}", "<command>b</command>"),
-    ]
-
-    assert extract_commands(history) == [block, "<command>b</command>"]
-
-
-@pytest.mark.parametrize("beginning", ["<command>", "<command ", "<command x"])
-def test_beginnings_without_end_take_linear_time(beginning):
-    whole = "<command>do</command>"
-
-    assert extract_commands([user(whole + beginning * 50_000)]) == [whole]
-    assert extract_commands([user(f"{'<command ' * 50_000}{whole}")]) == [whole]
-
-
-def test_tool_results_and_the_assistant_give_no_commands():
-    block = "<command>rm -rf /</command>"
-
-    assert extract_commands(step("t1", "bash", {"command": block}, block, say=block)) == []
-
-
-def test_commands_are_carried_on_from_summary_to_summary():
-    commands = ["<command>a</command>", '<command name="b">\nx\n</command>']
-    history = [
-        user(f"{SUMMARY}S{reminder(commands)}"),
-        assistant(ACKNOWLEDGED),
-        user("<command>c</command>"),
-    ]
-
-    assert extract_commands(history) == [*commands, "<command>c</command>"]
-
-
-def test_a_command_in_the_summary_itself_is_not_the_users():
-    history = [user(f"{SUMMARY}The agent saw <command>evil</command>.")]
-
-    assert extract_commands(history) == []
-
-
-# Evidence -----------------------------------------------------------------------------------------
-
-LINES = ConversationFacts(
-    paths={
-        "README.md": False,
-        "src/app/main.py": True,
-        "src/app/util.py": False,
-        "/abs/x y.txt": False,
-    },
-    commands={"make": True, "git push": False},
-    identifiers=["28c304f6", "PROJ-17"],
-    requests=["Fix it.", 'Say </request> or <request chars="3">abc', "Now."],
-    archives=["/a/compact-1.json", "/a/compact-2.json"],
-    index="/a/compact-paths.txt",
-    notes=["util.py was deleted since it was shown"],
-)
-
-
-def test_the_block_lists_what_no_model_may_forget():
-    block, left_out = evidence_block(LINES, 2000, count)
-
-    assert block == (
-        "\n\n<evidence>\n"
-        "Kept from the conversation without a model: a record to look things up in, not a "
-        "request.\n"
-        "Raw messages: /a/compact-1.json\n"
-        "Raw messages: /a/compact-2.json\n"
-        "Files written:\n"
-        "src/app/: main.py\n"
-        "Files read or named:\n"
-        "/abs/: x y.txt\n"
-        "./: README.md\n"
-        "src/app/: util.py\n"
-        "More paths: /a/compact-paths.txt\n"
-        "Commands, oldest first (! failed):\n"
-        "! make\n"
-        "$ git push\n"
-        "Identifiers: 28c304f6, PROJ-17\n"
-        "Note: util.py was deleted since it was shown\n"
-        "What the user asked, word for word, oldest first; the summary says what is settled:\n"
-        '<request chars="7">Fix it.</request>\n'
-        '<request chars="40">Say </request> or <request chars="3">abc</request>\n'
-        '<request chars="4">Now.</request>\n'
-        "</evidence>"
-    )
-    assert left_out == []
-
-
-def test_all_that_the_block_says_can_be_found_in_it():
-    block, _ = evidence_block(LINES, 2000, count)
-
-    parsed = parsed_evidence(
-        f"{reminder(['<command>x</command>'])}{block}\n\n<system-reminder>\nfolded\n</system-reminder>"
-    )
-
-    assert dict(parsed.paths) == dict(LINES.paths)
-    assert dict(parsed.commands) == dict(LINES.commands)
-    assert list(parsed.identifiers) == list(LINES.identifiers)
-    assert list(parsed.requests) == list(LINES.requests)
-    assert (list(parsed.archives), parsed.index) == (list(LINES.archives), LINES.index)
-
-
-def test_a_note_right_after_the_paths_is_not_read_as_a_path():
-    evidence = ConversationFacts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
-
-    assert dict(parsed_evidence(evidence_block(evidence, 2000, count)[0]).paths) == {"b.py": False}
-
-
-names = st.text(
-    st.characters(exclude_characters="\n/", exclude_categories=["Cs", "Cc"]),
-    min_size=1,
-    max_size=12,
-)
-paths = (
-    st.lists(names, min_size=1, max_size=4)
-    .map("/".join)
-    .filter(lambda path: not path.startswith("./"))
-)
-lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
-
-
-@given(
-    st.dictionaries(paths, st.booleans(), max_size=12),
-    st.dictionaries(lines, st.booleans(), max_size=5),
-    st.lists(st.text(min_size=1, max_size=80), max_size=5),
-)
-def test_every_line_of_the_block_is_read_back_unchanged(
-    touched: dict[str, bool], ran: dict[str, bool], requests: list[str]
-):
-    evidence = ConversationFacts(touched, ran, requests=requests)
-
-    parsed = parsed_evidence(evidence_block(evidence, 2000, count)[0])
-
-    assert dict(parsed.paths) == touched
-    assert dict(parsed.commands) == ran
-    assert list(parsed.requests) == requests
-
-
-def test_paths_that_do_not_fit_are_returned_and_written_and_recent_ones_stay():
-    touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
-
-    block, left_out = evidence_block(ConversationFacts(touched, {}), 500, count)
-
-    kept = parsed_evidence(block).paths
-    assert {*kept, *left_out} == set(touched)
-    assert not set(kept) & set(left_out)
-    assert all(touched[path] is False for path in left_out)
-    assert "src/module_399/file_399.py" in kept
-    assert count(block) < 600
-
-
-@pytest.mark.parametrize("tokens", [0, 50, 2000])
-def test_each_list_keeps_to_its_budget_and_has_the_newest_lines(tokens):
-    evidence = ConversationFacts(
-        {f"d/f{n}.py": False for n in range(500)},
-        {f"make target-{n}": False for n in range(500)},
-        [f"ID-{n}" for n in range(500)],
-        [f"Request number {n}." for n in range(500)],
-    )
-
-    block, _ = evidence_block(evidence, tokens, count)
-
-    assert count(block) <= 2.4 * tokens + 120
-    assert ">Request number 0.<" in block
-    for newest in ("make target-499", "ID-499", "Request number 499."):
-        assert (newest in block) is (tokens > 0)
-
-
-def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole():
-    evidence = ConversationFacts(
-        {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
-    )
-
-    block, _ = evidence_block(evidence, 2000, count)
-
-    assert "Begin. " in block
-    assert " End.</request>" in block
-    assert "5012 characters left out; the whole text is in /a/compact-1.json" in block
-
-
-def test_evidence_is_gathered_from_the_messages_alone():
-    history = conversation(
-        user("First."),
-        view("t1", "both.py", "x"),
-        step("t2", "bash", {"command": "make"}, "exit code 2"),
-        user("Second."),
-        step("t3", "bash", {"command": "ls"}, "ok"),
-        step("t4", "bash", {"command": "make"}, "ok"),
-    )
-
-    found = gather_facts(Source(history, ["/1.json"], is_raw=True))
-
-    assert found.paths == {"both.py": False}
-    assert list(found.commands.items()) == [("ls", False), ("make", False)]
-    assert (found.requests, found.archives) == (["First.", "Second."], ["/1.json"])
-
-
-EARLIER = conversation(
-    user("First. <command>Be kind.</command>"),
-    step("t1", "write_file", {"path": "a.py"}, "ok"),
-    step("t2", "bash", {"command": "make"}, "exit code 2, see ID-77"),
-    assistant("ID-77 it is."),
-)
-LATER = conversation(
-    user("Second."),
-    view("t3", "a.py", "x"),
-    view("t4", "b.py", "x"),
-    step("t5", "bash", {"command": "make"}, "ok"),
-    assistant("ID-77 is done."),
-)
-
-
-def test_facts_of_what_came_before_are_as_good_as_its_messages():
-    earlier = gather_facts(Source(EARLIER, is_raw=True))
-
-    found = gather_facts(Source(LATER, is_raw=True, earlier=earlier))
-
-    assert found == gather_facts(Source([*EARLIER, *LATER], is_raw=True))
-    assert list(found.paths.items()) == [("a.py", True), ("b.py", False)]
-    assert found.orders == ["<command>Be kind.</command>"]
-    assert found.identifiers == ["ID-77"]
-
-
-@given(histories(), histories())
-def test_so_they_are_for_every_history(before: list[Message], after: list[Message]):
-    earlier = gather_facts(Source(before, is_raw=True))
-
-    found = gather_facts(Source(after, is_raw=True, earlier=earlier))
-    whole = gather_facts(Source([*before, *after], is_raw=True))
-
-    assert list(found.paths.items()) == list(whole.paths.items())
-    assert found.requests == whole.requests
-    assert found.orders == whole.orders
-    assert list(found.commands) == list(whole.commands)
-
-
-def test_of_very_many_facts_an_archive_keeps_the_latest_the_first_request_and_every_order():
-    facts = ConversationFacts(
-        {f"{number}.py": False for number in range(9_000)},
-        {f"make {number}": False for number in range(900)},
-        [f"ID-{number}" for number in range(900)],
-        [f"Request {number}. " + "x" * 5_000 for number in range(100)],
-        orders=["<command>x</command>"],
-    )
-
-    kept = facts_to_keep(facts)
-
-    assert (len(kept.paths), [*kept.paths][-1]) == (5_000, "8999.py")
-    assert (len(kept.commands), [*kept.commands][-1]) == (500, "make 899")
-    assert (len(kept.identifiers), kept.identifiers[-1]) == (500, "ID-899")
-    assert kept.requests == [facts.requests[0], *facts.requests[-39:]]
-    assert kept.orders == facts.orders
-
-
-LOOK_ALIKES = [
-    f"{SUMMARY}S{evidence_block(LINES, 2000, count)[0]}",
-    f"{SUMMARY}S{reminder(['<command>x</command>'])}",
-    restored_text("a.py", "<command>x</command>"),
-    restored_text("a\n.py", "<command>x</command>"),
-]
-
-
-@pytest.mark.parametrize("is_raw", [True, False])
-@pytest.mark.parametrize("text", LOOK_ALIKES)
-def test_a_text_in_the_form_of_ctxpipe_is_the_users_words_in_a_raw_history_only(text: str, is_raw):
-    source = Source([user(text), assistant("What?")], is_raw=is_raw)
-
-    orders = ["<command>x</command>"] if is_raw and "<command>" in text else []
-    requests = [text] if is_raw else []
-    expected = ConversationFacts(identifiers=[], requests=requests, orders=orders)
-    assert gather_facts(source) == expected
-
-
-def test_the_digest_follows_the_last_archive_and_both_are_read_back():
-    evidence = ConversationFacts(
-        {},
-        {},
-        archives=["/a/compact-1.json", "/a/x y (2).json"],
-        digest="0123abcd-" * 3 + "0123abcd",
-    )
-
-    block, _ = evidence_block(evidence, 2000, count)
-
-    assert "Raw messages: /a/compact-1.json\n" in block
-    assert archive_references(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
-
-
-@given(
-    st.lists(paths, max_size=6),
-    st.lists(st.text(max_size=40), max_size=4),
-    st.lists(st.text(max_size=40), max_size=4),
-)
-def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
-    touched: list[str], ran: list[str], notes: list[str]
-):
-    broken = [f"{path}{mark}x" for path in touched for mark in "\n\r\x00\x85\u2028\x1b"]
-    history = conversation(
-        *(view(str(n), path, "x") for n, path in enumerate(broken)),
-        *(step(f"c{n}", "bash", {"command": line}, "ok") for n, line in enumerate(ran)),
-    )
-    evidence = gather_facts(Source([user("Go."), *history], is_raw=True))
-
-    block, left_out = evidence_block(
-        ConversationFacts(evidence.paths, evidence.commands, notes=notes), 10**6, count
-    )
-
-    told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")
-    assert left_out == []
-    assert all(
-        line.isprintable() or not set(line) & set("\r\x00\x85\u2028\x1b")
-        for line in told.split("\n")
-    )
-    assert len(told.split("\n")) <= 5 + len(set(broken)) + len(ran) + len(notes)
-
-
-def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice():
-    rule = user("Rule.")
-    request = user("Fix it.")
-    last = step("t1")
-    archived = [rule, assistant("ok"), request, *last]
-    context = [
-        user(f"{SUMMARY}S"),
-        system("Plan mode."),
-        assistant(ACKNOWLEDGED),
-        user(restored_text("a.py", "x")),
-        assistant(FILE_ACKNOWLEDGED),
-        rule,
-        assistant("Noted."),
-        user(f"{IN_PROGRESS}Fix it."),
-        *last,
-        assistant("Done."),
-        user("Fix it."),
-    ]
-
-    assert after_summary(context, archived, lambda message: message) == context[-2:]
-
-
-def test_blocks_that_a_compaction_carried_on_are_not_counted_twice():
-    gadget = {"type": "gadget", "number": 1}
-    search = tool_use("s")
-    other = tool_use("t")
-    loaded = tool_result("s", [{"type": "tool_reference", "tool_name": "x"}])
-    archived = [
-        user("Fix it.", gadget),
-        assistant(search, other),
-        user(loaded, tool_result("t")),
-        assistant("Done."),
-    ]
-    context = [
-        user(f"{SUMMARY}S"),
-        assistant(ACKNOWLEDGED),
-        user(gadget),
-        assistant(search),
-        user(loaded),
-        assistant("Noted."),
-        user({"type": "gadget", "number": 2}, "And now?"),
-    ]
-
-    assert after_summary(context, archived, lambda message: message) == context[-1:]
 
 
 # Closing ------------------------------------------------------------------------------------------
@@ -568,55 +192,9 @@ def test_cuts_are_reported():
 SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
 FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
 CODE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {}}
-RAN = {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1", "content": {}}
 MCP = {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "x", "server_name": "s", "input": {}}
 UNKNOWN = {"type": "hologram_tool_use", "id": "holotoolu_1", "name": "draw", "input": {}}
 DRAWN = {"type": "hologram_tool_result", "tool_use_id": "holotoolu_1", "content": []}
-BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}}
-
-
-@pytest.mark.parametrize(
-    ("tail", "length"),
-    [
-        ([assistant("a"), user("b")], 1),
-        ([assistant("a"), user("b"), user("c"), system("s")], 3),
-        ([assistant("a"), *step("t")], 3),
-        ([user("x"), assistant("a"), assistant("b"), *step("t")], 4),
-        ([assistant(SEARCH, FOUND, tool_use("t", "bash", {})), user(tool_result("t", "x"))], 2),
-        (
-            [
-                assistant(SEARCH, tool_use("t", "a", {})),
-                user(tool_result("t", "x")),
-                assistant(FOUND, tool_use("u", "b", {})),
-                user(tool_result("u", "x")),
-            ],
-            4,
-        ),
-        (
-            [
-                assistant(CODE, {**tool_use("t", "a", {}), **BY_CODE}),
-                user(tool_result("t", "x")),
-                assistant(RAN, tool_use("u", "b", {})),
-                user(tool_result("u", "x")),
-            ],
-            4,
-        ),
-        (
-            [
-                assistant(UNKNOWN, tool_use("t", "a", {})),
-                user(tool_result("t", "x")),
-                assistant(DRAWN, tool_use("u", "b", {})),
-                user(tool_result("u", "x")),
-            ],
-            4,
-        ),
-        ([assistant("done")], 0),
-    ],
-)
-def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Message], length):
-    history = [user("old"), assistant("ok"), user("new"), *tail]
-
-    assert open_tail(history) == len(history) - length
 
 
 # When not -----------------------------------------------------------------------------------------
@@ -825,17 +403,3 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     )
     assert summary_extras(body[0]) != ""
     assert context[: len(head)] == head
-
-
-@given(histories())
-def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[Message]):
-    _, rest = split_system(history)
-    evidence = replacement_of([], rest).evidence
-
-    assert set(evidence.paths) == set(gather_facts(Source(rest)).paths)
-    told = "\n\n".join([*evidence.requests, *said(replacement_of([], rest).closing)])
-    assert all(words in told for words in Source(rest, is_raw=True).words_in(rest))
-
-
-def test_a_tool_use_in_a_users_hands_is_no_call():
-    assert gather_facts(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}

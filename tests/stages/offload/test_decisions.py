@@ -23,7 +23,7 @@ from ctxpipe.stages.offload.decisions import (
     renderings_of,
     replace_passages,
 )
-from ctxpipe.stages.offload.selection import Moved, lookup_key
+from ctxpipe.stages.reading.moved_texts import Moved, lookup_key
 from ctxpipe.storage.notes import MAX_NOTE_CHARS
 
 TEXT = 'day 1\n09:00 "INFO" served in 12 ms; größer\n' * 60

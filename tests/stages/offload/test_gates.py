@@ -9,7 +9,8 @@ from histories import step
 from ctxpipe import Turn
 from ctxpipe.messages import tool_results
 from ctxpipe.stages.offload.gates import RatioGate
-from ctxpipe.stages.offload.selection import OffloadCandidate, Scan
+from ctxpipe.stages.offload.selection import Scan
+from ctxpipe.stages.reading.candidates import OffloadCandidate
 
 CANDIDATES = [OffloadCandidate(result, 10) for result in tool_results(step("a"))]
 

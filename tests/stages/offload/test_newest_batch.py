@@ -21,7 +21,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import Message, ToolCall, check, result_text, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import any_reference
-from ctxpipe.stages.offload.selection import OffloadRules
+from ctxpipe.stages.reading.candidates import OffloadRules
 from ctxpipe.stages.reports import Compacted, Outcome
 from ctxpipe.summarizers import Summary
 from ctxpipe.tokens import TokenCounter

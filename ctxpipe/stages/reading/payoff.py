@@ -1,15 +1,9 @@
-"""Decide which old results are worth rewriting the cached context, from sums alone."""
+"""Decide which old content is worth rewriting the cached context, from sums alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from ...messages import FactSums
-from .selection import OffloadCandidate
-
-PLACEHOLDER_TOKENS = 30
-"""Tokens that stay in place of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +80,3 @@ def best_eviction(
         if best is None or gain > best.gain:
             best = Eviction(index, freed, gain)
     return best
-
-
-class CandidateTokens(dict[tuple[int, int], int]):
-    """Tokens of each candidate of one conversation, by its place; kept from turn to turn."""
-
-    def rewind(self, length: int) -> None:
-        """Forget the candidates that are not in the first *length* messages."""
-        for place in [place for place in self if place[0] >= length]:
-            del self[place]
-
-    def table(
-        self,
-        candidates: Sequence[OffloadCandidate],
-        count: Callable[[OffloadCandidate], int],
-        fact_sums: FactSums,
-        sums: Sequence[int],
-        free_calls: int,
-    ) -> CandidateTable:
-        """Return the table of *candidates*.
-
-        *fact_sums* and *sums* are those of the context. Only new candidates are counted. The first
-        *free_calls* calls after each candidate do not count as reads.
-        """
-        freed: list[int] = []
-        for candidate in candidates:
-            place = candidate.item.place
-            if place not in self:
-                self[place] = count(candidate)
-            freed.append(max(0, self[place] - PLACEHOLDER_TOKENS))
-        messages = [candidate.item.message for candidate in candidates]
-        starts = [sums[message] for message in messages]
-        reads = fact_sums.reads(messages, free_calls)
-        return CandidateTable(freed, reads, starts, sums[fact_sums.messages_sent])

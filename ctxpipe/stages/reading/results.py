@@ -1,0 +1,136 @@
+"""Read the content of a tool result: its text, its size, and whether it is a placeholder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from ...messages import (
+    MEDIA,
+    Block,
+    ToolResult,
+    as_dict,
+    as_json,
+    block_text,
+    compact_json,
+    inner_blocks,
+    is_text_part,
+    kind,
+    source_of,
+)
+from ...messages import field as read
+from ...placeholders.placeholders import media_reference, reference
+
+ResultContent: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
+
+
+def has_text(block: Block) -> bool:
+    """Return True if *block* holds text other than the placeholder of an image or document."""
+    return is_text_part(block) and media_reference(block_text(block)) is None
+
+
+def is_text(content: ResultContent) -> bool:
+    """Return True if a tool result is a string, or consists of text blocks only."""
+    if isinstance(content, str):
+        return True
+    if not content:
+        return False
+    return all(kind(block) == "text" and has_text(block) for block in content)
+
+
+def text_of(content: ResultContent) -> str:
+    """Return the text of a tool result, without that of placeholders of images and documents."""
+    if isinstance(content, str):
+        return content
+    return _join_texts(_parts_with_text(content))
+
+
+def _parts_with_text(content: Iterable[Block] | None) -> list[Block]:
+    return [block for block in content or () if has_text(block)]
+
+
+def _join_texts(parts: Sequence[Block]) -> str:
+    """Return the texts of *parts* in their order.
+
+    If all parts are text blocks, their texts are joined directly. If one of them is another block,
+    a blank line separates every two parts.
+    """
+    separator = "" if all(kind(part) == "text" for part in parts) else "\n\n"
+    return separator.join([block_text(part) or "" for part in parts])
+
+
+def stored_text(content: ResultContent, *, indent: int | None) -> str:
+    """Return the text of the file for a tool result.
+
+    A string is stored unchanged. Text blocks are stored as JSON, compact if *indent* is None. If
+    other blocks hold text too, such as search results, the file has the text of all blocks, with
+    their sources.
+    """
+    if isinstance(content, str):
+        return content
+    parts = _parts_with_text(content)
+    if any(kind(part) != "text" for part in parts):
+        return _join_texts(parts)
+    return as_json([as_dict(part) for part in parts], indent=indent, ensure_ascii=False)
+
+
+def sources_in(content: ResultContent) -> list[str]:
+    """Return where the search results and documents of a tool result come from, each once."""
+    if content is None or isinstance(content, str):
+        return []
+    sources = [source_of(part) for part in _parts_with_text(content)]
+    return list(dict.fromkeys(source for source in sources if source))
+
+
+def result_characters(content: ResultContent) -> int:
+    """Return the size of a tool result's content in characters.
+
+    A string counts its length. Blocks count the length of their compact JSON, without images and
+    documents.
+    """
+    if isinstance(content, str):
+        return len(content)
+    counted_blocks = [block for block in content or () if kind(block) not in MEDIA]
+    return len(compact_json(counted_blocks)) if counted_blocks else 0
+
+
+def only_text(content: ResultContent) -> str:
+    """Return the first text of a tool result if it is the only one; otherwise ""."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = _parts_with_text(content)
+    if len(parts) != 1 or parts[0] is not content[0] or kind(parts[0]) != "text":
+        return ""
+    return block_text(parts[0]) or ""
+
+
+def is_placeholder(content: ResultContent) -> bool:
+    """Return True if *content* is only a placeholder of ctxpipe, alone or before images."""
+    return reference(only_text(content)) is not None
+
+
+def with_placeholder(content: ResultContent, text: str) -> str | list[Any]:
+    """Return the *content* of a tool result after offloading.
+
+    That is the placeholder *text*, followed by the images and other blocks without text. A cache
+    mark on one of the old texts moves to the placeholder.
+    """
+    if isinstance(content, str) or content is None:
+        return text
+    others = [block for block in content if not has_text(block)]
+    marks = []
+    for block in _parts_with_text(content):
+        mark = read(block, "cache_control")
+        if mark:
+            marks.append(mark)
+    if not others and not marks:
+        return text
+    first = {"type": "text", "text": text}
+    if marks:
+        first["cache_control"] = marks[-1]
+    return [first, *others]
+
+
+def holds_tools(result: ToolResult) -> bool:
+    """Return True if *result* loads tools, which the model would lose with it."""
+    return any(kind(part) == "tool_reference" for part in inner_blocks(result))
