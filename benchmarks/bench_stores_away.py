@@ -198,7 +198,7 @@ async def run_turns(sessions: Sequence[Session], history: list[Message]) -> list
 async def wait_until_written(sessions: Sequence[Session]) -> float:
     """Wait until no session has an unwritten turn; return the seconds that this took."""
     began = time.perf_counter()
-    while any(conversation_of(session).has_unsaved for session in sessions):
+    while any(conversation_of(session).owned_history.has_unsaved for session in sessions):
         await asyncio.sleep(0.02)
         if time.perf_counter() - began > RETURN_SECONDS:
             break

@@ -12,10 +12,11 @@ from ._logs import logger
 from .errors import SettingsError
 from .messages import Message, MessageLike, field
 from .providers.prices import PRICES, Prices
-from .session.conversation import CACHE_SECONDS, Conversation
-from .session.gate import as_stages
-from .session.session import Session, conversation_of
+from .session.conversation import Conversation
+from .session.gate import asked_by_a_stage
+from .session.session import Session
 from .session.sessions import ConversationPool
+from .session.settings import CACHE_SECONDS, SessionSettings
 from .settings import (
     COUNT,
     FUNCTION,
@@ -206,8 +207,8 @@ class ContextPipeline:
         with self._claim(session_id) as state:
             turn_request = Request(system, tools, request or {}, force)
             step = await align_with_last(state, cast("list[Message]", messages))
-            with Generation(session_id).running():
-                result = await as_stages(walk.run(step, session_id, state, turn_request))
+            with Generation(session_id).running(), asked_by_a_stage():
+                result = await walk.run(step, session_id, state, turn_request)
             keep(state, step, result.messages)
             return result
 
@@ -291,6 +292,16 @@ class ContextPipeline:
         journal or without one.
         """
         SESSION_ID.check("session_id", session_id)
+        settings = SessionSettings(
+            journal=journal,
+            verify=verify,
+            cache_seconds=cache_seconds,
+            clock=clock,
+            history=history,
+            signing_key=signing_key,
+            lease_seconds=lease_seconds,
+            store_seconds=store_seconds,
+        )
         with self._sessions.lock:
             conversation = self._sessions.find(session_id)
             has_other_journal = (
@@ -301,19 +312,8 @@ class ContextPipeline:
                     f"session {excerpt(session_id)} is in use with another journal, or without one"
                 )
             if conversation is None:
-                session = self.new_session(
-                    session_id,
-                    journal=journal,
-                    verify=verify,
-                    cache_seconds=cache_seconds,
-                    clock=clock,
-                    history=history,
-                    signing_key=signing_key,
-                    lease_seconds=lease_seconds,
-                    store_seconds=store_seconds,
-                )
-                conversation = conversation_of(session)
-            conversation.reopen()
+                conversation = Conversation(self._settings, session_id, settings)
+            conversation.access.reopen()
             self._sessions.add(conversation)
             return Session(conversation)
 
@@ -323,7 +323,7 @@ class ContextPipeline:
         A second call with the same *session_id* returns an independent session. *settings* are
         those of `session`. Raises SettingsError for an invalid setting.
         """
-        return Session(Conversation(self._settings, session_id, **settings))
+        return Session(Conversation(self._settings, session_id, SessionSettings(**settings)))
 
     @contextmanager
     def _claim(self, session_id: str) -> Iterator[State]:

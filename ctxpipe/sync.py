@@ -260,7 +260,7 @@ class Session:
         stream_manager = self._session.stream(client, **request)
         stream = _Stream(wait_for(stream_manager.__aenter__()))
         try:
-            with conversation_of(self._session).inside_exchange():
+            with conversation_of(self._session).access.inside_exchange():
                 yield stream
         except BaseException as error:
             if not wait_for(stream_manager.__aexit__(type(error), error, error.__traceback__)):

@@ -232,7 +232,7 @@ class _MessagesMiddleware:
             new_body = exchange.rewrite(body, self._adapter.breakpoints)
             context = exchange.result
             headers: Any = context.request_options.get("extra_headers", request.headers)
-            exchange.session.announce(context, {**new_body, "extra_headers": headers})
+            exchange.session.usage.note_request(context, {**new_body, "extra_headers": headers})
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
             return None

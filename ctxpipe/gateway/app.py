@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from .._text import one_line
 from ..errors import SettingsError
-from ..session.conversation import NO_COMPACT
+from ..session.turns import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.exchange import log_errors
 from ..wire.formats import format_of
@@ -334,10 +334,10 @@ class Gateway:
             raise Refused(
                 404, f"no session {excerpt(name)} has asked since the gateway was started"
             )
-        if not sessions[0].can_compact:
+        if not sessions[0].turns.can_compact:
             raise Refused(400, NO_COMPACT)
         for session in sessions:
-            session.compact_next()
+            session.turns.compact_next()
         return JSONResponse({"compact": [session.session_id for session in sessions]}, 202)
 
     def _health(self, record: GatewayRecord) -> dict[str, object]:

@@ -167,7 +167,7 @@ class Relay:
                 turn.seconds = time.monotonic() - self._start_time
                 turn.bill = bill_of(turn.model, self._exchange.usage, self._compactions())
                 if self._exchange.is_shaped:
-                    self._exchange.session.stop_lending(self._exchange.agent_model)
+                    self._exchange.session.turns.forget_agent_model(self._exchange.agent_model)
                 record.add(turn)
                 logger.info("%s", turn, extra={FIELDS: turn.fields()})
                 if self._shaper.budget is not None and turn.status < 400:
@@ -227,7 +227,7 @@ class Relay:
             compactions=len(self._compactions()),
             status=status,
             added_seconds=self._added_seconds,
-            text=_last_words(exchange.session.known) if show_texts else "",
+            text=_last_words(exchange.session.memory.history) if show_texts else "",
             tenant=tenant,
         )
 

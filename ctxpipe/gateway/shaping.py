@@ -15,7 +15,8 @@ from ..messages import Message, common_prefix
 from ..providers.prices import Prices
 from ..session.client import BETA
 from ..session.conversation import Conversation
-from ..session.session import conversation_of
+from ..session.session import new_conversation
+from ..session.settings import SessionSettings
 from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage
 from ..tokens import TokenCounter
@@ -66,8 +67,10 @@ class Shaper:
         self.budget: SessionBudget | None = None
         if settings.session_budget is not None:
             self.budget = SessionBudget(settings.session_budget, self.journal)
-        self._cache_seconds = settings.cache_seconds
         self.breakpoints: int | None = settings.cache_breakpoints
+        self._session_settings = SessionSettings(
+            journal=self.journal, cache_seconds=settings.cache_seconds
+        )
         self.conversations: Conversations = Conversations(
             max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
             is_one_client=True,  # all clients with this token, or all on this machine
@@ -129,10 +132,7 @@ class Shaper:
 
             def open_session(session_id: str, *, is_id_used: bool) -> Conversation:  # noqa: ARG001
                 """Return a new conversation with the id *session_id*."""
-                session = pipeline.new_session(
-                    session_id, journal=self.journal, cache_seconds=self._cache_seconds
-                )
-                return conversation_of(session)
+                return new_conversation(pipeline, session_id, self._session_settings)
 
             name = conversation_name(headers, values)
             return SessionSource(name, open_session, max_head_chars(pipeline.budget))
@@ -153,8 +153,8 @@ class Shaper:
                 self._contents.setdefault(dialog, Content()).read,
                 self.pipelines.of(None, "").counter,
                 exchange.result.messages,
-                exchange.arguments["system"],
-                exchange.arguments["tools"],
+                exchange.request.system,
+                exchange.request.tools,
             )
 
 

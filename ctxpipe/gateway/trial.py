@@ -311,7 +311,7 @@ def _read_backs(serving: Serving) -> int:
     """Return the number of tool calls that open offloaded texts in the conversations."""
     call_ids = set()
     for dialog in serving.gateway.shaper().conversations:
-        for call in tool_calls(dialog.session.known):
+        for call in tool_calls(dialog.session.memory.history):
             call_text = call.name + str(call.input)
             if any(marker in call_text for marker in READING_MARKERS):
                 call_ids.add(call.id)

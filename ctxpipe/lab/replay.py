@@ -236,7 +236,7 @@ class _AgentLoop:
         )
         if isinstance(self.session, Session):  # a benchmark replays sessions of other libraries
             # A replay computes its own figures; nothing would print the findings of observers.
-            conversation_of(self.session).observers.clear()
+            conversation_of(self.session).usage.observers.clear()
         self.ledger = Ledger(self.pipeline.counter)
         self.cache = PromptCache()
         self.visible = Context(self.past.index, name)

@@ -14,6 +14,7 @@ from ..messages import field as value_at
 from ..settings import SUMMARY_MODEL, is_async
 from ..summarizers import AgentAnswer, AgentModel, PromptTooLong
 from ..summarizers.anthropic import reply_usage, without_retries
+from ..turn.state import Request
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream, Stream
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 BETA = "anthropic-beta"
 
 
-def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Session.run` that the *request* implies, by name.
+def read_request(client: object, request: dict[str, Any]) -> Request:
+    """Return what a turn needs of *request*, which has the arguments of ``client.messages.create``.
 
-    *request* has the arguments of ``client.messages.create``. In it, system and tools that are
-    iterators are replaced by lists. The SDK's values for "not given" become None. The header of
-    betas that *client* sends by default is included.
+    In *request*, system and tools that are iterators are replaced by lists. The SDK's values for
+    "not given" become None. The header of betas that *client* sends by default is included.
     """
     tools = request.get("tools") or None
     if tools is not None and not isinstance(tools, Sequence):
@@ -38,7 +38,8 @@ def request_arguments(client: object, request: dict[str, Any]) -> dict[str, Any]
     default = getattr(client, "default_headers", {}).get(BETA)
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
         headers[BETA] = default  # betas that ctxpipe adds must not replace the default ones
-    return {"system": system, "tools": tools, "request": {**request, "extra_headers": headers}}
+    options = {**request, "extra_headers": headers}
+    return Request(system, tools, options, agent_model=find_agent_model(client, request))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,82 +1,81 @@
-"""Who may work on a session: one at a time, from one event loop after another."""
+"""Locks of a session: one piece of work at a time, from one event loop after another."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TypeVar
 
 from ..errors import SettingsError
 from ..messages import Message
 from ..settings import excerpt
 
-T = TypeVar("T")
-
-_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
+_is_in_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
 _exchanges: ContextVar[tuple[object, ...]] = ContextVar("ctxpipe_exchanges", default=())
 
 
 class WaitingTasks:
-    """The tasks of one event loop that wait at a gate, and the one that was let in."""
+    """The tasks of the event loop *loop* that wait at a gate, and the one that has entered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
-        self.lock: asyncio.Lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
-        self.tasks: int = 0
+        # A lock of anyio costs four times as much, in every turn.
+        self.lock: asyncio.Lock = asyncio.Lock()
+        self.count: int = 0
 
     def leave(self) -> None:
-        """End the work that was let in, and let the next in."""
-        self.tasks -= 1
+        """End the work of the task that has entered, and let the next task enter."""
+        self.count -= 1
         self.lock.release()
 
 
 class SessionGate:
-    """Lets one piece of work on session *session_id* in at a time.
+    """Lets one piece of work on the session *session_id* enter at a time.
 
-    The others of the same event loop wait, in order. Another loop is refused as long as one of the
-    first works or waits, and changes nothing for these.
+    Other work of the same event loop waits, in order. Work of another loop is refused as long as
+    work of the first one runs or waits. After ``async with`` the gate *is_closed*.
     """
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._pid = os.getpid()
-        self._guard = threading.Lock()  # nobody waits for it longer than for a few instructions
-        self._line = WaitingTasks(None)
-        self.is_closed: bool = False  # its `async with` has ended
+        self._guard = threading.Lock()  # it is held for a few instructions only
+        self._tasks = WaitingTasks(None)
+        self.is_closed: bool = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether work is under way, or waits."""
-        return self._line.tasks > 0
+        """True if work is running or waits."""
+        return self._tasks.count > 0
 
     def is_free_here(self) -> bool:
-        """Whether an event loop runs that may enter at once, and no other loop is kept out."""
+        """Return True if the running event loop may enter at once, and keeps no other loop out."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return False
-        owner = self._line.loop
+        owner = self._tasks.loop
         return not self.is_busy and (owner is None or owner is loop or owner.is_closed())
 
     async def enter(self) -> WaitingTasks:
-        """Wait for the work that is under way; `leave` ends one's own.
+        """Wait for the work before, and enter. Call `leave` of the result at the end of the work.
 
-        Raises SettingsError where that is not possible.
+        Raises SettingsError if the gate is closed, in another process, and while another event loop
+        uses the session.
         """
-        line = self._join()
+        tasks = self._join()
         try:
-            await line.lock.acquire()
+            await tasks.lock.acquire()
         except BaseException:
-            line.tasks -= 1
+            tasks.count -= 1
             raise
-        return line
+        return tasks
 
     def ensure_open(self) -> None:
-        """Raise SettingsError after the session's ``async with``."""
+        """Raise SettingsError if the gate is closed."""
         if self.is_closed:
             raise SettingsError(
                 f"session {excerpt(self._session_id)} is used after its `async with` has ended; "
@@ -84,6 +83,7 @@ class SessionGate:
             )
 
     def _join(self) -> WaitingTasks:
+        """Add the current task to those that wait. Raises SettingsError as `enter` does."""
         self.ensure_open()
         if self._pid != os.getpid():
             raise SettingsError(
@@ -92,40 +92,41 @@ class SessionGate:
             )
         loop = asyncio.get_running_loop()
         with self._guard:
-            line = self._line
-            if line.loop is not loop:  # an asyncio lock is of one loop
-                if line.tasks and line.loop is not None and not line.loop.is_closed():
+            tasks = self._tasks
+            if tasks.loop is not loop:  # an asyncio lock belongs to one loop
+                if tasks.count and tasks.loop is not None and not tasks.loop.is_closed():
                     raise SettingsError(
                         f"session {excerpt(self._session_id)} is in use by another event loop; "
                         "for threads use ctxpipe.sync.Session, for several processes a journal"
                     )
-                line = self._line = WaitingTasks(loop)
-            line.tasks += 1
-            return line
+                tasks = self._tasks = WaitingTasks(loop)
+            tasks.count += 1
+            return tasks
 
 
 class Exchanges:
-    """Requests of the history that session *session_id* owns: one at a time, until its reply.
+    """Requests that use the history that the session *session_id* owns, one at a time.
 
-    Each claims the message that it is to answer, so that those before it leave it to this one.
+    An exchange ends with the reply. Each one claims the message that its request answers, so that
+    earlier exchanges leave this message to it.
     """
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id
         self._gate = SessionGate(session_id)
-        self._current: object | None = None  # the exchange that is under way
-        self._claims: dict[object, Message | None] = {}  # of those that wait
+        self._current: object | None = None  # the exchange that is running
+        self._claims: dict[object, Message | None] = {}  # by exchange that waits
 
     @property
     def is_busy(self) -> bool:
-        """Whether an exchange is under way, or waits."""
+        """True if an exchange is running or waits."""
         return self._gate.is_busy
 
     @asynccontextmanager
     async def enter(self, claim: Message | None) -> AsyncIterator[bool]:
-        """One exchange, which answers *claim*; whether it has waited for another.
+        """Run the block as an exchange that answers *claim*; the value is True if it has waited.
 
-        Raises SettingsError where it would wait for itself.
+        Raises SettingsError if it would wait for itself.
         """
         if self._current is not None and self._current in _exchanges.get():
             raise SettingsError(
@@ -137,7 +138,7 @@ class Exchanges:
         exchange = object()
         self._claims[exchange] = claim
         try:
-            entered = await self._gate.enter()
+            tasks = await self._gate.enter()
         finally:
             del self._claims[exchange]
         self._current = exchange
@@ -146,36 +147,40 @@ class Exchanges:
                 yield has_waited
         finally:
             self._current = None
-            entered.leave()
+            tasks.leave()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """What runs meanwhile, in whatever thread, is inside the exchange that is under way."""
+        """Mark the block, in any thread, as part of the exchange that is running."""
         token = _exchanges.set((*_exchanges.get(), self._current))
         try:
             yield
         finally:
-            with suppress(ValueError):  # it ends in another task than it began in
+            with suppress(ValueError):  # the block ends in another task than it has begun in
                 _exchanges.reset(token)
 
     def before_claims(self, appended: Sequence[Message]) -> list[Message]:
-        """Those of *appended* that come before what another exchange is to answer."""
-        claims = set(map(id, self._claims.values()))
+        """Return the messages of *appended* before the first one that another exchange claims."""
+        claim_ids = {id(message) for message in self._claims.values()}
         for count, message in enumerate(appended):
-            if id(message) in claims and count:
+            if id(message) in claim_ids and count:
                 return list(appended[:count])
         return list(appended)
 
 
 def is_asked_by_a_stage() -> bool:
-    """Whether a request is made by a stage, for a summary: its session would wait for itself."""
-    return _asked_by_a_stage.get()
+    """Return True inside `asked_by_a_stage`.
+
+    Such a request is for a summary. If a session shaped it, the session would wait for itself.
+    """
+    return _is_in_stage.get()
 
 
-async def as_stages(work: Awaitable[T]) -> T:
-    """What *work* returns, inside which `is_asked_by_a_stage`."""
-    token = _asked_by_a_stage.set(True)
+@contextmanager
+def asked_by_a_stage() -> Iterator[None]:
+    """Mark the requests that are made in the block as requests of a stage."""
+    token = _is_in_stage.set(True)
     try:
-        return await work
+        yield
     finally:
-        _asked_by_a_stage.reset(token)
+        _is_in_stage.reset(token)

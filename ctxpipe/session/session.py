@@ -18,8 +18,9 @@ from ..errors import InvalidHistory, SettingsError
 from ..messages import Message, MessageLike, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
+from ..turn.state import Request
 from .breakpoints import MARKS
-from .client import find_agent_model, observe_stream, request_arguments
+from .client import find_agent_model, observe_stream, read_request
 from .conversation import Conversation
 from .open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 
     from ..diagnostics import Diagnostics
+    from ..pipeline import ContextPipeline
     from ..stages.reports import Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters
+    from .settings import SessionSettings
 
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ class Session:
     _conversation: Conversation
 
     def __repr__(self) -> str:
-        messages = count_phrase(len(self._conversation.known), "message")
+        messages = count_phrase(len(self._conversation.memory.history), "message")
         return f"<Session {excerpt(self.session_id)}: {messages} known>"
 
     def __enter__(self) -> NoReturn:
@@ -75,11 +78,16 @@ class Session:
         """
 
     async def __aenter__(self) -> Self:
-        self._conversation.enter()
+        self._conversation.access.enter_block()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._conversation.leave()
+        conversation = self._conversation
+        try:
+            if conversation.owned_history.can_flush:
+                await conversation.owned_history.flush()
+        finally:
+            await conversation.access.leave_block()
 
     @property
     def session_id(self) -> str:
@@ -96,7 +104,7 @@ class Session:
         """Findings about the session so far: misses of the prompt cache, and signs that the agent
         misses what left the context.
         """
-        return self._conversation.diagnostics
+        return self._conversation.usage.diagnostics
 
     # The turn -------------------------------------------------------------------------------------
 
@@ -132,14 +140,8 @@ class Session:
         if client is not None:
             check_client(client)
             agent_model = find_agent_model(client, request or {})
-        return await self._conversation.run(
-            cast("list[Message]", history),
-            system=system,
-            tools=tools,
-            force=force,
-            request=request,
-            agent_model=agent_model,
-        )
+        turn_request = Request(system, tools, request or {}, force, agent_model=agent_model)
+        return await self._conversation.turns.run(cast("list[Message]", history), turn_request)
 
     async def compact(
         self, history: Sequence[MessageLike] | None = None, *, focus: str = ""
@@ -154,7 +156,7 @@ class Session:
         *history* is None. Raises InvalidHistory as `run` does.
         """
         messages = None if history is None else cast("list[Message]", history)
-        return await self._conversation.compact(messages, focus=focus)
+        return await self._conversation.turns.compact(messages, focus=focus)
 
     def compact_next(self, focus: str = "") -> None:
         """Compact the conversation at the beginning of its next turn, even below the trigger.
@@ -164,7 +166,7 @@ class Session:
         second call before the turn replaces it. Raises SettingsError if the pipeline has no
         `Compact` stage.
         """
-        self._conversation.compact_next(focus)
+        self._conversation.turns.compact_next(focus)
 
     async def recover(
         self,
@@ -191,13 +193,9 @@ class Session:
         that of the budget, the budget of this session is lowered for that model, and a notice
         reports it.
         """
-        return await self._conversation.recover(
-            refusal,
-            cast("list[Message]", history),
-            sent,
-            system=system,
-            tools=tools,
-            request=request,
+        refused_request = Request(system, tools, request or {})
+        return await self._conversation.turns.recover(
+            refusal, cast("list[Message]", history), sent, refused_request
         )
 
     def observe(
@@ -211,7 +209,7 @@ class Session:
         `create` and `stream` call this method themselves. Raises SettingsError for an object
         without usage.
         """
-        self._conversation.observe(usage, sent, model=model)
+        self._conversation.usage.observe(usage, sent, model=model)
 
     # The history ----------------------------------------------------------------------------------
 
@@ -225,7 +223,7 @@ class Session:
         Raises StorageError, which names the message, if a part is missing. Raises SettingsError if
         the journal was written without texts (``history=False``), or has no such branch.
         """
-        return await self._conversation.history(branch=branch)
+        return await self._conversation.owned_history.read(branch=branch)
 
     async def branches(self) -> list[str]:
         """Return the names of the journal's branches, for the argument *branch* of `history`.
@@ -233,7 +231,7 @@ class Session:
         A branch begins when another process continues the conversation from an earlier message.
         Raises StorageError if the journal cannot be read.
         """
-        return await self._conversation.branches()
+        return await self._conversation.owned_history.branches()
 
     def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.
@@ -246,7 +244,7 @@ class Session:
 
         Raises InvalidHistory if a message is invalid, and SettingsError if the session is closed.
         """
-        self._conversation.append(cast("list[Message]", messages))
+        self._conversation.owned_history.append(cast("list[Message]", messages))
 
     # Calls of the model ---------------------------------------------------------------------------
 
@@ -326,12 +324,13 @@ class Session:
 
         async with self._exchange(messages) as has_waited:
             reply, sent = await self._send(send, client, messages, open_calls, request, has_waited)
+            usage = self._conversation.usage
             if request.get("stream"):
-                observe_stream(reply, lambda message: self._conversation.learn(message, sent))
+                observe_stream(reply, lambda message: usage.observe_reply(message, sent))
             else:
-                self._conversation.learn(reply, sent)
+                usage.observe_reply(reply, sent)
                 if messages is None:
-                    await self._conversation.add_reply(field(reply, "content"))
+                    await self._conversation.owned_history.add_reply(field(reply, "content"))
             return reply
 
     @overload
@@ -374,17 +373,17 @@ class Session:
             finally:
                 with suppress(AssertionError):  # the SDK raises it if nothing was read
                     reply = stream.current_message_snapshot
-                    self._conversation.learn(reply, sent)
+                    self._conversation.usage.observe_reply(reply, sent)
                     if messages is None and reply.stop_reason:
-                        await self._conversation.add_reply(field(reply, "content"))
+                        await self._conversation.owned_history.add_reply(field(reply, "content"))
 
     def _body(
         self, request: Mapping[str, Any], context: Result, cache_breakpoints: int | None
     ) -> dict[str, Any]:
         """Return the *request* with the messages of *context* and with cache breakpoints."""
         body = {**request, **context.request_options, "messages": context.messages}
-        body = self._conversation.mark(context, body, cache_breakpoints)
-        self._conversation.announce(context, body)
+        body = self._conversation.usage.mark(context, body, cache_breakpoints)
+        self._conversation.usage.note_request(context, body)
         return body
 
     def _exchange(
@@ -397,9 +396,9 @@ class Session:
         """
         if messages is not None:
             return nullcontext()
-        appended_messages = self._conversation.appended
+        appended_messages = self._conversation.owned_history.appended
         newest = appended_messages[-1] if appended_messages else None
-        return self._conversation.exchange(newest)
+        return self._conversation.access.exchange(newest)
 
     async def _send(
         self,
@@ -429,11 +428,12 @@ class Session:
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
         conversation = self._conversation
-        own_count = 0
-        with conversation.store_allowance():  # the request itself may take minutes
+        appended_count = 0
+        with conversation.access.store_allowance():  # the request itself may take minutes
             if messages is None:
-                own_history, own_count = await conversation.own_history()
-                if has_waited and own_history and conversation.is_answered(own_history[-1]):
+                own_history, appended_count = await conversation.owned_history.for_request()
+                newest = own_history[-1] if own_history else None
+                if has_waited and newest and conversation.owned_history.is_answered(newest):
                     raise InvalidHistory(
                         "every appended message has a reply: the request that this one waited for "
                         "answered the last of them"
@@ -441,19 +441,18 @@ class Session:
                 history = close_own_calls(own_history, open_calls)
             else:
                 history = close_calls(cast("list[Message]", messages), open_calls)
-            arguments = request_arguments(client, request)
-            agent_model = find_agent_model(client, request)
-            context = await conversation.run(
-                history, **arguments, agent_model=agent_model, taken=own_count
+            turn_request = read_request(client, request)
+            context = await conversation.turns.run(
+                history, turn_request, appended_count=appended_count
             )
         try:
             return await send(context), context
         except Exception as error:
-            conversation.forget(context)
+            conversation.usage.note_failure(context)
             refusal = as_refusal(error)
             if refusal is None:
                 raise
-            shorter = await conversation.recover(refusal, history, context, **arguments)
+            shorter = await conversation.turns.recover(refusal, history, context, turn_request)
             if shorter is None:
                 raise
         return await send(shorter), shorter
@@ -462,3 +461,10 @@ class Session:
 def conversation_of(session: Session) -> Conversation:
     """Return the conversation of *session*, for the modules of ctxpipe that work with it."""
     return session._conversation  # noqa: SLF001  the class above is its public side
+
+
+def new_conversation(
+    pipeline: ContextPipeline, session_id: str, settings: SessionSettings
+) -> Conversation:
+    """Return a new conversation of *pipeline*, for the modules of ctxpipe that store it."""
+    return Conversation(pipeline._settings, session_id, settings)  # noqa: SLF001  as above

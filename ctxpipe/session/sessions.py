@@ -6,15 +6,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from .._threads.bulk import weight
 from ..errors import SettingsError
 from ..settings import SESSION_ID, SIZE, Requirement
 from ..storage.protocol import JOURNAL_STORAGE
-from .session import Session, conversation_of
+from .session import Session, new_conversation
+from .settings import SessionSettings
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
@@ -61,7 +63,7 @@ class Sessions:
         SIZE.check("max_bytes", max_bytes)
         PIPELINE.check("pipeline", pipeline)
         self._pipeline = pipeline
-        self._settings = {"journal": journal, **settings}
+        self._settings = SessionSettings(journal=journal, **settings)
         self._pool = ConversationPool(max_bytes, self._estimate_bytes)
         # A caller may still use a session that was removed from the pool.
         self._alive: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
@@ -89,14 +91,11 @@ class Sessions:
         with self._pool.lock:
             conversation = self._pool.find(session_id) or self._alive.get(session_id)
             if conversation is None:
-                conversation = self._new_conversation(session_id)
+                conversation = new_conversation(self._pipeline, session_id, self._settings)
                 self._alive[session_id] = conversation
-            conversation.reopen()
+            conversation.access.reopen()
             self._pool.add(conversation)
             return Session(conversation)
-
-    def _new_conversation(self, session_id: str) -> Conversation:
-        return conversation_of(self._pipeline.new_session(session_id, **self._settings))
 
     def forget(self, session_id: str) -> None:
         """Remove the session from memory, with all messages that are not in the journal yet.
@@ -107,7 +106,7 @@ class Sessions:
         self._pool.remove(session_id)
         conversation = self._alive.pop(session_id, None)
         if conversation is not None:
-            conversation.cancel_summaries()
+            conversation.memory.cancel_summaries()
 
     async def delete(self, session_id: str) -> None:
         """Delete the session: its journal, its texts and archives, and its memory.
@@ -118,7 +117,8 @@ class Sessions:
         ``delete``; then nothing is deleted. Raises StorageError if a storage fails.
         """
         SESSION_ID.check("session_id", session_id)
-        storages: list[Any] = self._new_conversation(session_id).storages
+        conversation = new_conversation(self._pipeline, session_id, self._settings)
+        storages: list[Any] = conversation.memory.storages
         for storage in storages:
             if not callable(getattr(storage, "delete", None)):
                 raise SettingsError(
@@ -136,8 +136,8 @@ class Sessions:
         Messages that were measured in an earlier call are not read again, unless the history has
         become shorter since.
         """
-        history = conversation.known
-        appended_messages = conversation.appended
+        history = conversation.memory.history
+        appended_messages = conversation.owned_history.appended
         count = len(history) + len(appended_messages)
         old_count, size = self._estimates.get(conversation, (0, 0))
         if old_count > count:  # the history was shortened
@@ -195,7 +195,7 @@ class ConversationPool:
         """Estimated bytes of all conversations together; those that changed are measured again."""
         while self._changed:
             session_id, conversation = self._changed.popitem()
-            if session_id not in self and conversation.has_unsaved:
+            if session_id not in self and conversation.owned_history.has_unsaved:
                 # It was removed while a caller still used it, and has new messages since.
                 self._needed[session_id] = conversation
             elif conversation is not self._find(session_id):
@@ -203,7 +203,7 @@ class ConversationPool:
             size = self._size(conversation)
             self._total += size - self._sizes.get(session_id, 0)
             self._sizes[session_id] = size
-            self._stuck[session_id] = size if conversation.is_stuck else 0
+            self._stuck[session_id] = size if conversation.owned_history.is_stuck else 0
         return self._total
 
     def find(self, session_id: str) -> Conversation | None:
@@ -222,8 +222,15 @@ class ConversationPool:
         self._unused.move_to_end(session_id)
         self._sizes.setdefault(session_id, 0)
         self._changed[session_id] = conversation
-        conversation.on_change = self._changed.__setitem__
+        # A weak reference, so that a removed conversation is freed as soon as no caller has it.
+        conversation.memory.on_change = partial(self._note_change, ref(conversation))
         self._shrink()
+
+    def _note_change(self, reference: ref[Conversation]) -> None:
+        """Measure the conversation again in the next call; any thread calls this."""
+        conversation = reference()
+        if conversation is not None:
+            self._changed[conversation.session_id] = conversation
 
     def remove(self, session_id: str) -> None:
         """Remove the conversation of *session_id*, even if it is in use."""
@@ -247,14 +254,14 @@ class ConversationPool:
             self._unused.move_to_end(session_id, last=False)
             is_full = self._total > self._limit
             is_full_of_stuck = is_full and sum(self._stuck.values()) >= self._limit
-            if is_full_of_stuck and conversation.is_stuck:
-                conversation.give_up()
-                conversation.on_change = None
+            if is_full_of_stuck and conversation.owned_history.is_stuck:
+                conversation.owned_history.give_up()
+                conversation.memory.on_change = None
                 self.remove(session_id)
         while self.total > self._limit and len(self._unused) > 1:
             session_id, conversation = self._unused.popitem(last=False)
-            if conversation.is_running or conversation.has_unsaved:
+            if conversation.owned_history.is_running or conversation.owned_history.has_unsaved:
                 self._needed[session_id] = conversation
-                conversation.flush_soon()
+                conversation.owned_history.flush_soon()
             else:
                 self.remove(session_id)

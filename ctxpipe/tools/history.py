@@ -70,7 +70,7 @@ class History:
                 for start in range(0, len(new_names), _BATCH_SIZE):
                     texts = await self._read(folder, new_names[start : start + _BATCH_SIZE])
                     await in_thread(index.add, texts)
-                context = self.conversation.sent if self.conversation else ()
+                context = self.conversation.memory.sent if self.conversation else ()
                 hits = await in_thread(_best_hits, index, query, context)
                 if new_names:
                     await self._save(generation, await in_thread(index.content))

@@ -95,7 +95,7 @@ def offload_tools(
             )
         session_id = storage.session_id
         conversation = conversation_of(storage)
-        source = conversation.text_reader
+        source = conversation.memory.text_reader
         if source is None:
             raise SettingsError(
                 "the session has no storage to read from; give a TextReader and session_id= instead"
@@ -111,7 +111,7 @@ def offload_tools(
     if IS_SUPPORTED and callable(getattr(source, "contents", None)):
         search = partial(texts.search_history, History(source, conversation))
         tools.append(Tool(_history_tool(session_id), search))
-    if conversation is not None and conversation.can_compact:
+    if conversation is not None and conversation.turns.can_compact:
         tools.append(Tool(_DEFINITIONS["compact_context"], _Compaction(conversation).ask))
     return tools
 
@@ -370,23 +370,23 @@ class _Compaction:
         refusal = self._refusal()
         if refusal:
             raise ToolInputError(f"the context is not compacted: {refusal}")
-        self.conversation.compact_next(focus.strip())
-        self.last_request_turn = self.conversation.turns
+        self.conversation.turns.compact_next(focus.strip())
+        self.last_request_turn = self.conversation.turns.count
         return "The conversation so far will be replaced by a summary before your next turn."
 
     def _refusal(self) -> str:
         """Return the reason why the context cannot be compacted now, "" if it can."""
         conversation = self.conversation
-        if conversation.is_compaction_due:
+        if conversation.turns.is_compaction_due:
             return "a summary is due before the next turn already"
         if self.last_request_turn is not None:
-            wait = self.last_request_turn + MIN_TURNS_BETWEEN - conversation.turns
+            wait = self.last_request_turn + MIN_TURNS_BETWEEN - conversation.turns.count
             if wait > 0:
                 turns = count_phrase(wait, "turn")
                 return f"the last summary is not long ago; ask again in {turns}"
-        if conversation.fill < MIN_FILL:
+        if conversation.usage.fill < MIN_FILL:
             return (
-                f"it fills {conversation.fill:.0%} of its budget, and below {MIN_FILL:.0%} a"
+                f"it fills {conversation.usage.fill:.0%} of its budget, and below {MIN_FILL:.0%} a"
                 " summary would save little"
             )
         return ""

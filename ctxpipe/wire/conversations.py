@@ -511,7 +511,7 @@ class Conversations:
                 most = continuation.same
         if best is None or (best.is_provisional and beginning.reply):
             return None, False
-        if best.session.journal is None or best.session.has_unsaved:
+        if best.session.journal is None or best.session.owned_history.has_unsaved:
             return best, True
         if best.beginning.reply != beginning.reply:
             return best, False
@@ -549,7 +549,7 @@ class Conversations:
             if beginning not in beginnings and not beginnings <= without_reply:
                 continue  # the id belongs to another conversation
             if likely in holders:
-                history_length = len(likely.session.known)
+                history_length = len(likely.session.memory.history)
                 if all(len(line) <= history_length for line in lines):
                     return likely
                 self._forget(likely)
@@ -590,14 +590,14 @@ async def _histories(session: Conversation) -> list[Sequence[Message]]:
 
     Returns an empty list if the journal cannot be read.
     """
-    if session.known:
-        return [session.known]
+    if session.memory.history:
+        return [session.memory.history]
     if session.journal is None:
         return []
     histories: list[Sequence[Message]] = []
     try:
-        for name in ["", *await session.branches()]:
-            history = await session.history(branch=name)
+        for name in ["", *await session.owned_history.branches()]:
+            history = await session.owned_history.read(branch=name)
             if history:
                 histories.append(history)
     except CtxpipeError:

@@ -28,8 +28,9 @@ from ..session.breakpoints import MARKS
 from ..session.client import BETA
 from ..session.conversation import Conversation
 from ..session.gate import is_asked_by_a_stage
-from ..session.session import conversation_of
+from ..session.session import conversation_of, new_conversation
 from ..session.sessions import PIPELINE
+from ..session.settings import SessionSettings
 from ..settings import FUNCTION, SESSION_ID, TEXT, excerpt
 from ..stages.reports import Result
 from ..storage import JournalStorage
@@ -37,6 +38,7 @@ from ..storage.protocol import JOURNAL_STORAGE
 from ..summarizers import AgentModel
 from ..tokens import Budget
 from ..tokens.billed import has_usage
+from ..turn.state import Request
 from .body import Body, TooDeep, read_body
 from .codec import Codec, Item, ItemReader, MessagesCodec
 from .conversations import (
@@ -136,6 +138,7 @@ class Adapter:
         self._pipeline = pipeline
         self._session_id = session_id
         self._journal = journal
+        self._session_settings = SessionSettings(journal=journal)
         self._names = names
         self.conversations: Conversations = Conversations(max_sessions=pipeline.max_sessions)
 
@@ -180,16 +183,14 @@ class Adapter:
         """
         # The session with the name itself is registered in the pipeline, where others can find it.
         if session_id == name and not is_id_used:
-            session = self._pipeline.session(session_id, journal=self._journal)
-        else:
-            session = self._pipeline.new_session(session_id, journal=self._journal)
-        return conversation_of(session)
+            return conversation_of(self._pipeline.session(session_id, journal=self._journal))
+        return new_conversation(self._pipeline, session_id, self._session_settings)
 
 
 class Exchange:
     """A request of a conversation. Once it *is_shaped*, *items* replace the *original_items*.
 
-    *result* is the result of the session of *dialog*, which was run with *arguments*. *reason* says
+    *result* is the result of the session of *dialog*, which was run for *request*. *reason* says
     why a request is sent unchanged. *is_stored_by_provider* is True if the request continues a
     conversation that the provider stores, so that it does not contain the whole history.
     """
@@ -198,7 +199,7 @@ class Exchange:
     result: Result
     items: Sequence[Item]
     original_items: Sequence[Item]
-    arguments: JsonDict
+    request: Request
 
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
@@ -257,10 +258,15 @@ class Exchange:
                 self.reason = OPEN_CALLS
                 self._conversations.warn_once(OPEN_CALLS)
                 return
-            self.arguments = {**arguments, "system": _join(arguments.get("system"), units.system)}
+            self.request = Request(
+                _join(arguments.get("system"), units.system),
+                arguments.get("tools"),
+                arguments.get("request") or {},
+                agent_model=agent_model,
+            )
             history = units.messages[: _start_of_prefill(units.messages, codec)]
             self.prefill: list[Message] = units.messages[len(history) :]
-            result = await dialog.session.run(history, **self.arguments, agent_model=agent_model)
+            result = await dialog.session.turns.run(history, self.request)
             self.result = self._with_prefill(result)
             new_items = dialog.translation.items(units, self.result.messages)
             first = len(calls)
@@ -305,7 +311,7 @@ class Exchange:
     @property
     def model(self) -> str | None:
         """Model of the request; None if it names none."""
-        model = self.arguments["request"].get("model")
+        model = self.request.options.get("model")
         return model if isinstance(model, str) else None
 
     async def shorten(self, refusal: Refusal | None) -> bool:
@@ -321,8 +327,8 @@ class Exchange:
             async with dialog.lock:
                 units = dialog.translation.read(self.original_items)
                 history = units.messages[: len(units.messages) - len(self.prefill)]
-                shorter = await dialog.session.recover(
-                    refusal, history, refused_result, **self.arguments
+                shorter = await dialog.session.turns.recover(
+                    refusal, history, refused_result, self.request
                 )
                 if shorter is not None:
                     shorter = self._with_prefill(shorter)
@@ -339,7 +345,7 @@ class Exchange:
         new_body = {**body, **self.result.request_options.get("extra_body", {})}
         if self.is_changed:
             new_body["messages"] = self.items
-        return self.session.mark(self.result, new_body, breakpoints)
+        return self.session.usage.mark(self.result, new_body, breakpoints)
 
     def remember(self, items: object) -> None:
         """Remember *items* of a reply, to recognize them when the client sends them back."""
@@ -362,7 +368,7 @@ class Exchange:
             # the usage includes that history.
             if has_usage(reply) and not self.is_stored_by_provider:
                 model = None if isinstance(field(reply, "model"), str) else self.model
-                self.session.observe(reply, self.result.messages, model=model)
+                self.session.usage.observe(reply, self.result.messages, model=model)
 
 
 class HttpExchange(Exchange):

@@ -14,6 +14,7 @@ from ctxpipe.diagnostics.observers import Observer, ShapedContext
 from ctxpipe.messages import Message
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.protocol import Turn
+from ctxpipe.turn.state import Request
 
 
 class Recorder(Observer):
@@ -49,11 +50,11 @@ async def test_an_observer_that_a_stage_names_gets_each_request():
     watched = conversation_of(ContextPipeline([Watched()]).session("s"))
     history = conversation(user("one"))
 
-    context = await watched.run(history)
-    watched.announce(context, {"model": MODEL, "messages": context.messages})
-    watched.forget(context)
+    context = await watched.turns.run(history, Request())
+    watched.usage.note_request(context, {"model": MODEL, "messages": context.messages})
+    watched.usage.note_failure(context)
     usage = {"input_tokens": 3}
-    watched.observe(usage, context.messages, model=MODEL)
+    watched.usage.observe(usage, context.messages, model=MODEL)
 
     assert Recorder.calls == [
         ("shaped", "s", 1),

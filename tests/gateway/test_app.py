@@ -89,7 +89,7 @@ async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
             text = "".join([piece async for piece in chunks.text_stream])
     assert text == "reply 0"
     session = next(iter(gateway.gateway.shaper().conversations)).session
-    assert session._state.ledger.model == MODEL
+    assert session.memory.state.ledger.model == MODEL
     assert (gateway.gateway.record.turns[0].bill.dollars or 0) > 0
 
 
@@ -161,7 +161,7 @@ async def test_conversations_of_one_name_with_equal_first_messages_do_not_mix(tm
             await post(gateway, {"messages": one[:length]})
             await post(gateway, {"messages": other[:length]})
         found = list(gateway.gateway.shaper().conversations)
-    assert [len(conversation.session.known) for conversation in found] == [5, 5]
+    assert [len(conversation.session.memory.history) for conversation in found] == [5, 5]
     assert len({conversation.session.session_id for conversation in found}) == 2
     for before, after in zip(api.requests[::2], api.requests[2::2], strict=False):
         known = before.body["messages"]

@@ -74,7 +74,7 @@ def pipeline(storage: LocalStorage, summarize: Counting | None = None) -> Contex
 
 
 def record_of(session: Session) -> State:
-    return conversation_of(session)._state
+    return conversation_of(session).memory.state
 
 
 def new_session(
@@ -429,7 +429,7 @@ def archives(root: Path) -> list[Path]:
 async def billed_twice_its_count(session: Session, history: list[Message]):
     """A turn, and a bill of twice what was counted."""
     result = await session.run(history)
-    billed = 2 * conversation_of(session)._settings.counter.total(result.messages)
+    billed = 2 * conversation_of(session).memory.pipeline.counter.total(result.messages)
     session.observe({"input_tokens": billed}, model="m")
 
 

@@ -33,7 +33,7 @@ STRAYS: dict[str, Callable[[Session], Awaitable[object]]] = {
     "run": lambda session: session.run(chat(3)),
     "history": lambda session: session.history(),
     "compact": lambda session: session.compact(chat(3)),
-    "flush": lambda session: conversation_of(session).flush(),
+    "flush": lambda session: conversation_of(session).owned_history.flush(),
 }
 
 
@@ -120,7 +120,7 @@ async def test_after_a_turn_that_waited_was_cancelled_another_loop_may_use_the_s
         slow.gate.set()
 
     assert waiting.cancelled()
-    assert not conversation_of(session).is_running
+    assert not conversation_of(session).owned_history.is_running
     assert await anyio.to_thread.run_sync(strayed, lambda: session.run(chat(3))) == []
 
 

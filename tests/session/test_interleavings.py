@@ -192,7 +192,7 @@ class Chat:
         gc.collect()
 
     async def flush(self) -> None:
-        await conversation_of(self.session).flush()
+        await conversation_of(self.session).owned_history.flush()
 
     async def stage(self) -> None:
         self.world.failures.add("stage")
@@ -212,14 +212,14 @@ class Chat:
     async def end(self) -> list[Message]:
         """The history, after a last request with all calls answered."""
         session = self.session
-        history = [*await session.history(), *conversation_of(session).appended]
+        history = [*await session.history(), *conversation_of(session).owned_history.appended]
         done = {result.tool_use_id for result in tool_results(history)}
         for call in tool_calls(history):
             if call.id not in done:
                 session.append(user(tool_result(call.id)))
         self.say()
         await session.create(self.client, **ASKED)
-        assert not conversation_of(session).appended
+        assert not conversation_of(session).owned_history.appended
         assert_sent(self.said, self.world.requests[-1:])
         return await session.history()
 
@@ -267,7 +267,7 @@ async def test_a_reply_is_in_the_history_as_soon_as_its_cancelled_entry_is_found
         with pytest.raises(asyncio.CancelledError):
             await asyncio.create_task(session.create(client, **ASKED))
 
-    known, _ = await conversation_of(session).own_history()
+    known, _ = await conversation_of(session).owned_history.for_request()
 
     assert [message["role"] for message in known] == ["user", "assistant"]
     assert await session.history() == known

@@ -403,7 +403,9 @@ async def test_a_request_that_would_wait_for_itself_is_an_error(way):
             async with session.stream(client, **ASKED):
                 await (asyncio.create_task(again()) if way == "in a task" else again())
 
-    assert "on" in spoken([*await session.history(), *conversation_of(session).appended])
+    assert "on" in spoken(
+        [*await session.history(), *conversation_of(session).owned_history.appended]
+    )
 
 
 async def test_a_task_started_inside_a_stream_may_send_after_its_end():
@@ -441,9 +443,9 @@ async def test_requests_with_messages_do_not_wait():
 async def test_flushed_messages_are_in_the_journal_before_any_request(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     session.append(user("go"))
-    await conversation_of(session).flush()
+    await conversation_of(session).owned_history.flush()
     session.append(user("on"))
-    await conversation_of(session).flush()
+    await conversation_of(session).owned_history.flush()
 
     fresh = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     assert await fresh.history() == [user("go"), user("on")]
@@ -460,7 +462,7 @@ async def test_results_appended_after_a_flush_directly_follow_their_calls(
         session.append(user("go"))
         await session.create(client, **ASKED)
         session.append(user("stop"))
-        await conversation_of(session).flush()
+        await conversation_of(session).owned_history.flush()
         session.append(user(tool_result("toolu_1")))
         await session.create(client, **ASKED)
 

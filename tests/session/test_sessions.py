@@ -106,8 +106,9 @@ async def fill(sessions: Sessions, *names: str):
 async def until_written(sessions: Sessions):
     """Wait until the writes in the background have ended or failed."""
     for held in list(sessions._pool._needed.values()):
-        if held._flushing is not None:
-            await asyncio.wait([held._flushing])
+        task = held.owned_history._flush_task
+        if task is not None:
+            await asyncio.wait([task])
 
 
 async def until_let_go(sessions: Sessions, *names: str):
@@ -214,7 +215,7 @@ async def test_threads_that_get_a_session_at_the_same_time_get_the_same_one(tmp_
         for number in range(4):
             group.start_soon(anyio.to_thread.run_sync, append, number)
 
-    await conversation_of(sessions.get("a")).flush()
+    await conversation_of(sessions.get("a")).owned_history.flush()
     history = await sessions.get("a").history()
     assert sorted(str(message["content"]) for message in history) == sorted(
         f"{number} {turn}" for number in range(4) for turn in range(50)
@@ -228,7 +229,7 @@ async def test_a_session_with_a_due_compaction_is_not_removed(tmp_path):
     sessions.get("a").compact_next()
     await fill(sessions, "c", "d", "e")
 
-    assert conversation_of(sessions.get("a")).is_compaction_due
+    assert conversation_of(sessions.get("a")).turns.is_compaction_due
 
 
 async def test_a_session_is_not_removed_while_the_model_answers_its_request(tmp_path):
@@ -257,7 +258,9 @@ async def test_with_a_journal_that_always_fails_memory_is_bounded_and_losses_are
     await fill(sessions, *(f"s{number}" for number in range(20)))
 
     assert sessions.bytes < 200_000
-    given_up = [record.message for record in caplog.records if "let go" in record.message]
+    given_up = [
+        record.message for record in caplog.records if "removed from memory" in record.message
+    ]
     assert len(given_up) == 20 - len(sessions)
 
 
@@ -272,7 +275,7 @@ async def test_a_failed_write_is_tried_again_before_its_session_is_dropped(tmp_p
         gc.collect()
     await until_let_go(sessions, "a")
 
-    assert not [record for record in caplog.records if "let go" in record.message]
+    assert not [record for record in caplog.records if "removed from memory" in record.message]
     assert await sessions.get("a").history() == chat(30)
 
 
@@ -311,7 +314,7 @@ async def test_unwritten_messages_stay_while_other_sessions_use_the_memory(tmp_p
         disk.mend()
         opened.set()
 
-    assert not [record for record in caplog.records if "let go" in record.message]
+    assert not [record for record in caplog.records if "removed from memory" in record.message]
 
 
 async def test_sessions_without_a_journal_are_bounded_and_losses_are_reported(
@@ -322,10 +325,14 @@ async def test_sessions_without_a_journal_are_bounded_and_losses_are_reported(
         pipeline.session(f"s{number}").append(user("go"))
         pipeline.session("another")
 
-    given_up = [record.message for record in caplog.records if "let go" in record.message]
-    assert conversation_of(pipeline.session("s11")).appended == [user("go")]
+    given_up = [
+        record.message for record in caplog.records if "removed from memory" in record.message
+    ]
+    assert conversation_of(pipeline.session("s11")).owned_history.appended == [user("go")]
     kept = [
-        number for number in range(12) if conversation_of(pipeline.session(f"s{number}")).appended
+        number
+        for number in range(12)
+        if conversation_of(pipeline.session(f"s{number}")).owned_history.appended
     ]
     assert len(given_up) == 3  # of thirteen
     assert len(kept) >= 9
@@ -337,7 +344,9 @@ async def test_a_pipeline_keeps_a_session_with_messages_stored_nowhere_else(tmp_
     for number in range(5):
         pipeline.session(f"s{number}", journal=storage)
 
-    assert conversation_of(pipeline.session("a", journal=storage)).appended == [user("go")]
+    assert conversation_of(pipeline.session("a", journal=storage)).owned_history.appended == [
+        user("go")
+    ]
 
 
 # However many there are -------------------------------------------------------------------------

@@ -148,7 +148,7 @@ async def test_a_summary_that_failed_in_the_background_is_dropped():
     pipeline = ContextPipeline([stage], budget=BUDGET)
     session = pipeline.session("s")
     history = loop(30)
-    memories = session._conversation._state.memories
+    memories = session._conversation.memory.state.memories
 
     for end in range(3, len(history) + 1, 2):
         begun = PendingSummary in memories.get(0, {})

@@ -307,7 +307,7 @@ JOURNALS: dict[str, Callable[[Server], Any]] = {
 async def written(*sessions: Session):
     """Wait until the journal has what these sessions know."""
     with anyio.fail_after(60):
-        while any(conversation_of(each).has_unsaved for each in sessions):  # noqa: ASYNC110
+        while any(conversation_of(each).owned_history.has_unsaved for each in sessions):  # noqa: ASYNC110
             await anyio.sleep(0.05)
 
 

@@ -266,7 +266,7 @@ async def test_a_session_that_is_deleted_during_a_turn_drops_what_it_knows():
     with pytest.raises(SessionDeleted):
         await session.run([*talk(), user("go on")])
 
-    assert list(conversation_of(session).known) == []
+    assert list(conversation_of(session).memory.history) == []
     assert (await session.run(conversation(user("hello again")))).notices == (DELETED,)
 
 

@@ -83,7 +83,7 @@ async def test_turns_go_on_without_the_server_and_each_message_is_written_once(
         for session in sessions:
             await written(journal, session.session_id, history)
         with anyio.fail_after(60):
-            while any(conversation_of(each).has_unsaved for each in sessions):  # noqa: ASYNC110
+            while any(conversation_of(each).owned_history.has_unsaved for each in sessions):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         for session in sessions:
             await journal.delete(session.session_id)
@@ -191,7 +191,7 @@ async def test_a_journal_that_was_away_at_the_first_turns_is_read_in_a_later_one
         assert (await session.run(history)).messages == history
     journal.is_unavailable = False
     with anyio.fail_after(60):
-        while conversation_of(session).has_unsaved:  # noqa: ASYNC110
+        while conversation_of(session).owned_history.has_unsaved:  # noqa: ASYNC110
             await anyio.sleep(0.05)
     history = [*history, assistant("done"), user("the last")]
     await session.run(history)

@@ -143,7 +143,7 @@ async def test_sessions_go_on_while_a_database_is_locked_and_write_when_it_is_fr
 
     assert len(notices) == number
     assert all(LOCKED in notice for notice in notices)
-    await until(lambda: not any(conversation_of(each).has_unsaved for each in opened))
+    await until(lambda: not any(conversation_of(each).owned_history.has_unsaved for each in opened))
     for name in names:
         anew = ContextPipeline([]).session(name, journal=journal)
         assert await anew.history() == SECOND
@@ -433,7 +433,7 @@ class Hanging(MemoryStorage):
 
 async def flushed(session: Session):
     session.append(*FIRST)
-    await conversation_of(session).flush()
+    await conversation_of(session).owned_history.flush()
 
 
 @pytest.mark.parametrize("hanging", [["entries"], ["append"], ["entries", "append"]], ids=str)
@@ -469,7 +469,7 @@ async def test_what_a_session_could_not_write_is_written_when_the_store_is_back(
     for name in ("a", "b"):
         anew = ContextPipeline([]).session(name, journal=journal)
         assert await anew.history() == SECOND
-    await until(lambda: not conversation_of(second).is_running)
+    await until(lambda: not conversation_of(second).owned_history.is_running)
     assert (await first.run(SECOND)).notices == (BACK,)
 
 

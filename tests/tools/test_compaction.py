@@ -168,7 +168,7 @@ async def test_a_request_to_compact_a_small_context_is_refused_with_the_reason(
 
     assert result["is_error"]
     assert "the context is not compacted: it fills 1% of its budget" in str(result["content"])
-    assert not conversation_of(session).is_compaction_due
+    assert not conversation_of(session).turns.is_compaction_due
 
 
 @pytest.mark.parametrize("arguments", [{}, {"focus": 3}, {"focus": "x" * 2001}])
@@ -196,7 +196,7 @@ async def test_if_the_summary_fails_the_turn_continues_and_a_notice_has_the_reas
     assert result.messages == history
     [notice] = result.notices
     assert notice.startswith("the compaction that was asked for changed nothing: ")
-    assert not conversation_of(session).is_compaction_due
+    assert not conversation_of(session).turns.is_compaction_due
 
 
 @needs_middleware

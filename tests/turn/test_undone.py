@@ -428,7 +428,7 @@ async def test_earlier_contexts_hold_no_message_that_the_history_has():
     for _ in range(5):
         await compacted(session, life)
 
-    earlier = conversation_of(session)._memory.timeline.earlier
+    earlier = conversation_of(session).memory.timeline.earlier
 
     assert len(earlier) == 5
     for context in earlier:

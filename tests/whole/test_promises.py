@@ -801,7 +801,7 @@ class Caller(RuleBasedStateMachine):
             self._checked(result, seen, in_session=True, stages=stages, **more)
             sent = list(result.messages)
             figures["turns of forks"] += 1
-        conversation_of(fork).cancel_summaries()
+        conversation_of(fork).memory.cancel_summaries()
 
     @rule(works=st.booleans(), force=st.booleans())
     def another_process(self, works: bool, force: bool):

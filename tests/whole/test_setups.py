@@ -688,7 +688,7 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage):
 
     session.observe(usage)
 
-    assert conversation_of(session)._state.ledger.factor == pytest.approx(1.5, abs=0.01)
+    assert conversation_of(session).memory.state.ledger.factor == pytest.approx(1.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, delete_sessions
 from ctxpipe.summarizers import Summary
 from ctxpipe.tools import ToolInputError, offload_tools
+from ctxpipe.turn.state import Request
 from ctxpipe.wire import MESSAGES, Adapter, Conversations, Dialog, conversation, conversation_name
 from ctxpipe.wire.conversations import OWN_BYTES, texts_at
 
@@ -97,7 +98,7 @@ class Client:
         found = await self.conversations.find(name, MESSAGES.codec, items, self.open_session)
         assert found is not None
         messages: list[Any] = list(items)
-        self.sent = (await found.session.run(messages)).messages
+        self.sent = (await found.session.turns.run(messages, Request())).messages
         return found
 
 
@@ -147,7 +148,7 @@ async def test_equal_beginnings_part_with_their_first_reply(tmp_path):
             found = await client.ask([user("Hi"), *steps][:length])
             if length > 1:
                 ids.setdefault(who, set()).add(found.session.session_id)
-                assert len(found.session.known) == length
+                assert len(found.session.memory.history) == length
 
     assert [len(own) for own in ids.values()] == [1, 1, 1]
     assert len(set.union(*ids.values())) == 3
@@ -161,7 +162,7 @@ async def test_conversations_of_one_name_each_have_a_folder_and_a_journal(name, 
     ids = [dialog.session.session_id for dialog in found]
     assert len(set(ids)) == 2
     assert all(it.startswith(name or "unnamed-") for it in ids)
-    assert [len(await dialog.session.history()) for dialog in found] == [3, 3]
+    assert [len(await dialog.session.owned_history.read()) for dialog in found] == [3, 3]
     assert len(list(tmp_path.glob("*/a.md"))) == 2
 
 

@@ -131,7 +131,7 @@ async def test_a_begun_answer_stays_the_end_of_the_request_and_is_no_part_of_the
     assert exchange.items[-2:] == [asked, begun]
     assert exchange.items[-1] is begun
     assert exchange.result.messages[-1]["content"] == '{"names": ['
-    assert exchange.session.known[-1]["content"] == "Give the names."
+    assert exchange.session.memory.history[-1]["content"] == "Give the names."
     whole = {"role": "assistant", "content": '{"names": []}'}
     later = await begin(adapter, [*history, asked, whole, asked])
     assert later.dialog is exchange.dialog
@@ -228,7 +228,7 @@ def events(*said: Mapping[str, Any]) -> bytes:
 
 def factor(exchange: HttpExchange) -> float:
     """What a token is believed to cost after the reply."""
-    return exchange.session._state.ledger.factor
+    return exchange.session.memory.state.ledger.factor
 
 
 async def test_where_nothing_is_to_be_done_the_bytes_are_the_clients_own(tmp_path):

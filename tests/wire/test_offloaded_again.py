@@ -22,6 +22,7 @@ from ctxpipe.session.conversation import Conversation
 from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.protocol import Stage
+from ctxpipe.turn.state import Request
 from ctxpipe.wire import MESSAGES, Conversations
 
 LONG = "\n".join(f"line {line} of a result, in words" for line in range(300))
@@ -56,7 +57,7 @@ class Client:
     async def ask(self, items: Sequence[Any], name: str = NAME) -> Items:
         dialog = await self.conversations.find(name, MESSAGES.codec, items, self.open_session)
         assert dialog is not None
-        result = await dialog.session.run(list(items))
+        result = await dialog.session.turns.run(list(items), Request())
         self.session_id = dialog.session.session_id
         self.result = result
         self.sent = list(result.messages)

@@ -1,0 +1,230 @@
+"""The history that a session keeps: messages are appended, sent, and written to the journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from ..errors import CtxpipeError, SessionDeleted, safe_text
+from ..messages import Message, check, ensure_messages, ensure_sendable_values, with_content
+from ..messages.identity import says_the_same
+from .open_calls import add_appended
+
+if TYPE_CHECKING:
+    from ..journal.timeline import Step
+    from .access import Access
+    from .memory import SessionMemory
+
+
+class OwnedHistory:
+    """Keeps a history in the *memory* of a session, including messages that no turn has had yet.
+
+    *access* lets one caller after another in.
+    """
+
+    def __init__(self, memory: SessionMemory, access: Access) -> None:
+        self._memory = memory
+        self._access = access
+        # The newest reply that was added by itself: its content, and the message in the history.
+        self._reply_content: object = object()
+        self._reply: Message | None = None
+        self._flush_task: asyncio.Task[None] | None = None
+
+    # Reading --------------------------------------------------------------------------------------
+
+    @property
+    def appended(self) -> Sequence[Message]:
+        """Messages that were appended and are in no turn yet; they must not be changed."""
+        return self._memory.journal.appended
+
+    async def read(self, *, branch: str | None = None) -> list[Message]:
+        """Return the complete history, as `Session.history` explains."""
+        with suppress(SessionDeleted):
+            async with self._access.alone(insists=True):
+                return await self._memory.journal.history(branch)
+        async with self._access.alone(insists=True):  # the history since the deletion
+            return await self._memory.journal.history(branch)
+
+    async def branches(self) -> list[str]:
+        """Return the names of the journal's branches, as `Session.branches` explains."""
+        with self._access.store_allowance(insists=True):
+            return await self._memory.journal.branches()
+
+    async def for_request(self) -> tuple[list[Message], int]:
+        """Return the history to send, with messages of other processes and appended messages.
+
+        The second value is the number of appended messages in it.
+        """
+        self._memory.is_owner = True
+        return await self._newest(insists=not self._memory.journal.is_read)
+
+    async def _newest(self, *, insists: bool = False) -> tuple[list[Message], int]:
+        """Return the values of `for_request`; *insists* is that of `Access.alone`."""
+        async with self._access.alone(insists=insists):
+            history = await self._memory.journal.newest_history()
+            appended = self._access.before_claims(self.appended)
+            return add_appended(history, appended), len(appended)
+
+    def is_answered(self, last: Message) -> bool:
+        """Return True if the model has nothing to answer after *last*, the end of the history.
+
+        A reply counts although it is not written yet, because the request that has waited for it
+        may have been cancelled. A message of the assistant that the caller has appended is the
+        beginning of an answer.
+        """
+        if last["role"] != "assistant":
+            return False
+        is_beginning = any(message is last for message in self.appended)
+        return last is self._reply or not is_beginning
+
+    # Adding ---------------------------------------------------------------------------------------
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """Append *messages*, as `Session.append` explains."""
+        self._access.ensure_open()
+        ensure_messages(list(messages))
+        ensure_sendable_values(check(messages))
+        self._memory.is_owner = True
+        new_messages = [
+            _copy(message)
+            for message in messages
+            if message["content"] is not self._reply_content  # else it is in the history already
+        ]
+        self._memory.journal.appended.extend(new_messages)
+        self._memory.note_change()
+
+    async def add_reply(self, content: object) -> None:
+        """Add a reply with *content*, and write it to the journal. Without content does nothing."""
+        if not content:
+            return
+        message = cast("Message", {"role": "assistant", "content": content})
+        self._reply_content = content
+        appended = self._memory.journal.appended
+        for index in reversed(range(len(appended))):  # the caller has appended it while streaming
+            other = appended[index]
+            if other["role"] == "assistant" and says_the_same(other, message):
+                del appended[index]
+        # Messages that were appended since the request come after the reply. It is added before
+        # anything is awaited, because the caller has paid for it, and this may be cancelled.
+        self._reply = _copy(message)
+        appended.insert(0, self._reply)
+        async with self._access.alone():
+            await self._write_appended(1)
+
+    async def _write_appended(self, count: int) -> None:
+        """Add the first *count* appended messages to the timeline and the journal."""
+        await self._write(add_appended(self._memory.history, self.appended[:count]), count)
+
+    async def _write(self, history: list[Message], count: int) -> None:
+        """Make *history* the history of the timeline and the journal, without a turn.
+
+        It contains the first *count* appended messages. They stay appended if another process has
+        written to the journal first.
+        """
+        memory = self._memory
+        step = memory.timeline.begin(history)
+        try:
+            memory.journal.taken = count
+            if await memory.journal.write(step):
+                self.apply(step)
+                memory.state.agreed = min(memory.state.agreed, step.same)
+        finally:
+            memory.journal.taken = 0
+
+    def apply(self, step: Step) -> None:
+        """Make *step* part of the timeline, after it was written to the journal.
+
+        Steps that could not be written are written when the store answers again.
+        """
+        self._memory.journal.apply(step)
+        self._memory.journal.flush_when_back(self)
+        self._memory.note_change()
+
+    # Unsaved messages -----------------------------------------------------------------------------
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if the session holds something that is stored nowhere else.
+
+        That is: appended messages, turns that could not be written, a requested compaction, and
+        without a journal the history itself.
+        """
+        memory = self._memory
+        if self.appended or memory.journal.unwritten or memory.next_focus is not None:
+            return True
+        return memory.journal.storage is None and memory.is_owner
+
+    @property
+    def is_running(self) -> bool:
+        """True during a turn, an exchange, or a flush in the background."""
+        is_flushing = self._flush_task is not None and not self._flush_task.done()
+        return is_flushing or self._access.is_busy
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if something unsaved cannot be written, and the session is not in use."""
+        journal = self._memory.journal
+        can_be_written = self.appended and journal.storage and not journal.unwritten
+        return self.has_unsaved and not (self.is_running or can_be_written)
+
+    @property
+    def can_flush(self) -> bool:
+        """True if there is a journal, and messages that are not in it."""
+        journal = self._memory.journal
+        is_needed = bool(self.appended or journal.unwritten)
+        return is_needed and journal.storage is not None
+
+    async def flush(self) -> None:
+        """Write the appended messages, and turns that could not be written, to the journal.
+
+        Waits for the exchange that is running. If the journal cannot be written, the next result
+        has a notice. Raises StorageError if the journal cannot be read.
+        """
+        async with self._access.exchange():
+            with self._access.store_allowance():
+                history, count = await self._newest()
+                async with self._access.alone():
+                    journal = self._memory.journal
+                    journal.taken = count
+                    await journal.catch_up(history)
+                    count = journal.taken
+                    # The timeline may now have messages of other processes, and lack some that
+                    # could not be written.
+                    if len(self._memory.history) >= len(history):
+                        history = add_appended(self._memory.history, self.appended[:count])
+                    await self._write(history, count)
+
+    def flush_soon(self) -> None:
+        """Start a `flush` on the running event loop, if it is needed and possible."""
+        if self.can_flush and not self.is_running and self._access.is_free_here:
+            task = asyncio.get_running_loop().create_task(self._flush_in_background())
+            self._flush_task = task
+
+    async def _flush_in_background(self) -> None:
+        """Do the same as `flush`; an error becomes a notice of the next result."""
+        try:
+            await self.flush()
+        except CtxpipeError as error:
+            self._memory.journal.notify(f"appended messages cannot be written: {safe_text(error)}")
+
+    async def flush_missing(self) -> None:
+        """Write turns that could not be written, unless the turn that is running does that."""
+        self.flush_soon()
+        if self._flush_task is not None:
+            await asyncio.wait({self._flush_task})
+
+    def give_up(self) -> None:
+        """Report that the session is removed from memory with messages that no journal has."""
+        self._memory.journal.notify(
+            "removed from memory, which is full, with messages that are in no journal"
+        )
+
+
+def _copy(message: Message) -> Message:
+    """Return a copy of *message*: a caller may use the same object for the next message."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = list(content)
+    return with_content(message, content)
