@@ -3,6 +3,8 @@
     python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS...
                                        [--limit 20] [--turns 120] [--lives 300]
     python scripts/compare_contexts.py --bytes --beside FOLDER TRANSCRIPTS...
+    python scripts/compare_contexts.py --journals [--bytes] --beside FOLDER TRANSCRIPTS...
+    python scripts/compare_contexts.py --requests --beside FOLDER
 
 FOLDER is a checkout of the other version. TRANSCRIPTS are recorded conversations: files, or folders
 of ``*.jsonl`` files. Both versions play the same conversations, turn by turn, through one session:
@@ -18,7 +20,8 @@ The stages are those of the library. If the stages of the two versions differ on
 ``--stages own`` plays three simple stages that are defined in this script; ``coding``, ``lines``
 and ``chat`` play those of the presets.
 
-Without ``--bytes`` the contexts are compared. Each turn gets one of these classes:
+Without ``--bytes``, ``--journals`` and ``--requests`` the contexts are compared. Each turn gets one
+of these classes:
 
     equal      both versions send the same bytes
     two gaps   the history was cut, or a cache mark moved, while the old context had two or more
@@ -45,6 +48,17 @@ With ``--bytes`` the files are compared. Each conversation has a journal, an arc
 results in one folder, with the same session id and the same clock in both versions; random numbers
 are replaced by constants. The first file that differs, or that one version does not write, is
 printed with the place of the difference, and the exit status is 1.
+
+With ``--journals`` each version continues the journals of the other. Every conversation with a
+journal is played to its middle with one version. Then each version continues it in a new process,
+from a copy of the journal and its files: first with the same history once more, then with the rest
+of the conversation. The turns of the two are compared as above. With ``--bytes`` the files that
+they have at the end are compared as well.
+
+With ``--requests`` the recorded requests of the clients (tests/gateway/requests) are sent through a
+gateway of each version, once so that it moves results to files, and once so that it compacts. The
+bodies that the upstream receives are compared byte by byte. The first difference is printed, and
+the exit status is 1.
 """
 
 from __future__ import annotations
@@ -65,7 +79,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -89,6 +103,7 @@ from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import bare, sign, verify
 
 SCRIPT = Path(__file__).resolve()
+REQUESTS_SCRIPT = SCRIPT.with_name("play_requests.py")
 THIS_VERSION = SCRIPT.parents[1]
 MODES = ("history", "adopting", "journal")
 MODES_WITH_JOURNAL = ("adopting", "journal")  # "history" would write what "journal" writes
@@ -112,6 +127,9 @@ EXCERPT_CHARS = 300  # characters printed of each version at the first differenc
 DIGEST = re.compile(r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)")
 TRIGGERS = (1_500, 3_000, 6_000)  # of random lives, in tokens
 TRANSCRIPT_TRIGGER = 12_000
+OFFLOADED = b"offloaded to file"
+COMPACTED = b"[Conversation compressed]"
+COMPACTING_SHARE = 0.7  # the window, as a share of a client's longest request: smaller than that
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -129,7 +147,13 @@ def main() -> int:
         "--beside", type=Path, metavar="FOLDER", help="checkout of the other version"
     )
     parser.add_argument(
-        "--bytes", action="store_true", help="compare the files of journals and archives instead"
+        "--bytes", action="store_true", help="compare the files of journals and archives"
+    )
+    parser.add_argument(
+        "--journals", action="store_true", help="continue the journals of the other version"
+    )
+    parser.add_argument(
+        "--requests", action="store_true", help="compare the requests of a gateway instead"
     )
     parser.add_argument(
         "--limit", type=int, default=20, help="maximum number of transcripts, evenly spread"
@@ -151,6 +175,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         # Links resolved: journals and contexts contain the path.
         work_folder = Path(folder).resolve()
+        if options.requests:
+            return compare_requests(options, work_folder)
+        if options.journals:
+            return compare_journals(options, work_folder)
         if options.bytes:
             return compare_files(options, work_folder)
         return compare_contexts(options, work_folder)
@@ -165,17 +193,29 @@ def compare_contexts(options: argparse.Namespace, work_folder: Path) -> int:
         old_records = play_version(options.beside, request, work_folder / "files")
         new_records = play_version(THIS_VERSION, request, work_folder / "files")
         print(f"{kind}: {', '.join(new_records)[:80]}", file=sys.stderr)
-        for name, new in new_records.items():
-            old = old_records[name]
-            classes = classify(name, old, new)
-            figures.update(classes)
-            figures["turns"] += len(classes)
-            for side, record in (("old", old), ("new", new)):
-                for turn in record["turns"]:
-                    figures.update(f"{fault}: {side}" for fault in turn["faults"])
-            for turn in new["turns"]:
-                events.update(turn["reports"])
-                events["contexts with two or more gaps"] += turn["gaps"] > 1
+        compare_records(old_records, new_records, figures, events)
+    return print_results(figures_by_kind, events)
+
+
+def compare_records(
+    old_records: Any, new_records: Any, figures: Counter[str], events: Counter[str]
+) -> None:
+    """Add the classes and faults of each turn to *figures*, and what stages did to *events*."""
+    for name, new in new_records.items():
+        old = old_records[name]
+        classes = classify(name, old, new)
+        figures.update(classes)
+        figures["turns"] += len(classes)
+        for side, record in (("old", old), ("new", new)):
+            for turn in record["turns"]:
+                figures.update(f"{fault}: {side}" for fault in turn["faults"])
+        for turn in new["turns"]:
+            events.update(turn["reports"])
+            events["contexts with two or more gaps"] += turn["gaps"] > 1
+
+
+def print_results(figures_by_kind: dict[str, Counter[str]], events: Counter[str]) -> int:
+    """Print the table and the events. Returns the exit status."""
     print_table(figures_by_kind)
     counts = ", ".join(f"{count:,} × {event}" for event, count in sorted(events.items()))
     print(f"\nin this version: {counts}")
@@ -199,7 +239,7 @@ def requests(
     common_arguments = {
         "turns": options.turns,
         "stages": options.stages,
-        "with_journal": options.bytes,
+        "with_journal": options.bytes or options.journals,
     }
     for path in selected_transcripts(options.transcripts, options.limit):
         for mode in modes:
@@ -225,30 +265,50 @@ def selected_transcripts(places: Sequence[Path], limit: int) -> list[Path]:
 
 
 def play_version(
-    version: Path, request: dict[str, Any], root: Path, files: Path | None = None
+    version: Path,
+    request: dict[str, Any],
+    root: Path,
+    files: Path | None = None,
+    *,
+    first_files: Path | None = None,
 ) -> dict[str, Any]:
     """Play *request* with the checkout *version* in a process of its own, and return its records.
 
-    The process writes below *root*, which is the same path for both versions. Then the files are
-    moved to *files*, or removed if that is None.
+    The process writes below *root*, which is the same path for both versions. At its beginning the
+    folder is a copy of *first_files*, or empty. Then the files are moved to *files*, or removed if
+    that is None.
     """
-    root.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(version.resolve())}
     arguments = json.dumps({**request, "version": str(version.resolve())})
+    output = run_version(version, [SCRIPT, "--play", arguments], root, first_files)
+    if files is None:
+        shutil.rmtree(root)
+    else:
+        root.rename(files)
+    records: dict[str, Any] = json.loads(output)
+    return records
+
+
+def run_version(
+    version: Path, command: Sequence[Path | str], root: Path, first_files: Path | None = None
+) -> bytes:
+    """Run the Python program *command* in *root* with *version* of ctxpipe; return its output.
+
+    *root* must not exist; it becomes a copy of *first_files*, or an empty folder.
+    """
+    if first_files is None:
+        root.mkdir()
+    else:
+        shutil.copytree(first_files, root)
+    environment = {**os.environ, "PYTHONPATH": str(version.resolve())}
     answer = subprocess.run(
-        [sys.executable, str(SCRIPT), "--play", arguments],
+        [sys.executable, *command],
         env=environment,
         cwd=root,
         stdout=subprocess.PIPE,
         timeout=TIMEOUT_SECONDS,
         check=True,
     )
-    if files is None:
-        shutil.rmtree(root)
-    else:
-        root.rename(files)
-    records: dict[str, Any] = json.loads(answer.stdout)
-    return records
+    return answer.stdout
 
 
 # Comparing files ----------------------------------------------------------------------------------
@@ -312,6 +372,106 @@ def first_difference(old_folder: Path, new_folder: Path) -> str:
                 f"  new: {new_bytes[start : start + EXCERPT_CHARS]!r}"
             )
     return ""
+
+
+# Comparing continued journals ---------------------------------------------------------------------
+
+
+def compare_journals(options: argparse.Namespace, work_folder: Path) -> int:
+    """Continue the journals of each version with both, and print the table of the second halves.
+
+    Returns the exit status.
+    """
+    versions = {"old": options.beside, "new": THIS_VERSION}
+    root = work_folder / "files"
+    figures_by_kind: dict[str, Counter[str]] = {
+        f"written by {name}": Counter() for name in versions
+    }
+    events: Counter[str] = Counter()
+    for kind, request in requests(options, MODES_WITH_JOURNAL):
+        for writer, version in versions.items():
+            first_half = {**request, "part": "first", "handover": str(work_folder / "handover")}
+            play_version(version, first_half, root, work_folder / "written")
+            second_half = {**first_half, "part": "second"}
+            records = {
+                reader: play_version(
+                    version,
+                    second_half,
+                    root,
+                    work_folder / reader,
+                    first_files=work_folder / "written",
+                )
+                for reader, version in versions.items()
+            }
+            print(f"{kind}, written by {writer}: {', '.join(records['new'])[:80]}", file=sys.stderr)
+            figures = figures_by_kind[f"written by {writer}"]
+            compare_records(records["old"], records["new"], figures, events)
+            difference = ""
+            if options.bytes:
+                difference = first_difference(work_folder / "old", work_folder / "new")
+            if difference:
+                print(f"{kind}, written by {writer}: {', '.join(records['new'])}\n{difference}")
+                return 1
+            for name in ("written", "old", "new"):
+                shutil.rmtree(work_folder / name)
+    return print_results(figures_by_kind, events)
+
+
+# Comparing requests of a gateway ------------------------------------------------------------------
+
+
+def compare_requests(options: argparse.Namespace, work_folder: Path) -> int:
+    """Compare what a gateway of each version sends. Returns 1 at the first difference."""
+    body_count = 0
+    byte_count = 0
+    counts = {OFFLOADED: 0, COMPACTED: 0}
+    root = work_folder / "files"
+    for name, recording, window in client_recordings():
+        path = work_folder / "recording.json"
+        path.write_text(json.dumps(recording), "utf-8")
+        for window_arguments in ([], [str(window)]):
+            command: list[Path | str] = [REQUESTS_SCRIPT, path, *window_arguments]
+            for version, files in ((options.beside, "old"), (THIS_VERSION, "new")):
+                run_version(version, command, root)
+                root.rename(work_folder / files)
+            difference = first_difference(work_folder / "old", work_folder / "new")
+            if difference:
+                limit = f", with a window of {window:,} tokens" if window_arguments else ""
+                print(f"{name}{limit}: {difference}")
+                return 1
+            bodies = [path.read_bytes() for path in files_below(work_folder / "new").values()]
+            print(f"{name}: {len(bodies)} bodies are equal", file=sys.stderr)
+            body_count += len(bodies)
+            byte_count += sum(len(body) for body in bodies)
+            for mark in counts:
+                counts[mark] += sum(mark in body for body in bodies)
+            shutil.rmtree(work_folder / "old")
+            shutil.rmtree(work_folder / "new")
+    print(
+        f"{body_count:,} bodies with {byte_count:,} bytes are equal; {counts[OFFLOADED]:,} have "
+        f"offloaded results, {counts[COMPACTED]:,} a summary"
+    )
+    return 0 if all(counts.values()) else 1
+
+
+def client_recordings() -> Iterator[tuple[str, dict[str, Any], int]]:
+    """Yield the name of each recorded client, its requests, and a window that they do not fit.
+
+    The requests are as `play_requests` reads them.
+    """
+    sys.path.append(str(THIS_VERSION / "tests" / "support"))
+    from client_requests import FOLDER, read  # noqa: PLC0415
+
+    for path in sorted(FOLDER.glob("*.json")):
+        sent_requests = [sent for sent in read(path.stem).requests if sent.body is not None]
+        server = "OpenAIServer"
+        if "contents" in sent_requests[0].body:
+            server = "GeminiServer"
+        elif sent_requests[0].target.partition("?")[0].endswith("/messages"):
+            server = "MessagesServer"
+        longest = max(token_count(json.dumps(sent.body)) for sent in sent_requests)
+        recording = {"server": server, "requests": [asdict(sent) for sent in sent_requests]}
+        yield path.stem, recording, int(COMPACTING_SHARE * longest)
 
 
 # Comparing contexts -------------------------------------------------------------------------------
@@ -416,10 +576,14 @@ async def play(
     transcript: str = "",
     mode: str = "",
     seeds: Sequence[int] = (),
+    part: str = "whole",
+    handover: str = "",
 ) -> dict[str, Any]:
     """Play a transcript or random lives, and return the record of each conversation by its name.
 
-    A record has the turns, and the texts of the messages by their digest.
+    A record has the turns, and the texts of the messages by their digest. The *part* "first" ends
+    in the middle of each conversation and writes its state to the file *handover*; the part
+    "second" reads that file and plays the rest.
     """
     if not Path(ctxpipe.__file__).is_relative_to(version):
         raise SystemExit(f"{ctxpipe.__file__} is not in {version}")
@@ -427,29 +591,86 @@ async def play(
     logging.getLogger("ctxpipe").setLevel(logging.CRITICAL)
     # Journals contain random numbers, which would differ each time.
     secrets.token_hex = lambda nbytes=None: "00" * (nbytes or 8)
-    if not transcript:
-        return {f"life {seed}": await Life(seed, stages, with_journal).run() for seed in seeds}
-    caller = Caller(
-        Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER),
-        has_journal=with_journal or mode == "journal",
-    )
-    await play_transcript(caller, Path(transcript), mode, turns)
-    return {f"{Path(transcript).stem}, {mode}": caller.record()}
+    conversations: dict[str, Life | Replay] = {}
+    if transcript:
+        caller = Caller(
+            Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER),
+            has_journal=with_journal or mode == "journal",
+        )
+        messages: Any = read_transcript(Path(transcript)).messages
+        name = f"{Path(transcript).stem}, {mode}"
+        conversations[name] = Replay(caller, messages, mode, turns)
+    for seed in seeds:
+        conversations[f"life {seed}"] = Life(seed, stages, with_journal)
+    states: dict[str, Any] = {}
+    if part == "second":
+        states = read_states(handover)
+    for name, conversation in conversations.items():
+        if part == "second":
+            await conversation.resume(states[name])
+        await conversation.run(to_middle=part == "first")
+        states[name] = conversation.state()
+    if part == "first":
+        write_states(states, handover)
+    return {name: conversation.caller.record() for name, conversation in conversations.items()}
 
 
-async def play_transcript(caller: Caller, transcript: Path, mode: str, turns: int) -> None:
-    """Play up to *turns* turns of *transcript*: a turn for each reply in it."""
-    messages: Any = read_transcript(transcript).messages
-    replies = [
-        index for index, message in enumerate(messages) if message["role"] == "assistant" and index
-    ]
-    history: Messages = messages[: replies[0]]
-    for number, (start, stop) in enumerate(pairwise([*replies[:turns], len(messages)])):
-        if mode == "journal" and number % TURNS_PER_PROCESS == TURNS_PER_PROCESS - 1:
-            caller.start_process()
-        context = await caller.take_turn(history, "append")
-        previous_messages = context if mode == "adopting" else history
-        history = [*previous_messages, *signed(context, messages[start:stop])]
+def read_states(path: str) -> dict[str, Any]:
+    """Return the states of the conversations in the file at *path*, by name."""
+    states: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
+    return states
+
+
+def write_states(states: Mapping[str, Any], path: str) -> None:
+    """Write the *states* of conversations to the file at *path*."""
+    Path(path).write_text(json.dumps(states, default=as_sent), "utf-8")
+
+
+class Replay:
+    """A conversation that repeats the *messages* of a transcript: a turn for each reply in it."""
+
+    def __init__(self, caller: Caller, messages: Messages, mode: str, turns: int) -> None:
+        replies = [
+            index
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and index
+        ]
+        self.caller = caller
+        self.messages = messages
+        self.mode = mode
+        self.exchanges = list(pairwise([*replies[:turns], len(messages)]))
+        self.number = 0  # of the next exchange
+        self.history = messages[: replies[0]]
+        self.previous_history = self.history
+
+    async def run(self, *, to_middle: bool) -> None:
+        """Play the turns from the next one on, to the middle or to the end of the transcript."""
+        end = len(self.exchanges) // 2 if to_middle else len(self.exchanges)
+        for number in range(self.number, end):
+            start, stop = self.exchanges[number]
+            if self.mode == "journal" and number % TURNS_PER_PROCESS == TURNS_PER_PROCESS - 1:
+                self.caller.start_process()
+            context = await self.caller.take_turn(self.history, "append")
+            self.previous_history = self.history
+            previous_messages = context if self.mode == "adopting" else self.history
+            self.history = [*previous_messages, *signed(context, self.messages[start:stop])]
+        self.number = end
+
+    def state(self) -> dict[str, Any]:
+        """Return what another process needs to continue."""
+        return {
+            "caller": self.caller.state(),
+            "number": self.number,
+            "history": self.history,
+            "previous_history": self.previous_history,
+        }
+
+    async def resume(self, state: dict[str, Any]) -> None:
+        """Continue from *state*; the last turn of the other process is taken once more."""
+        self.caller.resume(state["caller"])
+        self.number = state["number"]
+        self.history = state["history"]
+        await self.caller.take_turn(state["previous_history"], "resume")
 
 
 @dataclass(frozen=True)
@@ -483,6 +704,7 @@ class Caller:
     is_doubled: bool = False
     previous_new_messages: Messages = field(default_factory=list)
     name: str = "conversation"
+    earlier_turn_count: int = 0  # turns that another process has taken
 
     def __post_init__(self) -> None:
         self.root = Path.cwd() / self.name
@@ -492,9 +714,31 @@ class Caller:
         """Return the turns so far, and the texts of their messages by digest."""
         return {"turns": self.turns, "texts": self.texts}
 
+    def state(self) -> dict[str, Any]:
+        """Return what another process needs to continue."""
+        return {
+            "summaries": self.summaries,
+            "is_doubled": self.is_doubled,
+            "previous_new_messages": self.previous_new_messages,
+            "earlier_turn_count": self.turn_count,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue from *state* in this new process."""
+        self.summaries = state["summaries"]
+        self.is_doubled = state["is_doubled"]
+        self.previous_new_messages = state["previous_new_messages"]
+        self.earlier_turn_count = state["earlier_turn_count"]
+        self.start_process()
+
+    @property
+    def turn_count(self) -> int:
+        """Number of turns so far, those of another process included."""
+        return self.earlier_turn_count + len(self.turns)
+
     def now(self) -> float:
         """Return the time in seconds; a turn takes a minute."""
-        return 1_000_000.0 + 60 * len(self.turns)
+        return 1_000_000.0 + 60 * self.turn_count
 
     def start_process(self) -> None:
         """Do what a new process does: build the pipeline, and open the session of the journal."""
@@ -554,7 +798,7 @@ class Caller:
     @property
     def summarizer_is_down(self) -> bool:
         """True in some turns, so that contexts are truncated as well."""
-        return self.setting.bad_days and len(self.turns) // 6 % 3 == 1
+        return self.setting.bad_days and self.turn_count // 6 % 3 == 1
 
     async def summarize(self, messages: Sequence[Any], /) -> Any:
         """Summarize without a model. Raises RuntimeError while the summarizer is down."""
@@ -831,22 +1075,46 @@ class Life:
         self.caller = Caller(setting, has_journal=has_journal, name=f"life-{seed}")
         self.history: Messages = [{"role": "user", "content": self.words()}]
         self.context = list(self.history)
-
-    async def run(self) -> dict[str, Any]:
-        """Play the conversation, and return its record."""
-        moves = ["append"] * 20 + ["branch", "cut", "rebuild", "mark"]
-        moves += self.random.choice(
+        self.moves = ["append"] * 20 + ["branch", "cut", "rebuild", "mark"]
+        self.moves += self.random.choice(
             (
                 ["adopt", "adopt and cut"],
                 ["new process"] * 2,
                 ["adopt", "adopt and cut", "new process"],
             )
         )
-        for _ in range(self.random.randrange(20, 100)):
-            move = self.random.choice(moves)
+        self.move_count = self.random.randrange(20, 100)
+        self.number = 0  # of the next move
+
+    async def run(self, *, to_middle: bool) -> None:
+        """Play the moves from the next one on, to the middle or to the end of the conversation."""
+        end = self.move_count // 2 if to_middle else self.move_count
+        for _ in range(self.number, end):
+            move = self.random.choice(self.moves)
             self.make_move(move)
             self.context = list(await self.caller.take_turn(self.history, move))
-        return self.caller.record()
+        self.number = end
+
+    def state(self) -> dict[str, Any]:
+        """Return what another process needs to continue."""
+        return {
+            "caller": self.caller.state(),
+            "random": self.random.getstate(),
+            "number": self.number,
+            "text_count": self.text_count,
+            "history": self.history,
+            "context": self.context,
+        }
+
+    async def resume(self, state: dict[str, Any]) -> None:
+        """Continue from *state*; the last turn of the other process is taken once more."""
+        self.caller.resume(state["caller"])
+        version, numbers, gauss_next = state["random"]
+        self.random.setstate((version, tuple(numbers), gauss_next))
+        self.number = state["number"]
+        self.text_count = state["text_count"]
+        self.history = state["history"]
+        self.context = list(await self.caller.take_turn(self.history, "resume"))
 
     def make_move(self, move: str) -> None:
         """Change the history, or start a new process, as *move* says."""
