@@ -31,6 +31,7 @@ from ..wire.exchange import log_errors
 from ..wire.formats import format_of
 from .arrival import BodyTimeLimit
 from .bill import find_prices
+from .budget import PAYMENT_REQUIRED
 from .guard import Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .metrics import GatewayMetrics, TenantTotals, as_json, as_text, snapshot
@@ -188,7 +189,8 @@ class Gateway:
         except Refused as refusal:
             # The token is set if the guard accepted it; otherwise the refusal has no tenant.
             token = getattr(request.state, "token", NO_TOKEN)
-            self._record_of(token).refused_requests += 1
+            outcome = "over budget" if refusal.status == PAYMENT_REQUIRED else "refused"
+            self._record_of(token).outcomes[outcome] += 1
             _log(request, f"refused, status {refusal.status}: {refusal}")
             return _error(refusal.status, str(refusal), path)
         except ClientDisconnect:
@@ -219,7 +221,7 @@ class Gateway:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         """Return an error response if Starlette cannot route the request (method or target)."""
-        self._record_of(NO_TOKEN).refused_requests += 1  # no token has been checked yet
+        self._record_of(NO_TOKEN).outcomes["refused"] += 1  # no token has been checked yet
         status = error.status_code if isinstance(error, HTTPException) else 400
         _log(request, f"refused, status {status}")
         return _error(status, "there is nothing to ask in this way", request.scope["path"])
@@ -245,7 +247,7 @@ class Gateway:
             return self._compact(compact_match[1], self.shaper(token))
         wire_format = format_of(request.method, path, self.settings.observation)
         if wire_format is None:
-            record.passed_requests += 1
+            record.outcomes["passed"] += 1
             return await self._pass(request)
         relay = Relay(wire_format, request, self._upstream, self.shaper(token))
         return await relay.answer(record, is_off=self.is_off, show_texts=self.settings.show_texts)
@@ -349,7 +351,7 @@ class Gateway:
         return {
             "status": "off" if self.is_off else "ok",
             "turns": record.number,
-            "not_shaped": record.unshaped_turns,
+            "not_shaped": record.outcomes["not shaped"],
             "processes": sharing,
         }
 

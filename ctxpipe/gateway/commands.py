@@ -27,7 +27,7 @@ from ..settings import excerpt
 from ..storage.ownership import StorageRoot
 from .guard import is_loopback
 from .logs import LogFormat, formatter_of
-from .options import takes_shared_options
+from .options import with_common_options
 from .record import logger
 from .settings import (
     ANTHROPIC,
@@ -51,7 +51,7 @@ LOG = "gateway.log"
 START_SECONDS = 60.0
 
 
-@takes_shared_options
+@with_common_options
 def gateway(
     *,
     upstream: Annotated[
@@ -132,7 +132,7 @@ def _reload(gateway: Gateway, token_file: Path | None) -> None:
         logger.info("reloaded: %s, and the pipeline", count_phrase(gateway.token_count, "token"))
 
 
-@takes_shared_options
+@with_common_options
 def wrap(
     *,
     command: Annotated[
@@ -165,7 +165,7 @@ def wrap(
         environment = {**os.environ, **client.environment(serving.url)}
         status = _run(client.command(command, serving.url, serving.reader_url), environment)
     record = serving.gateway.record
-    end = "" if record.number or record.passed_requests else f"; {past}"
+    end = "" if record.number or record.outcomes["passed"] else f"; {past}"
     print(f"ctxpipe: {record}{end}", file=sys.stderr)
     raise typer.Exit(status)
 

@@ -46,13 +46,9 @@ COUNTERS: Sequence[TotalCounter] = (
     TotalCounter(
         "requests",
         "Requests by outcome: turns (unchanged, shaped, recovered, not shaped), others (passed, "
-        "refused).",
+        "refused, over budget).",
         "outcome",
-        lambda record: {
-            **record.outcomes,
-            "passed": record.passed_requests,
-            "refused": record.refused_requests,
-        },
+        lambda record: record.outcomes,
     ),
     TotalCounter(
         "replies",
@@ -91,12 +87,6 @@ COUNTERS: Sequence[TotalCounter] = (
         lambda record: record.removed_tokens,
     ),
     TotalCounter(
-        "budget_refusals",
-        "Requests that were refused because their session has spent its budget.",
-        "",
-        lambda record: {"": record.budget_refusals},
-    ),
-    TotalCounter(
         "compactions",
         "Compactions of a context.",
         "",
@@ -131,7 +121,7 @@ class GatewayMetrics(Collector):
         """Yield all metrics with their samples."""
         for counter in COUNTERS:
             yield self._counter(counter)
-        yield self._added_seconds()
+        yield self._latency()
         conversations = GaugeMetricFamily(
             f"{PREFIX}_conversations", "Conversations in memory.", labels=["tenant"]
         )
@@ -165,7 +155,7 @@ class GatewayMetrics(Collector):
                 family.add_metric([tenant.label, key][: len(labels)], value)
         return family
 
-    def _added_seconds(self) -> Metric:
+    def _latency(self) -> Metric:
         """Return the histogram of the time that shaping adds to a turn."""
         family = HistogramMetricFamily(
             f"{PREFIX}_added_seconds",

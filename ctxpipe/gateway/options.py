@@ -61,7 +61,7 @@ def read_defaults(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def shared_options(
+def common_options(
     *,
     config: Annotated[
         Path | None,
@@ -205,16 +205,16 @@ def shared_options(
     }
 
 
-def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the `shared_options` to the options of *command*, which gets their result as *shared*."""
+def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the `common_options` to the options of *command*, which gets their result as *shared*."""
     own = dict(inspect.signature(command, eval_str=True).parameters)
     del own["shared"]
-    shared = inspect.signature(shared_options, eval_str=True).parameters
+    shared = inspect.signature(common_options, eval_str=True).parameters
 
     @wraps(command)
     def run(**values: Any) -> None:
         shared_values = {name: values.pop(name) for name in shared}
-        command(**values, shared=shared_options(**shared_values))
+        command(**values, shared=common_options(**shared_values))
 
     parameters = [*own.values(), *shared.values()]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -150,10 +150,11 @@ def _sentence(record: GatewayRecord) -> str:
 def _rest(record: GatewayRecord) -> str:
     """Return the counts of other requests and of failures, except those that are 0."""
     counts = (
-        (record.passed_requests, "other request", "passed through"),
-        (record.recovered_turns, "refusal", "survived"),
-        (record.unshaped_turns, "request", "not shaped"),
-        (record.refused_requests, "request", "refused"),
+        (record.outcomes["passed"], "other request", "passed through"),
+        (record.outcomes["recovered"], "refusal", "survived"),
+        (record.outcomes["not shaped"], "request", "not shaped"),
+        (record.outcomes["refused"], "request", "refused"),
+        (record.outcomes["over budget"], "request", "over the budget of its session"),
     )
     return ", ".join(
         f"{count_phrase(count, noun)} {outcome}" for count, noun, outcome in counts if count

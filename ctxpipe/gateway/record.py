@@ -104,14 +104,14 @@ class GatewayRecord:
     """The turns of one tenant, and their totals.
 
     It holds names and counts. Texts are included only if the gateway may show them.
-    *billed_tokens* are the totals by kind, as in `TurnBill.tokens`. *statuses* count the turns by
-    the class of their HTTP status, such as "2xx"; *removed_tokens* are raw tokens by stage.
-    *added_buckets* count the turns by the first of BUCKETS that their `added_seconds` do not
-    exceed.
+    *outcomes* count the turns by their outcome, and the other requests that "passed", were
+    "refused" or were "over budget". *statuses* count the turns by the class of their HTTP status,
+    such as "2xx". *billed_tokens* are the totals by kind, as in `TurnBill.tokens`; *removed_tokens*
+    are raw tokens by stage. *added_buckets* count the turns by the first of BUCKETS that their
+    `added_seconds` do not exceed.
     """
 
     turns: deque[GatewayTurn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
-    number: int = 0
     sent_tokens: int = 0
     history_tokens: int = 0
     billed_tokens: Counter[str] = field(default_factory=Counter)
@@ -123,9 +123,6 @@ class GatewayRecord:
     compactions: int = 0
     added_seconds: float = 0.0
     added_buckets: Counter[float] = field(default_factory=Counter)
-    refused_requests: int = 0
-    passed_requests: int = 0
-    budget_refusals: int = 0
 
     @classmethod
     def of_all(cls, records: Iterable[GatewayRecord]) -> GatewayRecord:
@@ -139,15 +136,15 @@ class GatewayRecord:
 
     def add(self, turn: GatewayTurn) -> None:
         """Add the completed *turn* to the totals, and number it."""
-        self.number += 1
-        turn.number = self.number
+        turn.number = self.number + 1
         self.turns.append(turn)
         self.sent_tokens += turn.sent_tokens
         self.history_tokens += turn.history_tokens
         self.outcomes[turn.outcome] += 1
         self.statuses[f"{turn.status // 100}xx"] += 1
         for removal in turn.removals:
-            self.removed_tokens[removal.stage] += removal.tokens
+            # A stage may add tokens; a counter that falls would look like a restart.
+            self.removed_tokens[removal.stage] += max(0, removal.tokens)
         self.compactions += turn.compactions
         self.added_seconds += turn.added_seconds
         bucket = next(bound for bound in BUCKETS if turn.added_seconds <= bound)
@@ -158,21 +155,15 @@ class GatewayRecord:
             self.priced_turns += 1
 
     @property
-    def recovered_turns(self) -> int:
-        """Number of turns that were answered after a refusal because of their length."""
-        return self.outcomes["recovered"]
-
-    @property
-    def unshaped_turns(self) -> int:
-        """Number of turns that were sent unchanged, without an attempt or after an error."""
-        return self.outcomes["not shaped"]
+    def number(self) -> int:
+        """Number of turns."""
+        return sum(self.statuses.values())
 
     def __str__(self) -> str:
         """Return one line: the turns, their tokens and dollars, and the failures."""
-        if not self.number and self.passed_requests:
-            return (
-                f"no turn was shaped, {count_phrase(self.passed_requests, 'other request')} passed"
-            )
+        passed_count = self.outcomes["passed"]
+        if not self.number and passed_count:
+            return f"no turn was shaped, {count_phrase(passed_count, 'other request')} passed"
         if not self.number:
             return "no turn went through the gateway"
         parts = [
@@ -183,8 +174,9 @@ class GatewayRecord:
         if self.priced_turns:
             turns = count_phrase(self.priced_turns, "priced turn")
             parts.append(f"{as_dollars(self.dollars)} for {turns}")
-        if self.recovered_turns:
-            parts.append(f"{count_phrase(self.recovered_turns, 'refusal')} survived")
-        if self.unshaped_turns:
-            parts.append(f"{count_phrase(self.unshaped_turns, 'request')} could not be shaped")
+        if self.outcomes["recovered"]:
+            parts.append(f"{count_phrase(self.outcomes['recovered'], 'refusal')} survived")
+        if self.outcomes["not shaped"]:
+            requests = count_phrase(self.outcomes["not shaped"], "request")
+            parts.append(f"{requests} could not be shaped")
         return ", ".join(parts)

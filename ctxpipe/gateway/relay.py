@@ -97,7 +97,7 @@ class Relay:
         await exchange.read_bytes(raw, encoding)
         values = {} if exchange.body is None else exchange.body.values
         self._session = session_name(headers, values)
-        extra_headers = await self._check_budget(record)
+        extra_headers = await self._check_budget()
         if is_off or headers.get(SWITCH) == "off":
             exchange.reason = "switched off"
         elif exchange.is_too_deep:
@@ -106,7 +106,7 @@ class Relay:
             await exchange.shape_body(headers.get(BETA, ""))
         if not self._session:
             self._session = exchange.session.session_id if exchange.is_shaped else UNNAMED
-            extra_headers = await self._check_budget(record)
+            extra_headers = await self._check_budget()
         self._added_seconds = time.monotonic() - read_time
         async with self._open_responses:
             send = partial(ask, exchange, self._send)
@@ -121,19 +121,15 @@ class Relay:
         reply.background = BackgroundTask(self._add_kinds, turn)
         return reply
 
-    async def _check_budget(self, record: GatewayRecord) -> dict[str, str]:
+    async def _check_budget(self) -> dict[str, str]:
         """Return a reply header with what the session has spent; none without a budget or a name.
 
-        Raises Refused, and counts that in *record*, if the session has spent its budget.
+        Raises Refused if the session has spent its budget.
         """
         budget = self._shaper.budget
         if budget is None or not self._session:
             return {}
-        try:
-            spent = await budget.check(self._session)
-        except Refused:
-            record.budget_refusals += 1
-            raise
+        spent = await budget.check(self._session)
         return {BUDGET: f"spent={spent:.4f}, limit={budget.dollars:g}"}
 
     async def _send(self) -> httpx2.Response:
@@ -199,7 +195,7 @@ class Relay:
         if not exchange.is_shaped:
             return GatewayTurn(
                 "",
-                exchange.requested_model,
+                exchange.model_name,
                 "not shaped",
                 reason=exchange.reason,
                 status=status,

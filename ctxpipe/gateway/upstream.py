@@ -56,7 +56,7 @@ class Upstream:
         # At a lower level httpx2 logs every URL, and in some APIs the URL contains a key.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._upstreams = {prefix.rstrip("/"): url for prefix, url in settings.upstreams.items()}
-        certificates = trusted_certificates(settings)
+        certificates = read_certificates(settings)
         proxy: httpx2.Proxy | None = None
         if settings.proxy is not None:
             is_tls = settings.proxy.startswith("https:")
@@ -138,7 +138,7 @@ class Upstream:
         raise Refused(404, f"no upstream is named for {path[:80]}")
 
 
-def trusted_certificates(settings: GatewaySettings) -> ssl.SSLContext:
+def read_certificates(settings: GatewaySettings) -> ssl.SSLContext:
     """Return the certificates of authorities that an upstream or the proxy may have.
 
     These are the usual ones and those that *settings* names. Raises SettingsError if they cannot be

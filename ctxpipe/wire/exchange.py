@@ -499,7 +499,7 @@ class HttpExchange(Exchange):
         return self._content or self._decoded
 
     @property
-    def requested_model(self) -> str:
+    def model_name(self) -> str:
         """Model that the body or the path names, "" if neither does; also if nothing is shaped."""
         return self.format.model_in({} if self.body is None else self.body.values) or ""
 

@@ -117,3 +117,32 @@ async def test_a_sub_agent_does_not_disturb(tmp_path):
 
     assert not server.refused
     assert [placeholders(request) for request in server.requests] == [0, 1, 0, 1, 2, 3, 1, 2]
+
+
+async def test_the_own_sub_agent_of_deepagents_is_shaped_if_one_of_its_name_has_the_middleware(
+    tmp_path,
+):
+    asked = {"description": "What?", "subagent_type": "general-purpose"}
+
+    def script(body: Any) -> Any:
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        tools = {tool["function"]["name"] for tool in body["tools"]}
+        if turn == 3:
+            return "Done."
+        if "task" in tools:
+            return answer(tool_use("task", asked, id="task")) if turn == 0 else "Done."
+        return answer(tool_use("look", {"number": turn}, id=f"look{turn}"))
+
+    async with serve("chat", script) as (server, model):
+        shaping = ctxpipe_middleware(offloading(tmp_path))
+        replacement: Any = {
+            "name": "general-purpose",
+            "description": "Helps.",
+            "system_prompt": "Help.",
+            "middleware": [shaping],
+        }
+        main = create_deep_agent(model, [look], middleware=[shaping], subagents=[replacement])
+        await main.ainvoke(GO, THREAD)
+
+    assert not server.refused
+    assert [placeholders(request) for request in server.requests] == [0, 0, 1, 2, 3, 0]

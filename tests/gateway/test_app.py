@@ -149,7 +149,7 @@ async def test_after_too_long_a_shorter_request_is_sent_once(tmp_path):
     assert reply.status_code == 200
     assert [bool(request.problems) for request in api.requests] == [True, False]
     assert len(api.requests[1].raw) < len(api.requests[0].raw)
-    assert record.recovered_turns == 1
+    assert record.outcomes["recovered"] == 1
     assert record.turns[0].outcome == "recovered"
 
 
@@ -308,7 +308,7 @@ async def test_a_header_that_the_upstream_names_for_the_next_hop_ends_here(tmp_p
 async def test_identity_in_any_letters_is_no_compression(tmp_path):
     async with MessagesServer(replies(1)) as api, serving(api.url, tmp_path) as gateway:
         await post(gateway, {"messages": HELLO}, {"content-encoding": "Identity"})
-    assert gateway.gateway.record.unshaped_turns == 0
+    assert gateway.gateway.record.outcomes["not shaped"] == 0
 
 
 async def test_headers_go_through_but_those_of_the_hop_and_ours(tmp_path):

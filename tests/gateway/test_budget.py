@@ -91,7 +91,7 @@ async def test_a_budget_is_exceeded_by_no_more_than_the_requests_already_under_w
     assert [task.result().status_code for task in under_way] == [200] * 5
     assert after == [402] * 4
     assert api.requests == 7
-    assert record.budget_refusals == 4
+    assert record.outcomes["over budget"] == 4
     assert record.dollars == pytest.approx(7 * TURN_DOLLARS)
 
 

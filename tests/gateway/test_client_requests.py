@@ -137,7 +137,7 @@ async def test_long_results_leave_for_files_and_no_request_breaks_a_rule(name, t
         record = gateway.gateway.record
         contexts = [parts_of(request.body) for request in received]
     assert len(received) == len(recording.messages) >= 5
-    assert record.unshaped_turns == 0
+    assert record.outcomes["not shaped"] == 0
     assert "offloaded to file" in json.dumps(received[-1].body)
     assert len(received[-1].raw) < 0.8 * len(json.dumps(recording.messages[-1].body))
     for before, after in itertools.pairwise(contexts):
@@ -152,7 +152,7 @@ async def test_a_compaction_breaks_no_rule_and_fits_the_window(name):
     recording = read(name)
     window = int(0.85 * await tokens_of(recording))
     async with replayed(recording, None, window) as (gateway, received):
-        assert gateway.gateway.record.unshaped_turns == 0
+        assert gateway.gateway.record.outcomes["not shaped"] == 0
     assert any(FOLDED in json.dumps(request.body) for request in received)
     assert all(request.tokens <= window for request in received)
 

@@ -46,7 +46,7 @@ async def test_a_compressed_request_is_shaped_and_goes_out_plain(tmp_path, encod
     assert "offloaded to file" in result_of(sent.body["messages"][2])
     assert "content-encoding" not in sent.headers
     assert int(sent.headers["content-length"]) == len(sent.raw)
-    assert gateway.gateway.record.unshaped_turns == 0
+    assert gateway.gateway.record.outcomes["not shaped"] == 0
 
 
 @every_encoding

@@ -70,7 +70,7 @@ async def test_long_results_leave_and_the_beginning_stays(tmp_path, method, at):
             contents += answered(await ask(client, contents, method, at))
         record = gateway.gateway.record
     assert api.refused == []
-    assert record.unshaped_turns == 0
+    assert record.outcomes["not shaped"] == 0
     assert record.sent_tokens < record.history_tokens / 3
     assert all(len(request.raw) < 12_000 for request in api.requests)
     check_prefix(api)

@@ -58,8 +58,8 @@ async def test_what_passed_or_was_refused_is_counted_for_who_asked(tmp_path):
             for token in (ALICE, BOB)
         ]
         everything = (
-            str(gateway.gateway.record.passed_requests),
-            str(gateway.gateway.record.refused_requests),
+            str(gateway.gateway.record.outcomes["passed"]),
+            str(gateway.gateway.record.outcomes["refused"]),
         )
     assert "1 other request passed through, 1 request refused" in pages[0]
     assert "passed through" not in pages[1]

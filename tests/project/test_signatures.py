@@ -12,8 +12,7 @@ MOST_FIELDS = 12
 COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
-    "gateway.commands.gateway": COMMAND,
-    "gateway.commands.wrap": COMMAND,
+    "gateway.options.common_options": COMMAND,
     "functions.compact.compact_messages": REQUIRED,
     "functions.truncate.smart_truncate": REQUIRED,
 }
