@@ -22,7 +22,7 @@ from ctxpipe import SmartTruncate, Turn
 from ctxpipe.functions import Truncation, smart_truncate
 from ctxpipe.messages import FactSums, Message, check
 from ctxpipe.stages.protocol import Tracked
-from ctxpipe.stages.truncate.selection import file_views
+from ctxpipe.stages.truncate.calls import file_views
 from ctxpipe.tokens import Budget, Ledger, TokenCounter
 
 WORDS = [

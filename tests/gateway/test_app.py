@@ -9,16 +9,7 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
-from gateways import (
-    Upstream,
-    conversation,
-    http,
-    key,
-    post,
-    replies,
-    result_of,
-    serving,
-)
+from gateways import Upstream, conversation, http, key, post, replies, result_of, serving
 from models import MODEL
 
 from ctxpipe.gateway import guard

@@ -41,9 +41,9 @@ from ctxpipe.placeholders.summaries import (
     summary_extras,
 )
 from ctxpipe.stages.archive import archive_digest, archive_record
-from ctxpipe.stages.compact import stage as compact
+from ctxpipe.stages.compact import archives
+from ctxpipe.stages.compact.archives import MAX_OPENED_ARCHIVES
 from ctxpipe.stages.compact.evidence import evidence_block
-from ctxpipe.stages.compact.expand import MAX_OPENED_ARCHIVES
 from ctxpipe.stages.compact.stage import Breaker, Evidence, Restore
 from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 from ctxpipe.stages.reports import Compacted
@@ -348,7 +348,7 @@ async def test_a_folder_that_a_text_names_for_an_archive_is_not_told_on(case):
 
 
 async def test_archives_in_archives_are_opened_up_to_a_bound(case, monkeypatch):
-    monkeypatch.setattr(compact, "MAX_OPENED_WITHOUT_FACTS", 5)
+    monkeypatch.setattr(archives, "MAX_OPENED_WITHOUT_FACTS", 5)
     places: list[str] = []
     digest = ""
     for number in range(8):

@@ -1,20 +1,15 @@
-"""Decide which parts of a compacted context are carried over verbatim, within the carry budget."""
+"""Choose what a compacted context holds besides its summary: pieces, files and evidence."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
-from ..._logs import logger
 from ..._threads.threads import in_thread, in_thread_if
-from ...errors import StorageError, safe_text, storage_errors
 from ...messages import Message, split_system
 from ...messages.rules import closes_turn
-from ...placeholders.names import session_folder
-from ...storage import Archive, TextWriter
-from ...storage.records import message_redactor_of
 from ...tokens import TokenCounter
 from ..file_folding import fold_files
 from ..protocol import Turn
@@ -24,12 +19,9 @@ from ..reading.unanswered import index_after_last_reply
 from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
 from .carry import NOTHING_CARRIED, Selection, select, with_frame
 from .evidence import evidence_block
-from .omissions import OmissionsFile, omissions_text
+from .omissions import OmissionsFile
 from .partition import Replacement
 from .restore import RestoredFile, RestoredFiles
-
-PATHS_INDEX = "compact-paths.txt"
-OMISSIONS = "compact-left-out.txt"
 
 
 async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
@@ -88,7 +80,7 @@ async def choose_layout(
     layout = Layout((), {}, 0)
     async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
         plans.append(plan)
-        layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
+        layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
         if await _fits(turn, layout, limits):
             return replacement, layout
     leaner = layout
@@ -105,14 +97,14 @@ async def choose_layout(
         fewer_pieces = layout.selection.lighter(tokens_to_remove)
         if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
+        layout = await lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
         is_accepted = await _will_be_accepted(turn, layout)
     if is_accepted or await was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
         selection = await _select(turn, replacement, limits.carried_tokens)
         for plan in plans:
-            layout = await _lay_out(turn, replacement, replace(plan, selection=selection), file)
+            layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
             if await _fits(turn, layout, limits):
                 return replacement, layout
         layout = await _carry_less(turn, replacement, layout, limits, file)
@@ -161,7 +153,7 @@ async def _carry_less(
         fewer_pieces = layout.selection.lighter(max(1, excess))
         if fewer_pieces is None:
             break
-        layout = await _lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
+        layout = await lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
     return layout
 
 
@@ -237,7 +229,7 @@ async def _from_rich_to_lean(
         yield Layout((), {}, tokens)
 
 
-async def _lay_out(
+async def lay_out(
     turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
 ) -> Layout:
     """Return *layout* with the messages of the new context, and the tokens of what is carried over.
@@ -258,83 +250,6 @@ async def _lay_out(
     tokens = sum(await turn.counter.texts([block, *folded_texts]))
     tokens += layout.selection.used + sum(file.tokens for file in layout.files)
     return replace(layout, messages=messages, carried_tokens=tokens, omitted_paths=omitted_paths)
-
-
-async def write_omissions(
-    turn: Turn,
-    replacement: Replacement,
-    layout: Layout,
-    archive: Archive | None,
-    visible_path_of: Callable[[str], str],
-    file: OmissionsFile,
-) -> tuple[Layout, OmissionsFile, str]:
-    """Write the pieces that *layout* leaves out to a file, and return a layout that names it.
-
-    *file* is the file as *layout* names it now. Its *before* is the path of the file of an earlier
-    compaction, which the new file names. *visible_path_of* returns a location as the model sees it.
-
-    Returns the layout, the file with its new path, and "". Nothing is written, and *layout* and
-    *file* are returned unchanged, in these cases:
-
-    - No piece is left out, or *archive* is None. The third value is "".
-    - *archive* is no `TextWriter`, or writing raises StorageError. The third value is a sentence
-      that says how many pieces are only in the archive. A failed write is also logged.
-    """
-    pieces = layout.selection.left_out
-    if not pieces or archive is None:
-        return layout, file, ""
-    if not isinstance(archive, TextWriter):
-        return layout, file, f"{len(pieces)} pieces to carry on are in the archive only"
-    as_stored = message_redactor_of(archive)
-    text = await in_thread(omissions_text, pieces, file.before, as_stored)
-    try:
-        with storage_errors():
-            [location] = await archive.write([(omissions_key(turn.session_id), text)])
-    except StorageError as error:
-        reason = f"{len(pieces)} pieces to carry on are in the archive only: {safe_text(error)}"
-        logger.warning("%s", reason)
-        return layout, file, reason
-    written = replace(file, path=visible_path_of(location))
-    if written != file:
-        layout = await _lay_out(turn, replacement, layout, written)
-    return layout, written, ""
-
-
-def omissions_key(session_id: str) -> str:
-    """Return the key of the file with the pieces that a context does not carry."""
-    return f"{session_folder(session_id)}/{OMISSIONS}"
-
-
-async def list_paths(
-    turn: Turn,
-    replacement: Replacement,
-    layout: Layout,
-    archive: Archive | None,
-    visible_path_of: Callable[[str], str],
-    file: OmissionsFile,
-) -> tuple[Layout, str]:
-    """Write the paths left out of *layout* to a file, and return a layout that names it.
-
-    The second value is the reason if the file could not be written, otherwise "". *visible_path_of*
-    returns a location as the model sees it.
-    """
-    number = len(layout.omitted_paths)
-    if number == 0 or archive is None:
-        return layout, ""
-    if not isinstance(archive, TextWriter):
-        return layout, f"{number} paths are not listed: the archive stores no texts"
-    key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
-    # One path a line: a name with a line break would add one of its own choosing.
-    text = "".join(f"{path}\n" for path in layout.omitted_paths if path.isprintable())
-    try:
-        with storage_errors():
-            [index] = await archive.write([(key, text)])
-    except StorageError as error:
-        reason = f"{number} paths are not listed: {safe_text(error)}"
-        logger.warning("%s", reason)
-        return layout, reason
-    evidence = replace(replacement.evidence, index=visible_path_of(index))
-    return await _lay_out(turn, replace(replacement, evidence=evidence), layout, file), ""
 
 
 async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:

@@ -5,57 +5,27 @@ The module `partition` has a picture of a compacted context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from ..._logs import logger
-from ..._text import count_phrase, short_repr
-from ..._threads.threads import in_thread
+from ..._text import short_repr
 from ...errors import SettingsError, safe_text
-from ...messages import Message, has_thinking, split_system
-from ...placeholders.names import session_folder
-from ...placeholders.summaries import SEARCHABLE, acknowledged_count, omissions_name
+from ...messages import split_system
 from ...settings import FLAG, PIN, SIZE, SUMMARIZER, check_settings, excerpt, instance_of
-from ...storage import Archive, TextWriter
+from ...storage import Archive
 from ...storage.protocol import ARCHIVE
-from ...storage.references import check_reference, reference_of, visible_path
-from ...summarizers import (
-    AgentSummarizer,
-    AnthropicSummarizer,
-    ExtractiveSummarizer,
-    FinishedParts,
-    PromptSummarizer,
-    Summarizer,
-    summarize_with_retry,
-)
-from ...summarizers.agent import warning_without_model, with_agent_model
-from ...summarizers.protocol import Summary, summarizer_name
-from ...summarizers.retry import FinishedSummary, digest_of
-from ..archive import archive_digest, archive_record, save_raw
+from ...storage.references import check_reference, reference_of
+from ...summarizers import AgentSummarizer, AnthropicSummarizer, PromptSummarizer, Summarizer
+from ...summarizers.protocol import summarizer_name
+from ...summarizers.retry import FinishedSummary
 from ..protocol import Change, Intent, Skip, Turn
-from ..reading.conversation_facts import ConversationFacts
 from ..reading.pins import Pin
-from ..reading.removed import count_removed
-from ..reading.unanswered import open_tail
-from ..reports import Compacted
-from ..window import window_holds
-from . import partition as compact
-from .background import BACKGROUND_SHARE, PendingSummary, answer_boundary
+from .archives import digest_of_turn
+from .background import PendingSummary
 from .breaker import Attempts, Breaker
-from .expand import source_of
-from .layout import (
-    Layout,
-    can_keep,
-    choose_layout,
-    list_paths,
-    omissions_key,
-    token_breakdown,
-    write_omissions,
-)
-from .omissions import OmissionsFile
-from .restore import Restore, RestoredFiles
-from .source import Source, gather_facts
+from .compaction import Compaction
+from .restore import Restore
+from .summary import summarizer_for
+from .trigger import may_begin_early, reason_to_skip
 
 __all__ = ["Breaker", "Compact", "Evidence", "Restore"]
 
@@ -176,19 +146,20 @@ class Compact:
         Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
         """
         turn.recall(Attempts).turns += 1
-        skip = await self._reason_to_skip(turn)
+        skip = await reason_to_skip(turn, self.breaker)
         if skip is None:
             return await self._attempt(turn)
-        if self.background and await self._may_begin(turn):
-            await PendingSummary.begin(turn, self._writer(turn), self.breaker.retry)
+        if self.background and await may_begin_early(turn, self.summarize, self.breaker):
+            writer = summarizer_for(turn, self.summarize)
+            await PendingSummary.begin(turn, writer, self.breaker.retry)
         return skip
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """Return a Skip, or an Intent: the outcome is unknown before the summary is written."""
-        skip = await self._reason_to_skip(turn)
+        skip = await reason_to_skip(turn, self.breaker)
         if skip is not None:
             return skip
-        writer = summarizer_name(self._writer(turn))
+        writer = summarizer_name(summarizer_for(turn, self.summarize))
         _, rest = split_system(turn.messages)
         tokens = await turn.tokens()
         return Intent(
@@ -210,380 +181,25 @@ class Compact:
         so that the next attempt does not write it again.
         """
         attempts = turn.recall(Attempts)
+        compaction = Compaction(
+            turn,
+            summarize=self.summarize,
+            archive=self.archive,
+            restore=self.restore,
+            evidence_tokens=self.evidence.tokens,
+            pin=self.evidence.pin,
+            breaker=self.breaker,
+            require_archive=self.require_archive,
+            background=self.background,
+        )
         before = attempts.archive  # of an attempt that was cancelled, or made nothing shorter
         try:
-            answer = await self._compact(turn)
+            answer = await compaction.run()
         except Exception as error:
             attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
             if attempts.archive != before and not attempts.archived:
-                attempts.archived = await _digest_of(turn)
+                attempts.archived = await digest_of_turn(turn)
             raise
         if isinstance(answer, Skip):
             turn.memory.pop(FinishedSummary, None)
         return answer
-
-    async def _reason_to_skip(self, turn: Turn) -> Skip | None:
-        """Return a Skip if the context need not or must not be compacted now, else None.
-
-        It need not below its trigger. It must not in the middle of an exchange, if its fixed part
-        alone exceeds the budget, or while the circuit breaker is open.
-        """
-        tokens = await turn.tokens()
-        is_over = turn.budget.reached(tokens)
-        if not turn.force and not is_over:
-            return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
-        head, rest = split_system(turn.messages)
-        reason = compact.reason_to_postpone(rest)
-        if reason:
-            return Skip(reason)
-        fixed_tokens = turn.overhead + await turn.counter.count(head)
-        raw = await turn.raw_tokens()
-        must_cut = not open_tail(rest) or _has_protected_thinking(turn, rest)
-        if must_cut and not turn.force and window_holds(turn, raw):
-            return Skip("postponed: only what the model has not answered could go")
-        if turn.budget.reached(turn.ledger.estimate(fixed_tokens)):
-            reason = (
-                "over budget: system prompt, tools and system messages have "
-                f"{fixed_tokens:,} tokens"
-            )
-        else:
-            attempts = turn.recall(Attempts)
-            # The clock of another process may be ahead.
-            attempts.open_until = min(attempts.open_until, self.breaker.cooldown_end())
-            reason = attempts.refusal(self.breaker.clock(), tokens)
-        if not reason:
-            return None
-        raw -= turn.overhead
-        return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason))
-
-    async def _may_begin(self, turn: Turn) -> bool:
-        """Return True if the next summary should be started in the background.
-
-        That is not so if protected thinking may forbid to keep the messages after it, or if the
-        summarizer costs no time to wait for.
-        """
-        is_early = await turn.tokens() < BACKGROUND_SHARE * turn.budget.trigger
-        if is_early or turn.protected or isinstance(self._writer(turn), ExtractiveSummarizer):
-            return False
-        pending = turn.memory.get(PendingSummary)
-        if pending:
-            if pending.place(turn):
-                return False
-            pending.cancel()
-        return not await self._reason_to_skip(replace(turn, force=True))
-
-    def _writer(self, turn: Turn) -> Summarizer:
-        """Return the summarizer of the settings, or else one that uses the model of the agent.
-
-        An extractive summarizer becomes brief, because the evidence has the same facts.
-        """
-        configured = self.summarize or AgentSummarizer()
-        writer = with_agent_model(configured, turn.agent_model, turn.budget.window)
-        if isinstance(writer, ExtractiveSummarizer):
-            # The evidence has its facts in a better form, so its summary need not repeat them.
-            return replace(writer, brief=True)
-        return writer
-
-    def _warn_without_model(self, turn: Turn, writer: Summarizer) -> str:
-        """Return a warning if *writer* is used for lack of a model; "" if it was chosen.
-
-        The first warning of a session is logged.
-        """
-        was_chosen = isinstance(self.summarize, ExtractiveSummarizer)
-        if was_chosen or not isinstance(writer, ExtractiveSummarizer):
-            return ""
-        attempts = turn.recall(Attempts)
-        warning = warning_without_model(self.summarize, turn.agent_model)
-        if not attempts.warned:
-            logger.warning("session %r: %s", turn.session_id[:40], warning)
-        attempts.warned = True
-        return warning
-
-    async def _compact(self, turn: Turn) -> Change | Skip:
-        """Archive the messages, write the summary, and build the new context."""
-        _, rest = split_system(turn.messages)
-        folder = session_folder(turn.session_id)
-        visible_path_of = partial(visible_path, reference_of(self.archive), folder)
-        source = await source_of(turn, self.archive, visible_path_of)
-        facts = await in_thread(gather_facts, source)
-        # The archive comes before the summary, so that no summary is paid for if nothing can be
-        # stored. After an attempt that stored its messages but got no summary it comes after the
-        # summary: not every attempt writes an archive.
-        is_first_attempt = not turn.recall(Attempts).archive
-        path = await self._archive(turn, rest, facts) if is_first_attempt else None
-        writer = self._writer(turn)
-        model_warning = self._warn_without_model(turn, writer)
-        summary, covered_count = await self._summarize(turn, writer, rest)
-        if not is_first_attempt:
-            path = await self._archive(turn, rest, facts)
-        described_count = _count_described(turn, covered_count) if source.is_raw else None
-        if described_count is not None:
-            source, later_requests = _divide(source, turn, described_count)
-            facts = await in_thread(gather_facts, source)
-            facts = replace(facts, requests=[*facts.requests, *later_requests])
-        restored_files = RestoredFiles(warnings=(_NO_RESTORE,))
-        if self.restore is not None:
-            restored_files = await self.restore.read_again(
-                source.messages, turn.counter, turn.session_id, self.archive
-            )
-        notes = [SEARCHABLE] if turn.can_search else []
-        facts = replace(facts, notes=notes + _notes(restored_files))
-        replacements = await self._replacements(
-            turn, summary, covered_count, source, facts, path, visible_path_of
-        )
-        file = self._omissions_file(turn, rest, path, visible_path_of)
-        replacement, layout = await choose_layout(
-            turn, replacements, restored_files, self.evidence.tokens, file
-        )
-        layout, file, omissions_warning = await write_omissions(
-            turn, replacement, layout, self.archive, visible_path_of, file
-        )
-        layout, paths_warning = await list_paths(
-            turn, replacement, layout, self.archive, visible_path_of, file
-        )
-        selection = layout.selection
-        warnings = [*replacement.cuts, *selection.cuts, *restored_files.warnings]
-        if selection.left_out:
-            number = count_phrase(len(selection.left_out), "piece")
-            warnings.append(f"{number} that should be carried on did not fit: {file.path}")
-        further_warnings = (model_warning, omissions_warning, paths_warning)
-        warnings += [warning for warning in further_warnings if warning]
-        detail = Compacted(
-            await turn.raw_tokens() - turn.overhead,
-            await turn.counter.count(layout.messages),
-            covered_count or len(rest),
-            summarizer=summary.writer or summarizer_name(writer),
-            archive=path,
-            restored=tuple(restored_file.path for restored_file in layout.files),
-            restored_tokens=sum(restored_file.tokens for restored_file in layout.files),
-            folded=tuple(layout.folded_texts),
-            warnings=tuple(warnings),
-            left_out=tuple(str(piece) for piece in selection.left_out),
-            left_out_file=file.path if selection.left_out else "",
-            removed=await in_thread(count_removed, rest, layout.messages),
-            attempts=summary.attempts,
-            input_tokens=summary.input_tokens,
-            cached_tokens=summary.cached_tokens,
-            output_tokens=summary.output_tokens,
-            model=summary.model,
-            dollars=summary.dollars,
-        )
-        answer = await self._judge(turn, replacement, layout, detail)
-        if not isinstance(answer, Change):
-            return answer
-        return replace(answer, described_count=described_count)
-
-    async def _summarize(
-        self, turn: Turn, writer: Summarizer, rest: Sequence[Message]
-    ) -> tuple[Summary, int | None]:
-        """Return the summary, and the number of messages of *rest* that it covers; None for all.
-
-        There are four cases:
-
-        1. A summary from the background is ready, and the messages since then fit: it is used. If
-        they
-           do not fit, they are summarized after it.
-        2. The caller replaces messages at the end of the history: only the answered ones are
-           summarized.
-        3. The summarizer is free: everything is summarized, without records of earlier attempts.
-        4. Otherwise everything is summarized. The record of an attempt that failed or was cancelled
-           lets the next one continue, so that nothing is paid for twice.
-        """
-        # A free summary is always written again, so that it is the same in every process.
-        is_free = isinstance(writer, ExtractiveSummarizer)
-        parts = None if is_free else turn.recall(FinishedParts)
-        earlier_writer = None if parts is None else parts.writer
-        if (
-            parts is not None
-            and isinstance(writer, AgentSummarizer)
-            and isinstance(earlier_writer, AgentSummarizer)
-        ):
-            # The client of an earlier request may be closed by now, or its key expired.
-            parts.writer = replace(earlier_writer, agent_model=writer.agent_model)
-        pending = turn.memory.get(PendingSummary)
-        covered_count = pending.place(turn) if self.background and pending else 0
-        if pending and covered_count:
-            summary = await pending.summary(turn)
-            if summary is None:  # it failed, or the history was edited
-                pending.cancel()
-                del turn.memory[PendingSummary]
-            elif await can_keep(turn, rest[covered_count:]):
-                return summary, covered_count
-            else:
-                covered_digest = await in_thread(digest_of, rest[:covered_count])
-                parts = FinishedParts(writer, writer, covered_count, covered_digest, summary)
-                turn.memory[FinishedParts] = parts
-        if turn.tracked is not None and turn.tracked.has_changing_end:
-            _, place = answer_boundary(turn)
-            if place and await can_keep(turn, rest[place:]):
-                return await summarize_with_retry(writer, rest[:place], self.breaker.retry), place
-        if parts is None:
-            return await summarize_with_retry(writer, rest, self.breaker.retry), None
-        finished_summary = turn.memory.get(FinishedSummary)
-        if (
-            finished_summary is not None
-            and finished_summary.summarizer == writer
-            and finished_summary.count <= len(rest)
-        ):
-            beginning_digest = await in_thread(digest_of, rest[: finished_summary.count])
-            if beginning_digest == finished_summary.digest and finished_summary.summary is not None:
-                if finished_summary.count == len(rest):
-                    return finished_summary.summary, None
-                parts = finished_summary
-        digest = await in_thread(digest_of, rest)
-        summary = await summarize_with_retry(writer, rest, self.breaker.retry, parts)
-        # Stored with no await after the summary: if the turn is cancelled, it is not paid for
-        # again.
-        turn.memory[FinishedSummary] = FinishedSummary(writer, writer, len(rest), digest, summary)
-        return summary, None
-
-    async def _archive(
-        self, turn: Turn, rest: Sequence[Message], facts: ConversationFacts
-    ) -> str | None:
-        """Store *rest* and return its location; None without an archive.
-
-        If a failed attempt has archived the same messages, its archive is used.
-        """
-        if self.archive is None:
-            return None
-        attempts = turn.recall(Attempts)
-        is_same = attempts.archive and attempts.archived == await _digest_of(turn)
-        if is_same and await archive_digest(self.archive, attempts.archive):
-            return attempts.archive
-        attempts.archive = ""
-        attempts.archived = ""
-        record = archive_record(rest, facts=facts)
-        path = await save_raw(
-            self.archive, turn.session_id, "compact", record, required=self.require_archive
-        )
-        attempts.archive = path or ""
-        return path
-
-    async def _replacements(
-        self,
-        turn: Turn,
-        summary: Summary,
-        covered_count: int | None,
-        source: Source,
-        facts: ConversationFacts,
-        archive: str | None,
-        visible_path_of: Callable[[str], str],
-    ) -> list[compact.Replacement]:
-        """Return the contexts that may replace the history, which is stored in the file *archive*.
-
-        *visible_path_of* returns its path as the model sees it.
-        """
-        head, rest = split_system(turn.messages)
-        path = ""
-        if archive:
-            path = visible_path_of(archive)
-            digest = await archive_digest(self.archive, archive) or ""
-            facts = replace(facts, archives=[*facts.archives, path], digest=digest)
-        make_replacements = partial(
-            compact.replacements,
-            archive=path,
-            pin=self.evidence.pin,
-            whole=not _has_protected_thinking(turn, rest),
-            covered_count=covered_count,
-        )
-        return await in_thread(make_replacements, head, rest, summary.text, source, facts)
-
-    def _omissions_file(
-        self,
-        turn: Turn,
-        rest: Sequence[Message],
-        archive: str | None,
-        visible_path_of: Callable[[str], str],
-    ) -> OmissionsFile:
-        """Return the file for the pieces that are not carried over.
-
-        It has the path for the model, and that of the file of the compaction before.
-        """
-        if self.archive is None or not isinstance(self.archive, TextWriter):
-            return OmissionsFile(visible_path_of(archive) if archive else "")
-        key = omissions_key(turn.session_id)
-        before = ""
-        if rest and acknowledged_count(rest):
-            before = omissions_name(rest[0])
-        if before:
-            folder, _, _ = key.rpartition("/")
-            before = visible_path_of(self.archive.location(f"{folder}/{before}"))
-        return OmissionsFile(visible_path_of(self.archive.location(key)), before)
-
-    async def _judge(
-        self, turn: Turn, replacement: compact.Replacement, layout: Layout, detail: Compacted
-    ) -> Change | Skip:
-        """Return the proposal or the reason against it, and record it for the circuit breaker."""
-        attempts = turn.recall(Attempts)
-        until = self.breaker.cooldown_end()
-        budget = turn.budget
-        before = detail.tokens_before
-        after = detail.tokens_after
-        estimate = turn.ledger.estimate(after + turn.overhead)
-        is_over = budget.reached(estimate)
-        if estimate > budget.target:
-            holds = await token_breakdown(turn, replacement, layout)
-            detail = replace(detail, over_target=True, over_budget=is_over, holds=holds)
-        if after >= before:
-            tokens = await turn.tokens()
-            attempts.record_no_progress(until, tokens)
-            reason = f"a summary would hold {after:,} tokens instead of {before:,}"
-            return Skip(reason, replace(detail, over_budget=budget.reached(tokens)))
-        if attempts.record_success(until):
-            warning = f"compaction backs off: {attempts.why}"
-            detail = replace(detail, warnings=(*detail.warnings, warning))
-        elif is_over:
-            attempts.record_no_progress(until, estimate)
-        return Change(layout.messages, detail)
-
-
-def _count_described(turn: Turn, covered_count: int | None) -> int | None:
-    """Return the number of messages of the history that are described; None for all of them.
-
-    If the caller replaces messages at its end in each request, the messages after the first
-    *covered_count* ones are described neither by the summary nor by the evidence. Otherwise each
-    turn would undo the summary.
-    """
-    if covered_count is None or turn.tracked is None or not turn.tracked.has_changing_end:
-        return None
-    count, place = answer_boundary(turn)
-    if place == covered_count:
-        return count
-    pending = turn.memory.get(PendingSummary)
-    return pending.count if pending else None
-
-
-def _divide(source: Source, turn: Turn, described_count: int) -> tuple[Source, list[str]]:
-    """Return *source* with only the described messages, and the user's requests after them.
-
-    These requests are at the end of the context, so the evidence does not repeat them.
-    """
-    head, _ = split_system(turn.history or ())
-    count = max(0, described_count - len(head))
-    later_requests = source.words_in(source.messages[count:])
-    return replace(source, messages=source.messages[:count]), later_requests
-
-
-async def _digest_of(turn: Turn) -> str:
-    """Return the digest of the messages of *turn* that can be summarized."""
-    _, rest = split_system(turn.messages)
-    return (await in_thread(digest_of, rest)).hex()
-
-
-_NO_RESTORE = "no files are restored: Compact has no restore="
-
-
-def _notes(restored_files: RestoredFiles) -> list[str]:
-    """Return the remarks for the model on files that have changed or were deleted."""
-    files = [*restored_files.files, *restored_files.unfit]
-    notes = [f"{file.path} is not as it was shown before" for file in files if file.changed]
-    notes += [f"{path} was deleted since it was shown" for path in restored_files.deleted]
-    return notes
-
-
-def _has_protected_thinking(turn: Turn, rest: Sequence[Message]) -> bool:
-    """Return True if unanswered messages have thinking that must not follow a rewritten message."""
-    if turn.protected <= 0:
-        return False
-    unanswered = rest[open_tail(rest) :]
-    return any(has_thinking(message) for message in unanswered)

@@ -16,7 +16,7 @@ from ..moves import Move, Place, Pointers, worthwhile_moves
 from ..protocol import Turn
 from ..reading.candidates import OffloadCandidate, OffloadRules, candidate_of, results_with_calls
 from ..reading.results import with_placeholder
-from ..reading.unanswered import index_after_last_reply, open_tail
+from ..reading.unanswered import open_tail
 from ..window import holds_context, is_short, window_holds
 
 _TOKENS_PER_WORD = 2
@@ -25,9 +25,11 @@ _TARGET_DIVISOR = 4  # summary and evidence take at most a quarter of the budget
 
 
 async def moves_to_fit_window(
-    pointers: Pointers, turn: Turn, moves: Sequence[Move], rules: OffloadRules
+    pointers: Pointers, turn: Turn, start: int, moves: Sequence[Move], rules: OffloadRules
 ) -> list[Move]:
-    """Return the moves that are needed for the results since the last reply to fit the window.
+    """Return the moves that are needed for the results from message *start* on to fit the window.
+
+    *start* is the message after the last reply.
 
     Old messages can be summarized, so they count only with what a compaction would keep of them.
     The rest is the system prompt, the tools, and what the model has not answered. If that alone
@@ -45,7 +47,6 @@ async def moves_to_fit_window(
     fixed_tokens += await _compaction_tokens(turn, rest[:tail])
     if await holds_context(turn, fixed_tokens):
         return []
-    start = index_after_last_reply(turn.messages)
     leaving_places = {move.item.place for move in moves}
     tiers = await in_thread(_candidates, turn.messages, start, rules, leaving_places)
     further_moves: list[Move] = []

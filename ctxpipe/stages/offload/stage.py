@@ -104,7 +104,7 @@ class DirectOffload(Moving):
             )
             moves = await worthwhile_moves(self._pointers, turn, candidates, rules)
         if start < len(turn.messages):
-            moves += await moves_to_fit_window(self._pointers, turn, moves, rules)
+            moves += await moves_to_fit_window(self._pointers, turn, start, moves, rules)
         if not moves:
             return Skip(f"no new result of {self.min_chars:,} characters or more")
         return await move_texts(turn, moves, act)

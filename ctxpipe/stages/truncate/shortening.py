@@ -16,7 +16,10 @@ from ..reading.groups import after_compaction, has_compaction
 from ..reading.pins import pinned_indices
 from ..reports import Truncated
 from . import selection as truncate
-from .selection import FileView, MiddleRules, Window
+from .calls import FileView, file_views, filter_calls
+from .deletion import delete_center
+from .parts import EditableRegion, join_parts
+from .selection import MiddleRules, Window
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -122,12 +125,12 @@ async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
     folds = await _fold_views(foldable_views, task.folder, task.counter)
     folded_messages = await in_thread(rewrite, messages, folds) if folds else messages
     places = {view.place for view in views}
-    parts, call_count = await in_thread(truncate.filter_calls, folded_messages, region, places)
+    parts, call_count = await in_thread(filter_calls, folded_messages, region, places)
     tokens = await task.counter.counts(part.message for part in parts)
     aim = task.limit if task.aim is None else task.aim
     excess = task.overhead + sum(tokens) - aim
     remaining = await in_thread(
-        truncate.delete_center, parts, tokens, region, excess, task.window, task.marker
+        delete_center, parts, tokens, region, excess, task.window, task.marker
     )
     deleted_count = len(parts) - len(remaining)
     tokens = await task.counter.counts(part.message for part in remaining)
@@ -140,7 +143,7 @@ async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
         detail = replace(detail, still_over=True, holds=holds)
     if not call_count and not deleted_count:
         return Truncation(folded_messages, detail)
-    joined = await in_thread(truncate.join_parts, remaining)
+    joined = await in_thread(join_parts, remaining)
     if task.strict:
         joined = await in_thread(without_dangling_citations, messages, joined)
     return Truncation(joined, detail)
@@ -148,7 +151,7 @@ async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
 
 def _survey(
     rules: MiddleRules, task: ShorteningTask
-) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
+) -> tuple[EditableRegion, list[FileView], list[FileView]]:
     """Return the region that may be edited, all file views, and those that may be folded.
 
     The region is the middle of the history, without pinned messages, summaries by the server and
@@ -164,7 +167,7 @@ def _survey(
     protected = max(task.protected, after_compaction(messages))
     middle = truncate.middle(messages, task.sums, rules.start, rules.end, protected)
     region = truncate.editable_region(messages, middle, strict=task.strict, pinned=stays)
-    views = truncate.file_views(messages, rules.reading_tools, rules.shell)
+    views = file_views(messages, rules.reading_tools, rules.shell)
     end = truncate.last_turn(messages) if task.strict else len(messages)
     may_change = set(range(protected, end)) - stays
     foldable_views = [view for view in views if view.place[0] in may_change and view.is_foldable]

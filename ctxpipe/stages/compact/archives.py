@@ -15,6 +15,7 @@ from ...placeholders.summaries import (
 )
 from ...storage import Archive
 from ...storage.records import message_redactor_of, redactor_of
+from ...summarizers.retry import digest_of
 from ..archive import ArchiveContent, last_part, read_verified, records_by_name
 from ..protocol import Turn
 from ..reading.conversation_facts import ConversationFacts
@@ -110,3 +111,9 @@ async def _first_verified(
         if content is not None:
             return record, content
     return "", None
+
+
+async def digest_of_turn(turn: Turn) -> str:
+    """Return the digest of the messages of *turn* that can be summarized."""
+    _, rest = split_system(turn.messages)
+    return (await in_thread(digest_of, rest)).hex()

@@ -1,0 +1,242 @@
+"""One attempt at a compaction: archive, summary, evidence and files, and the new context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..._text import count_phrase
+from ..._threads.threads import in_thread
+from ...messages import Message, split_system
+from ...placeholders.summaries import SEARCHABLE
+from ...storage import Archive
+from ...summarizers import Summarizer
+from ...summarizers.protocol import Summary, summarizer_name
+from ..archive import archive_digest, archive_record, save_raw
+from ..protocol import Change, Skip, Turn
+from ..reading.conversation_facts import ConversationFacts
+from ..reading.pins import Pin
+from ..reading.removed import count_removed
+from ..reading.unanswered import open_tail
+from ..reports import Compacted
+from .archives import digest_of_turn, source_of
+from .background import PendingSummary, answer_boundary
+from .breaker import Attempts, Breaker
+from .layout import Layout, choose_layout, token_breakdown
+from .partition import Replacement, replacements
+from .restore import Restore, RestoredFiles
+from .side_files import SideFiles
+from .source import Source, gather_facts
+from .summary import summarizer_for, warn_without_model, write_summary
+from .trigger import has_protected_thinking
+
+_NO_RESTORE = "no files are restored: Compact has no restore="
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """One attempt to replace the history of *turn* by its summary.
+
+    The other fields are settings of the stage `Compact`; *evidence_tokens* and *pin* are those of
+    its `Evidence`.
+    """
+
+    turn: Turn
+    summarize: Summarizer | None
+    archive: Archive | None
+    restore: Restore | None
+    evidence_tokens: int
+    pin: Pin | None
+    breaker: Breaker
+    require_archive: bool
+    background: bool
+
+    async def run(self) -> Change | Skip:
+        """Archive the messages, write the summary, and build the new context.
+
+        Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
+        """
+        turn = self.turn
+        head, rest = split_system(turn.messages)
+        files = SideFiles(self.archive, turn.session_id)
+        source = await source_of(turn, self.archive, files.visible_path)
+        facts = await in_thread(gather_facts, source)
+        # The archive comes before the summary, so that no summary is paid for if nothing can be
+        # stored. After an attempt that stored its messages but got no summary it comes after the
+        # summary: not every attempt writes an archive.
+        is_first_attempt = not turn.recall(Attempts).archive
+        path = await self._save(rest, facts) if is_first_attempt else None
+        writer = summarizer_for(turn, self.summarize)
+        model_warning = warn_without_model(turn, self.summarize, writer)
+        summary, covered_count = await write_summary(
+            turn, rest, writer, self.breaker.retry, background=self.background
+        )
+        if not is_first_attempt:
+            path = await self._save(rest, facts)
+        described_count = _count_described(turn, covered_count) if source.is_raw else None
+        if described_count is not None:
+            source, later_requests = _divide(source, turn, described_count)
+            facts = await in_thread(gather_facts, source)
+            facts = replace(facts, requests=[*facts.requests, *later_requests])
+        restored_files = await self._read_files_again(source)
+        notes = [SEARCHABLE] if turn.can_search else []
+        facts = replace(facts, notes=notes + _notes(restored_files))
+        visible_archive = ""
+        if path:
+            visible_archive = files.visible_path(path)
+            digest = await archive_digest(self.archive, path) or ""
+            facts = replace(facts, archives=[*facts.archives, visible_archive], digest=digest)
+        make_replacements = partial(
+            replacements,
+            archive=visible_archive,
+            pin=self.pin,
+            whole=not has_protected_thinking(turn, rest[open_tail(rest) :]),
+            covered_count=covered_count,
+        )
+        possible = await in_thread(make_replacements, head, rest, summary.text, source, facts)
+        file = files.omissions_file(rest, path)
+        replacement, layout = await choose_layout(
+            turn, possible, restored_files, self.evidence_tokens, file
+        )
+        layout, file, omissions_warning = await files.write_omissions(
+            turn, replacement, layout, file
+        )
+        layout, paths_warning = await files.list_paths(turn, replacement, layout, file)
+        warnings = [*replacement.cuts, *layout.selection.cuts, *restored_files.warnings]
+        left_out = layout.selection.left_out
+        if left_out:
+            number = count_phrase(len(left_out), "piece")
+            warnings.append(f"{number} that should be carried on did not fit: {file.path}")
+        further_warnings = (model_warning, omissions_warning, paths_warning)
+        warnings += [warning for warning in further_warnings if warning]
+        detail = Compacted(
+            await turn.raw_tokens() - turn.overhead,
+            await turn.counter.count(layout.messages),
+            covered_count or len(rest),
+            summarizer=summary.writer or summarizer_name(writer),
+            archive=path,
+            warnings=tuple(warnings),
+            left_out=tuple(str(piece) for piece in left_out),
+            left_out_file=file.path if left_out else "",
+            removed=await in_thread(count_removed, rest, layout.messages),
+        )
+        detail = _with_files(_with_usage(detail, summary), layout)
+        answer = await self._judge(replacement, layout, detail)
+        if not isinstance(answer, Change):
+            return answer
+        return replace(answer, described_count=described_count)
+
+    async def _save(self, rest: Sequence[Message], facts: ConversationFacts) -> str | None:
+        """Store *rest* and return its location; None without an archive.
+
+        If a failed attempt has archived the same messages, its archive is used.
+        """
+        if self.archive is None:
+            return None
+        attempts = self.turn.recall(Attempts)
+        is_same = attempts.archive and attempts.archived == await digest_of_turn(self.turn)
+        if is_same and await archive_digest(self.archive, attempts.archive):
+            return attempts.archive
+        attempts.archive = ""
+        attempts.archived = ""
+        record = archive_record(rest, facts=facts)
+        path = await save_raw(
+            self.archive, self.turn.session_id, "compact", record, required=self.require_archive
+        )
+        attempts.archive = path or ""
+        return path
+
+    async def _read_files_again(self, source: Source) -> RestoredFiles:
+        """Return the files that the messages of *source* used, as they are on disk now."""
+        if self.restore is None:
+            return RestoredFiles(warnings=(_NO_RESTORE,))
+        turn = self.turn
+        return await self.restore.read_again(
+            source.messages, turn.counter, turn.session_id, self.archive
+        )
+
+    async def _judge(
+        self, replacement: Replacement, layout: Layout, detail: Compacted
+    ) -> Change | Skip:
+        """Return the proposal or the reason against it, and record it for the circuit breaker."""
+        turn = self.turn
+        attempts = turn.recall(Attempts)
+        until = self.breaker.cooldown_end()
+        budget = turn.budget
+        before = detail.tokens_before
+        after = detail.tokens_after
+        estimate = turn.ledger.estimate(after + turn.overhead)
+        is_over = budget.reached(estimate)
+        if estimate > budget.target:
+            holds = await token_breakdown(turn, replacement, layout)
+            detail = replace(detail, over_target=True, over_budget=is_over, holds=holds)
+        if after >= before:
+            tokens = await turn.tokens()
+            attempts.record_no_progress(until, tokens)
+            reason = f"a summary would hold {after:,} tokens instead of {before:,}"
+            return Skip(reason, replace(detail, over_budget=budget.reached(tokens)))
+        if attempts.record_success(until):
+            warning = f"compaction backs off: {attempts.why}"
+            detail = replace(detail, warnings=(*detail.warnings, warning))
+        elif is_over:
+            attempts.record_no_progress(until, estimate)
+        return Change(layout.messages, detail)
+
+
+def _with_usage(detail: Compacted, summary: Summary) -> Compacted:
+    """Return *detail* with the number of attempts for *summary*, and its cost."""
+    return replace(
+        detail,
+        attempts=summary.attempts,
+        input_tokens=summary.input_tokens,
+        cached_tokens=summary.cached_tokens,
+        output_tokens=summary.output_tokens,
+        model=summary.model,
+        dollars=summary.dollars,
+    )
+
+
+def _with_files(detail: Compacted, layout: Layout) -> Compacted:
+    """Return *detail* with the files that *layout* puts into the context, whole or folded."""
+    return replace(
+        detail,
+        restored=tuple(file.path for file in layout.files),
+        restored_tokens=sum(file.tokens for file in layout.files),
+        folded=tuple(layout.folded_texts),
+    )
+
+
+def _count_described(turn: Turn, covered_count: int | None) -> int | None:
+    """Return the number of messages of the history that are described; None for all of them.
+
+    If the caller replaces messages at its end in each request, the messages after the first
+    *covered_count* ones are described neither by the summary nor by the evidence. Otherwise each
+    turn would undo the summary.
+    """
+    if covered_count is None or turn.tracked is None or not turn.tracked.has_changing_end:
+        return None
+    count, place = answer_boundary(turn)
+    if place == covered_count:
+        return count
+    pending = turn.memory.get(PendingSummary)
+    return pending.count if pending else None
+
+
+def _divide(source: Source, turn: Turn, described_count: int) -> tuple[Source, list[str]]:
+    """Return *source* with only the described messages, and the user's requests after them.
+
+    These requests are at the end of the context, so the evidence does not repeat them.
+    """
+    head, _ = split_system(turn.history or ())
+    count = max(0, described_count - len(head))
+    later_requests = source.words_in(source.messages[count:])
+    return replace(source, messages=source.messages[:count]), later_requests
+
+
+def _notes(restored_files: RestoredFiles) -> list[str]:
+    """Return the remarks for the model on files that have changed or were deleted."""
+    files = [*restored_files.files, *restored_files.unfit]
+    notes = [f"{file.path} is not as it was shown before" for file in files if file.changed]
+    notes += [f"{path} was deleted since it was shown" for path in restored_files.deleted]
+    return notes
