@@ -87,12 +87,14 @@ class Compaction:
             visible_archive = files.visible_path(path)
             digest = await archive_digest(self.archive, path) or ""
             facts = replace(facts, archives=[*facts.archives, visible_archive], digest=digest)
+        tail = open_tail(rest) if covered_count is None else covered_count
         make_replacements = partial(
             replacements,
+            tail=tail,
             archive=visible_archive,
             pin=self.pin,
-            whole=not has_protected_thinking(turn, rest[open_tail(rest) :]),
-            covered_count=covered_count,
+            whole=not has_protected_thinking(turn, rest[tail:]),
+            can_cut=covered_count is None,
         )
         possible = await in_thread(make_replacements, head, rest, summary.text, source, facts)
         file = files.omissions_file(rest, path)

@@ -51,7 +51,6 @@ from ..reading.carry_candidates import (
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.groups import after_compaction, server_spans
 from ..reading.pins import Pin, pinned_indices
-from ..reading.unanswered import open_tail
 from .carry import arrange, attach, select, with_reply, without_leading_blocks
 from .evidence import cut_text
 from .source import Source
@@ -189,22 +188,23 @@ def replacements(
     source: Source,
     facts: ConversationFacts,
     *,
+    tail: int,
     archive: str = "",
     pin: Pin | None = None,
     whole: bool = True,
-    covered_count: int | None = None,
+    can_cut: bool = True,
 ) -> list[Replacement]:
     """Return the new contexts for *head* and *rest* to choose from, the best first.
 
-    The first one keeps the messages that the model has not answered unchanged. The second one
-    exists if it differs: it cuts the user's long words to `MAX_WORDS_CHARS`, and leaves pictures
-    and results out. If *whole* is False, only the second is returned.
+    The messages of *rest* from index *tail* on follow the summary: those that the model has not
+    answered, or all that the summary does not describe. The first context keeps them unchanged. The
+    second one exists if it differs: it cuts the user's long words to `MAX_WORDS_CHARS`, and leaves
+    pictures and results out. If *whole* is False, only the second is returned; if *can_cut* is
+    False, only the first.
 
     *facts* are the evidence, those of *source*. *archive* is the file with what is left out. A
-    request is in a context once: at its end, or in the evidence. If *covered_count* is a number,
-    the summary describes that many messages, and all messages after them stay unchanged.
+    request is in a context once: at its end, or in the evidence.
     """
-    tail = open_tail(rest) if covered_count is None else covered_count
     unanswered = rest[tail:]
     replacement = Replacement(
         head=head,
@@ -221,7 +221,7 @@ def replacements(
         return [shorter]
     first = _with_tail(first, rest, tail, source, archive)
     holds_blocks = any(one.kind in BLOCK_KINDS and one.index >= tail for one in shorter.candidates)
-    if covered_count is None and (shorter.cuts or holds_blocks):
+    if can_cut and (shorter.cuts or holds_blocks):
         return [first, shorter]
     return [first]
 

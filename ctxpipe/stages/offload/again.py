@@ -85,7 +85,8 @@ class OffloadAgain:
     async def __call__(self, turn: Turn) -> Change | Skip:
         """Write the texts, then replace them. Raises StorageError if nothing can be written."""
         start = max(self.start, turn.protected)
-        texts = self._texts(turn, start)
+        message_texts = self._repeating_texts(turn, start)
+        texts = self._texts(turn, start, message_texts)
         if not texts:
             return Skip("the new messages repeat no text that was moved to a file before")
         await turn.counter.warm()
@@ -104,17 +105,20 @@ class OffloadAgain:
         saved_chars = chars - sum(len(placeholder) for placeholder in placeholders.values())
         written_files = tuple(file for _, file in pairs)
         detail = Offloaded(written_files, chars, saved_chars, results=len(pairs), failed=failed)
-        placeholders |= self._messages_with(turn, start, placeholders)
+        placeholders |= self._messages_with(message_texts, placeholders)
         messages = offload_again(
             placeholders, list(turn.messages), start, turn.messages[:start], start
         )
         locations = {text.stored: file for (_, text), file in pairs}
         return Change(messages, detail, stored=Stored(storage, locations))
 
-    def _texts(self, turn: Turn, start: int) -> dict[int, _MovingText]:
+    def _texts(
+        self, turn: Turn, start: int, message_texts: Sequence[str]
+    ) -> dict[int, _MovingText]:
         """Return the texts of results, inputs and messages that match, by `lookup_key`.
 
-        Only messages from *start* on are searched.
+        Only messages from *start* on are searched. *message_texts* are their own texts that repeat
+        a text which was moved before.
         """
         texts: dict[int, _MovingText] = {}
         for result in tool_results(turn.messages, start):
@@ -131,7 +135,7 @@ class OffloadAgain:
                 if pointers is not None:
                     name = f"{call.id}-input-{number}"
                     texts[lookup] = self._text(turn, name, text, lookup, pointers)
-        for text in self._messages(turn, start):
+        for text in message_texts:
 
             def add_passage(passage: str, decision: Decision) -> str:
                 """Add *passage* to the texts to move, if there are file names for its decision."""
@@ -156,21 +160,23 @@ class OffloadAgain:
         key = pointers.key(turn.session_id, name)
         return _MovingText(key, stored, self.matches.texts[lookup], pointers)
 
-    def _messages(self, turn: Turn, start: int) -> list[str]:
+    def _repeating_texts(self, turn: Turn, start: int) -> list[str]:
         """Return the texts of messages that repeat a text that was moved before."""
         if not self.matches.passages:
             return []
         texts = long_message_texts(turn.messages, start, in_replies=True)
         return [text for text in texts if lookup_key("", text) in self.matches.passages]
 
-    def _messages_with(self, turn: Turn, start: int, placeholders: Placeholders) -> Placeholders:
-        """Return the new text of each message with a passage in *placeholders*, by `lookup_key`."""
+    def _messages_with(
+        self, message_texts: Sequence[str], placeholders: Placeholders
+    ) -> Placeholders:
+        """Return *message_texts* with passages replaced by *placeholders*, by `lookup_key`."""
 
         def replacement(passage: str, _: Decision) -> str:
             return placeholders.get(lookup_key("", passage), passage)
 
         new_texts: Placeholders = {}
-        for text in self._messages(turn, start):
+        for text in message_texts:
             lookup = lookup_key("", text)
             new_texts[lookup] = replace_passages(text, self.matches.passages[lookup], replacement)
         return new_texts

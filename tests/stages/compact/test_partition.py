@@ -56,7 +56,8 @@ def replacements_of(
     """The replacements of a history that is the caller's own."""
     source = Source(rest, [archive] if archive else [], is_raw=True)
     facts = gather_facts(source)
-    return replacements(head, rest, summary, source, facts, archive=archive, **settings)
+    tail = open_tail(rest)
+    return replacements(head, rest, summary, source, facts, tail=tail, archive=archive, **settings)
 
 
 def replacement_of(

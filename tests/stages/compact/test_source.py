@@ -32,6 +32,7 @@ from ctxpipe.stages.compact.evidence import evidence_block
 from ctxpipe.stages.compact.partition import Replacement, replacements
 from ctxpipe.stages.compact.source import Source, after_summary, gather_facts
 from ctxpipe.stages.reading.conversation_facts import ConversationFacts
+from ctxpipe.stages.reading.unanswered import open_tail
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text
@@ -43,7 +44,8 @@ def replacements_of(
     """The replacements of a history that is the caller's own."""
     source = Source(rest, [archive] if archive else [], is_raw=True)
     facts = gather_facts(source)
-    return replacements(head, rest, summary, source, facts, archive=archive, **settings)
+    tail = open_tail(rest)
+    return replacements(head, rest, summary, source, facts, tail=tail, archive=archive, **settings)
 
 
 def replacement_of(
