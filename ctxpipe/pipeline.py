@@ -6,10 +6,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from ._logs import logger
 from .errors import SettingsError
+from .journal.memory import Memory
 from .messages import Message, MessageLike, field
 from .providers.prices import PRICES, Prices
 from .session.conversation import Conversation
@@ -41,9 +42,7 @@ from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
-from .turn import walk
-from .turn.align import align_with_last
-from .turn.commit import keep
+from .turn.run import TurnRun, run_turn
 from .turn.stages import stage_name
 from .turn.state import PipelineSettings, Request, State, Thinking, Veto
 
@@ -130,7 +129,8 @@ class ContextPipeline:
         )
         self._logged_doubts: set[str] = set()
         self._max_sessions = max_sessions
-        self._states: OrderedDict[str, State] = OrderedDict()
+        self._memories: OrderedDict[str, OwnMemory] = OrderedDict()
+        self._in_use: set[str] = set()  # names of the sessions that `run` is shaping now
         self._sessions = ConversationPool(max_sessions, lambda _: 1)
         for stage in stages:
             self.use(stage)
@@ -204,12 +204,12 @@ class ContextPipeline:
         and SettingsError for an invalid *session_id*. Errors of stages are reported in
         ``result.reports``; with ``on_error="raise"`` they are raised.
         """
-        with self._claim(session_id) as state:
+        with self._claim(session_id) as memory:
             turn_request = Request(system, tools, request or {}, force)
-            step = await align_with_last(state, cast("list[Message]", messages))
+            run = memory.new_turn(messages, turn_request)
             with Generation(session_id).running(), asked_by_a_stage():
-                result = await walk.run(step, session_id, state, turn_request)
-            keep(state, step, result.messages)
+                result = await run_turn(run)
+            memory.apply(run)
             return result
 
     async def plan(
@@ -229,12 +229,10 @@ class ContextPipeline:
         arguments and errors are those of `run`.
         """
         SESSION_ID.check("session_id", session_id)
-        return await walk.plan(
-            self._settings,
-            cast("list[Message]", messages),
-            session_id,
-            Request(system, tools, {}, force),
-        )
+        memory = OwnMemory.empty(self._settings, session_id)
+        run = memory.new_turn(messages, Request(system, tools, {}, force))
+        run.is_plan = True
+        return await run_turn(run)
 
     def observe(
         self,
@@ -254,7 +252,8 @@ class ContextPipeline:
         check_usage(usage)
         if model is None:
             model = field(usage, "model")
-        with self._claim(session_id) as state:
+        with self._claim(session_id) as memory:
+            state = memory.state
             state.ledger.observe(
                 usage, cast("list[Message]", messages), overhead=state.overhead.tokens, model=model
             )
@@ -326,21 +325,59 @@ class ContextPipeline:
         return Session(Conversation(self._settings, session_id, SessionSettings(**settings)))
 
     @contextmanager
-    def _claim(self, session_id: str) -> Iterator[State]:
-        """Yield the memory of a session; a second run at the same time gets an empty one."""
+    def _claim(self, session_id: str) -> Iterator[OwnMemory]:
+        """Yield the memory of a session; a second run at the same time gets a copy.
+
+        The copy is not remembered.
+        """
         SESSION_ID.check("session_id", session_id)
-        state = self._states.get(session_id)
-        if state is None or state.busy:
-            state = self._settings.new_state()
-            self._states.setdefault(session_id, state)
-        self._states.move_to_end(session_id)
-        while len(self._states) > self._max_sessions:
-            self._states.popitem(last=False)
-        state.busy = True
+        memory = self._memories.get(session_id)
+        if memory is not None and session_id in self._in_use:
+            yield memory.copy()
+            return
+        if memory is None:
+            memory = OwnMemory.empty(self._settings, session_id)
+            self._memories[session_id] = memory
+        self._memories.move_to_end(session_id)
+        while len(self._memories) > self._max_sessions:
+            self._memories.popitem(last=False)
+        self._in_use.add(session_id)
         try:
-            yield state
+            yield memory
         finally:
-            state.busy = False
+            self._in_use.discard(session_id)
+
+
+class OwnMemory(NamedTuple):
+    """Memory of one session of `ContextPipeline.run`, whose caller continues with the context."""
+
+    state: State
+    journal: Memory
+    session_id: str
+
+    @classmethod
+    def empty(cls, settings: PipelineSettings, session_id: str) -> Self:
+        """Return the memory of a new session."""
+        state = settings.new_state()
+        return cls(state, Memory(session_id, state, adopts=True), session_id)
+
+    def copy(self) -> Self:
+        """Return a copy for a turn that runs at the same time as another one."""
+        copied = self.empty(self.state.settings, self.session_id)
+        copied.journal.timeline.apply(self.journal.timeline.snapshot())
+        copied.state.ledger.load(self.state.ledger.samples)
+        return copied
+
+    def new_turn(self, messages: Sequence[MessageLike], request: Request) -> TurnRun:
+        """Return the turn that continues this session with *messages*."""
+        history = cast("list[Message]", messages)
+        return TurnRun(self.session_id, history, request, self.state, self.journal)
+
+    def apply(self, run: TurnRun) -> None:
+        """Make the context of *run* the history. Its notices are for sessions only."""
+        self.journal.apply(run.step)
+        self.journal.notices.clear()
+        self.state.end_turn(len(self.journal.timeline.context))
 
 
 def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:

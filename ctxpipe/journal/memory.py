@@ -14,7 +14,7 @@ from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread, in_thread_if
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
-from ..messages import Message, common_prefix, ensure_messages, is_bulky
+from ..messages import Message, common_prefix, ensure_messages
 from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..stages.compact.breaker import Attempts
@@ -91,17 +91,18 @@ class Memory:
         self,
         session_id: str,
         state: JournaledState,
-        journal: JournalStorage | None,
-        keys: Sequence[bytes],
+        journal: JournalStorage | None = None,
+        keys: Sequence[bytes] = (),
         *,
-        texts: bool,
-        verify: bool,
+        texts: bool = True,
+        verify: bool = False,
+        adopts: bool = False,
     ) -> None:
         self.notices: list[str] = []
-        self._new_timeline = partial(Timeline, verify=verify, placeholders={})
+        self._new_timeline = partial(Timeline, verify=verify, adopts=adopts, placeholders={})
         self.timeline: Timeline = self._new_timeline()
-        # The caller has once continued with our context as his history.
-        self.is_adopted: bool = False
+        self.is_adopted: bool = adopts
+        """Whether the caller has continued with a context as the history, at least once."""
         self.unreported: int | None = None  # first message of the context that others have changed
         self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
@@ -406,19 +407,18 @@ class Memory:
             if self.is_behind or not has_news:
                 return True
         turns = self.unwritten
-        edited = [message for edit in step.edits for message in edit.messages]
-        is_bulk = step.agreement.is_bulk is not False or is_bulky(edited)
+        is_large = step.exceeds_inline_limit
         journal.unanswered = ""
         try:
             if is_news or not step.is_idle:
-                turn = await in_thread_if(is_bulk, self._packing.pack, step)
+                turn = await in_thread_if(is_large, self._packing.pack, step)
                 if is_news:
                     turn["attempts"] = attempts
                 turns = [*turns, turn]
             if self._waits_for is not None:
                 # Before all that is missing is encoded, which takes longer with each turn.
                 self._waits_for.refuse_while_unavailable()
-            if not await self._append(journal, turns, is_bulk=is_bulk or len(turns) > 1):
+            if not await self._append(journal, turns, is_large=is_large or len(turns) > 1):
                 return False
         except StorageError as error:
             self.unwritten = turns
@@ -434,7 +434,7 @@ class Memory:
         return True
 
     async def _append(
-        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
+        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_large: bool
     ) -> bool:
         """Append *turns* as one entry; False when entries of others have to be read first."""
         begins_branch = self.is_behind and self._is_shared
@@ -443,7 +443,7 @@ class Memory:
             number = journal.count
             if begins_branch:
                 branch = str(number)
-            if await journal.write(self._entry(branch, turns), is_bulk=is_bulk):
+            if await journal.write(self._entry(branch, turns), is_bulk=is_large):
                 break
             has_news = await self._has_news(journal)
             if journal.count > number and (begins_branch or not has_news):

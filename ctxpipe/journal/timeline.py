@@ -14,7 +14,7 @@ from operator import is_, itemgetter
 from typing import TypeAlias
 
 from ..messages import Message, cache_marks, common_prefix, ensure_messages, is_equal, with_content
-from ..messages.diff import Edit, apply_edits, diff, first_changed_block
+from ..messages.diff import Edit, apply_edits, diff, first_changed_block, place_after
 from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
 from ..messages.thinking import Stale, mark_stale, shift_stale
 from ..messages.vocabulary import begins_with
@@ -61,8 +61,7 @@ class Agreement:
     after the turn. *timeline* is what the history was compared with. *has_changing_end* is that of
     `Timeline`, after this turn.
 
-    *is_rewound* says that the history has become shorter, *has_diverged* that it also differs, and
-    *is_bulk* whether reading the new messages would block the event loop, None if not determined.
+    *is_rewound* says that the history has become shorter, *has_diverged* that it also differs.
     """
 
     history: list[Message] = field(default_factory=list)
@@ -74,7 +73,6 @@ class Agreement:
     digests: tuple[list[bytes], list[bytes]] | None = None
     is_rewound: bool = False
     has_diverged: bool = False
-    is_bulk: bool | None = None
     has_changing_end: bool = False
     timeline: Timeline | None = field(default=None, repr=False)
 
@@ -107,8 +105,10 @@ class Step:
     form, and *given* the same with the caller's own objects. The first *kept* messages are those of
     the last turn, the first *same* unchanged. *agreement* says how the history led to them.
 
-    The last two are filled while it runs: *stored* are texts that stages have written to files,
-    *touched* says what the edits have touched.
+    The others are filled while it runs. *stored* are texts that stages have written to files,
+    *touched* says what the edits have touched. *exceeds_inline_limit* is True if the messages that
+    the turn reads or writes are so long that the event loop would be blocked, so that the work goes
+    to a worker thread. It is decided when the turn begins, and only a long rewrite changes it.
     """
 
     known: int
@@ -126,6 +126,7 @@ class Step:
     same: int = 0
     agreement: Agreement = field(default_factory=Agreement)
     touched: Touched = field(default_factory=Touched)
+    exceeds_inline_limit: bool = True
 
     @property
     def is_idle(self) -> bool:
@@ -146,20 +147,19 @@ class Step:
             place = min(place, start) if place < stop else place + len(messages) - stop + start
         return place
 
-    def forget_changes(self) -> tuple[int, int] | None:
-        """The first place changed so far, after which changes are counted anew."""
-        place = self.touched.first
-        self.touched.first = None
-        return place
-
     def edit(
-        self, before: Sequence[Message], after: Sequence[Message], *, paired: bool = True
+        self,
+        before: Sequence[Message],
+        after: Sequence[Message],
+        *,
+        equal_count: int = 0,
+        paired: bool = True,
     ) -> list[Edit]:
         """Add the edits by which the context *before* has become *after*, and return them.
 
-        *paired* is that of `diff`.
+        *equal_count* and *paired* are those of `diff`.
         """
-        edits = diff(before, after, paired=paired)
+        edits = diff(before, after, equal_count=equal_count, paired=paired)
         self.add(edits, before)
         return edits
 
@@ -193,11 +193,19 @@ class Timeline:
     summaries describe only messages that still exist.
 
     With *verify* every edit inside a previous message is noticed, and every turn reads all
-    messages.
+    messages. With *adopts* each turn makes its context the history, because the caller continues
+    with it; so there is no second copy of the messages.
     """
 
-    def __init__(self, *, verify: bool = False, placeholders: Placeholders | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        verify: bool = False,
+        adopts: bool = False,
+        placeholders: Placeholders | None = None,
+    ) -> None:
         self.verify: bool = verify
+        self.adopts: bool = adopts
         self.placeholders: Placeholders = {} if placeholders is None else placeholders
         self.history: list[Message] = []
         self.context: list[Message] = self.history
@@ -253,8 +261,10 @@ class Timeline:
         earlier = self._contexts_before(step)
         valid_count = self._count_valid_summaries(earlier, step, now)
         undone = earlier[valid_count:]
+        if self.adopts and not self._has_summary_of(undone, known):
+            undone = []
         step.undone_count = len(undone)
-        agreement.has_changing_end = self.has_changing_end or were_unanswered(undone, known)
+        agreement.has_changing_end = self._has_changing_end_after(undone, known)
         self._prepare(step)
         whole = len(ours)
         agreement.is_rewound = known < whole
@@ -315,6 +325,39 @@ class Timeline:
         if known < len(history) and self._message_has_grown(known, history[known], step.adopted):
             known += 1
         return bisect_right(earlier, known, key=lambda context: context.described_count)
+
+    def _has_summary_of(self, undone: Sequence[EarlierContext], known: int) -> bool:
+        """Return True if the summary after *undone* is among the first *known* messages.
+
+        This is for a history that is the context: the caller may have removed the summary itself.
+        """
+        return any(context.edits and context.edits[-1].start < known for context in undone)
+
+    def _has_changing_end_after(self, undone: Sequence[EarlierContext], known: int) -> bool:
+        """Return `has_changing_end` after a turn that goes back to the first of *undone*."""
+        if self.adopts:
+            return False
+        return self.has_changing_end or were_unanswered(undone, known)
+
+    def _adopted_contexts(self, step: Step, earlier: EarlierContext | None) -> list[EarlierContext]:
+        """Return the context before the newest summary, as edits of the context after *step*.
+
+        *earlier* was that context before *step*.
+        """
+        if step.summaries:
+            number = min(step.summaries)
+            before = apply_edits(step.context, step.edits[:number])
+            undoing = undoing_edits(self.context, before)
+            return [EarlierContext(len(self.context), 0, undoing)]
+        if earlier is None or step.undone_count:
+            return []
+        if not self._has_summary_of([earlier], step.known):
+            return []
+        shifted: list[Edit] = []
+        for start, stop, messages in earlier.edits:
+            first = place_after(step.edits, start)
+            shifted.append(Edit(first, max(first, place_after(step.edits, stop)), messages))
+        return [EarlierContext(place_after(step.edits, earlier.described_count), 0, shifted)]
 
     def _message_has_grown(self, index: int, now: Message, in_context: bool) -> bool:
         """Return True if *now* begins with all that message *index* has said."""
@@ -393,7 +436,7 @@ class Timeline:
         if step.undone_count:
             undone = self.earlier[-step.undone_count :]
             del self.earlier[-step.undone_count :]
-            self.has_changing_end = self.has_changing_end or were_unanswered(undone, step.known)
+            self.has_changing_end = self._has_changing_end_after(undone, step.known)
             return
         valid_count = self._count_valid_summaries(self.earlier, step, step.agreement.history)
         outdated = self.earlier[valid_count:]
@@ -473,7 +516,18 @@ class Timeline:
         )
 
     def apply(self, step: Step) -> None:
-        """Make *step*, which has its edits by now."""
+        """Make *step*, which has its edits by now, part of the timeline."""
+        if not self.adopts:
+            self._apply(step)
+            return
+        earlier = self.earlier[-1] if self.earlier else None
+        self._apply(step)
+        if step.earlier is None:
+            self.earlier = self._adopted_contexts(step, earlier)
+        self._adopt_context(step)
+
+    def _apply(self, step: Step) -> None:
+        """Append the new messages of *step*, and apply its edits."""
         agreement = step.agreement
         if not agreement.history:  # a journal holds only what cannot be derived
             ours = self.sent if step.adopted else self.history
@@ -512,6 +566,20 @@ class Timeline:
             self._sizes[index] = _size(content)
         if agreement.digests is not None:
             self._digests = agreement.digests
+
+    def _adopt_context(self, step: Step) -> None:
+        """Make the context after *step* the history."""
+        self.placeholders.clear()  # what the caller has now is what was sent
+        self.history = self.sent
+        if not step.edits:
+            return
+        first = min(edit.start for edit in step.edits)
+        count = len(self.history)
+        self.starts[first:] = array("I", range(first, count))
+        self.ends[first:] = array("I", range(first + 1, count + 1))
+        contents = list(map(_content, self.history[first:]))
+        self._contents[first:] = contents
+        self._sizes[first:] = array("I", _sizes(contents))
 
     def _apply_edits(self, step: Step) -> None:
         context = list(step.context)

@@ -21,16 +21,24 @@ class Edit(NamedTuple):
     messages: list[Message]
 
 
-def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
+def diff(
+    before: Sequence[Message],
+    after: Sequence[Message],
+    *,
+    equal_count: int = 0,
+    paired: bool = True,
+) -> list[Edit]:
     """Return the edits that turn *before* into *after*, the last one first.
 
     In that order each index is still right when the edit is applied. Messages that are the very
     same object in both lists are anchors. The messages between two anchors are paired one by one if
     their number, roles and numbers of blocks agree; otherwise they are one edit. If *paired* is
     False they are always one edit. A summary needs that if it has as many messages as it replaces.
+    The first *equal_count* messages are not compared: the caller knows that they are equal.
     """
     edits: list[Edit] = []
-    for old, new in _between_anchors(before, after, common_prefix(before, after)):
+    start = common_prefix(before, after, equal_count)
+    for old, new in _between_anchors(before, after, start):
         edits += _edits(before, after, old, new, paired=paired)
     return edits[::-1]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .._logs import logger
 from .._threads.threads import in_thread_if
 from ..errors import SessionDeleted, StorageError, safe_text, storage_errors
-from ..messages import Message, is_bulky
+from ..messages import Message
 from ..messages.diff import apply_edits
 from ..stages.offload.again import OffloadAgain, pointers_of, stages_again
 from ..stages.offload.decisions import (
@@ -134,7 +134,7 @@ class SharedDecisions:
         if step.undone_count:  # the earlier context that it returns to has been sent
             start = max(0, len(context) - len(step.messages))
         matches = await in_thread_if(
-            is_bulky(context, start), self._find_matches, context, start, is_first_sight
+            step.exceeds_inline_limit, self._find_matches, context, start, is_first_sight
         )
         if not matches:
             return {}
@@ -151,9 +151,7 @@ class SharedDecisions:
         """Remember the texts that *step* of the session *session_id* has moved to files."""
         if not step.edits:
             return
-        decisions = await in_thread_if(
-            is_bulky(step.context, step.edits[-1].start), _decisions_in, step
-        )
+        decisions = await in_thread_if(step.exceeds_inline_limit, _decisions_in, step)
         now = time.monotonic()
         due = [decision for decision in decisions if self._is_due(decision.key, now)]
         for decision in due:

@@ -15,14 +15,11 @@ from ..providers.refusals import Refusal, read_refusal
 from ..stages.compact.stage import Compact
 from ..stages.media.stage import MediaOffload
 from ..stages.reports import Outcome, Result
-from ..turn import walk
-from ..turn.align import align
-from ..turn.commit import commit
+from ..turn.run import TurnRun, run_turn
 from ..turn.state import Request
 from .gate import asked_by_a_stage
 
 if TYPE_CHECKING:
-    from ..journal.timeline import Step
     from ..stages.protocol import Stage
     from ..summarizers import AgentModel
     from .access import Access
@@ -116,7 +113,10 @@ class Turns:
                         if memory.is_owner and not memory.journal.is_read:
                             raise StorageError(errno.EAGAIN, UNKNOWN)
                         is_begun = True
-                        return await self._advance(history, request, stages)
+                        run = self._new_run(history, request, stages)
+                        with asked_by_a_stage():
+                            result = await run_turn(run)
+                        return await self._finish(run, result)
                 except SessionDeleted:
                     is_own = memory.is_owner or history is memory.timeline.history
                     memory.forget_deleted()
@@ -126,58 +126,40 @@ class Turns:
                     ensure_messages(history)  # the caller may have emptied a message meanwhile
                     raise
 
-    async def _advance(
+    def _new_run(
         self, history: list[Message], request: Request, stages: Mapping[int, Stage] | None
-    ) -> Result:
-        """Take the timeline to *history*, run the *stages*, and write the turn to the journal.
-
-        All of it is repeated if the caller has edited a message that a stage has rewritten, and if
-        another process has written to the journal meanwhile.
-        """
+    ) -> TurnRun:
+        """Return the turn that takes the timeline to *history*."""
         memory = self._memory
-        is_thorough = False
-        while True:
-            step = await align(memory.journal, history, thorough=is_thorough)
-            stages_again = await self._stages_again(step)
-            with asked_by_a_stage():
-                result = await walk.run(
-                    step, memory.session_id, memory.state, request, stages, stages_again
-                )
-            if step.edits and not is_thorough and memory.timeline.is_edited(step):
-                is_thorough = True
-            elif await commit(memory.journal, step):
-                if step.edits and not step.touched.is_stored:
-                    # A storage that has written looked for a deletion; here none has.
-                    await self._access.ensure_not_deleted()
-                if memory.decisions is not None and step.edits:
-                    await memory.decisions.note(step, memory.session_id, memory.pipeline.stages)
-                return await self._finish(step, request, result)
-            await memory.journal.catch_up(history)
-
-    async def _stages_again(self, step: Step) -> Mapping[int, Stage] | None:
-        """Return stages that move what is new in *step* and was moved in another conversation."""
-        memory = self._memory
-        if memory.decisions is None:
-            return None
-        has_diverged = step.agreement.has_diverged or memory.journal.is_behind
-        return await memory.decisions.stages_for(
-            step, memory.pipeline.stages, is_first_sight=step.kept == 0 or has_diverged
+        return TurnRun(
+            memory.session_id,
+            history,
+            request,
+            memory.state,
+            memory.journal,
+            stages,
+            memory.decisions,
         )
 
-    async def _finish(self, step: Step, request: Request, result: Result) -> Result:
-        """Remember *step*; return *result* with the notices of the turn."""
+    async def _finish(self, run: TurnRun, result: Result) -> Result:
+        """Remember the turn; return *result* with its notices."""
         memory = self._memory
         journal = memory.journal
+        step = run.step
+        if step.edits and not step.touched.is_stored:
+            # A storage that has written looked for a deletion; here none has.
+            await self._access.ensure_not_deleted()
+        if memory.decisions is not None and step.edits:
+            await memory.decisions.note(step, memory.session_id, memory.pipeline.stages)
         first_changed = result.first_changed_index
         if journal.unreported is not None:
             end = len(result.messages)
             first_changed = min(
                 journal.unreported, end if first_changed is None else first_changed, end
             )
-        await self._usage.note_context(step, request, result, first_changed)
+        await self._usage.note_context(step, run.request, result, first_changed)
         self._owned_history.apply(step)
-        memory.state.agreed = len(journal.timeline.context)
-        memory.state.end_turn()
+        memory.state.end_turn(len(journal.timeline.context))
         notices = tuple(journal.notices)
         journal.notices = []
         if not notices and first_changed == result.first_changed_index:

@@ -3,42 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ..journal.timeline import Step
 from ..messages import Message, blocks, is_bound
 from ..messages.diff import apply_edits
 from ..messages.thinking import Stale, drop_block, mark_stale, strip_thinking
-from .repair import repair
-from .repair_step import other_marks_of
-from .state import Request, State
+from ..stages.reports import Result
+from .repair import other_marks_of, repair
+
+if TYPE_CHECKING:
+    from .run import TurnRun
 
 
-def finish(
-    context: list[Message], step: Step, state: State, request: Request, was_broken: bool
-) -> tuple[Mapping[str, object], list[Message]]:
-    """The options that the request needs, and the context to send, once the stages are done."""
+async def finish(run: TurnRun) -> None:
+    """Make the *result* of the turn: the context to send, and what the request needs with it."""
+    context = run.messages
+    options = await run.call(_finish_context, run)
+    if run.reports and run.messages is context:
+        tokens_after = run.reports[-1].tokens_after
+    else:
+        tokens_after = await run.count(run.messages)
+    step = run.step
+    run.end_part()
+    first_changed = None
+    changed_end = None
+    if run.changes:
+        first_changed = min(run.changes)[0]
+        changed_end = len(run.messages) - step.touched.tail
+    run.result = Result(
+        _messages_to_send(run),
+        tuple(run.reports),
+        run.problems,
+        options,
+        covered=len(step.agreement.history),
+        first_changed_index=first_changed,
+        changed_end=changed_end,
+        tokens_before=run.reports[0].tokens_before if run.reports else tokens_after,
+        tokens_after=tokens_after,
+    )
+
+
+def _finish_context(run: TurnRun) -> Mapping[str, object]:
+    """Make the context fit to be sent, and return the options that its request needs."""
+    step = run.step
     if step.touched.first is not None:
-        mark_stale(step.stale, context, step.touched.first)
-    _forget_missing(step.stale, context)
-    if step.stale and state.settings.thinking == "strip":
-        context = _strip_stale_thinking(context, step, state)
-    options = drop_block(request.options) if step.stale else {}
-    if was_broken:
-        repaired = repair(context, other_marks=other_marks_of(request))
-        state.edit(step, context, repaired)
-        context = repaired
-    return options, context
+        mark_stale(step.stale, run.messages, step.touched.first)
+    _forget_missing(step.stale, run.messages)
+    if step.stale and run.state.settings.thinking == "strip":
+        _strip_stale_thinking(run)
+    options = drop_block(run.request.options) if step.stale else {}
+    if run.problems:
+        run.edit(repair(run.messages, other_marks=other_marks_of(run.request)))
+    return options
 
 
-def _strip_stale_thinking(context: list[Message], step: Step, state: State) -> list[Message]:
-    if strip_thinking(context, step.stale) is context:
-        return context
-    # What was thought after a block that goes was signed over it, too, and goes with it.
-    mark_stale(step.stale, context, min(step.stale.items()))
-    stripped = strip_thinking(context, step.stale)
-    state.edit(step, context, stripped)
-    _forget_missing(step.stale, stripped)
-    return stripped
+def _strip_stale_thinking(run: TurnRun) -> None:
+    """Remove the thinking blocks of the context whose signature is stale."""
+    step = run.step
+    if strip_thinking(run.messages, step.stale) is run.messages:
+        return
+    # A signature also covers the thinking before it. So what follows a removed block is removed.
+    mark_stale(step.stale, run.messages, min(step.stale.items()))
+    run.edit(strip_thinking(run.messages, step.stale))
+    _forget_missing(step.stale, run.messages)
 
 
 def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
@@ -49,10 +76,16 @@ def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
             del stale[index]
 
 
-def messages_to_send(step: Step, context: list[Message]) -> list[Message]:
-    """What to send for *context*: the caller's own objects wherever no edit has touched them."""
+def _messages_to_send(run: TurnRun) -> list[Message]:
+    """Return the context with the caller's own objects wherever no edit has touched them.
+
+    If the caller continues with it, and there is no edit, it is the caller's own list.
+    """
+    step = run.step
+    if run.memory.timeline.adopts and not step.edits:
+        return run.history
     if step.given is step.context:
-        return context
+        return run.messages
     if not step.edits:
         return step.given
     return apply_edits(step.given, step.edits)

@@ -1,12 +1,12 @@
 """Repair a history that the Messages API would refuse.
 
-`ctxpipe.messages.RULES` says what is done for each rule. The repair has four
-steps:
+`repair_context` is the step of a turn. `repair` does the work, for any history.
+`ctxpipe.messages.RULES` says what is done for each rule. The repair has four parts:
 
-1. each message by itself: blocks that no history may have are corrected or removed; 2. each turn of
-the assistant: calls of server tools need their results in the same turn; 3. each *exchange*: a run
-of assistant messages with everything up to the next one; 4. the whole history: its first message
-and its cache marks.
+1. each message by itself: blocks that no history may have are corrected or removed;
+2. each turn of the assistant: calls of server tools need their results in the same turn;
+3. each *exchange*: a run of assistant messages with everything up to the next one;
+4. the whole history: its first message and its cache marks.
 
 An example of step 3. Call ``b`` has no result, and there is a result for a call ``x`` that does not
 exist:
@@ -25,7 +25,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .._values import encoding_fault
 from ..messages import (
@@ -39,10 +39,12 @@ from ..messages import (
     blocks,
     cache_marks,
     check,
+    ensure_sendable_values,
     field,
     has_calls,
     has_thinking,
     is_blank,
+    is_bulky,
     is_encodable,
     kind,
     program,
@@ -53,6 +55,7 @@ from ..messages import (
     with_content,
     without_surrogates,
 )
+from ..messages.diff import apply_edits
 from ..messages.facts import (
     MAX_TOOL_NAME,
     can_contain,
@@ -71,13 +74,22 @@ from ..messages.rules import (
     OtherMarks,
     available_marks,
     can_come_first,
+    is_for_hour,
     is_replacement,
     late_hour_marks,
     server_result,
 )
+from ..messages.thinking import index_after_thinking, mark_stale
 from ..messages.vocabulary import SERVER_RESULTS
 from ..placeholders.names import content_hash
+from ..placeholders.notes import note_of
 from ..placeholders.placeholders import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
+from ..stages.reading.moved_texts import first_batch_placeholder
+
+if TYPE_CHECKING:
+    from ..messages import Problem
+    from .run import TurnRun
+    from .state import Request
 
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
@@ -93,6 +105,76 @@ _ID_KEYS = {
     **dict.fromkeys(SERVER_RESULTS | {"tool_result"}, "tool_use_id"),
 }
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+# The step of a turn -------------------------------------------------------------------------------
+
+
+async def repair_context(run: TurnRun) -> None:
+    """Repair what is broken in the new messages, before any stage sees the context.
+
+    The model has seen it repaired or not at all, so thinking is not stale for that reason.
+    """
+    run.problems = await run.call(_repair_new_messages, run)
+    run.end_part()
+
+
+def _repair_new_messages(run: TurnRun) -> tuple[Problem, ...]:
+    """Make the context of the turn, repair what is new in it, and return what was broken.
+
+    Lone surrogates stay, since the stages store the texts as they are.
+    """
+    step = run.step
+    context = apply_edits(step.context, step.edits) if step.edits else step.context
+    run.messages = context
+    if not step.kept and index_after_thinking(context):
+        place = _first_rewritten(context)
+        if place is not None:
+            mark_stale(step.stale, context, place)
+    # A reply that was the last message may have called what is answered only now.
+    start = step.same
+    if start and context[start - 1]["role"] == "assistant":
+        start -= 1
+    other_marks = other_marks_of(run.request)
+    problems = check(context, start, fact_sums=run.state.fact_sums, other_marks=other_marks)
+    ensure_sendable_values(problems)
+    if problems:
+        # A repair reads the whole context, now and at the end of the turn.
+        step.exceeds_inline_limit = step.exceeds_inline_limit or is_bulky(context)
+        run.edit(repair(context, encoding=False, other_marks=other_marks))
+    return tuple(dict.fromkeys(problems))
+
+
+def _first_rewritten(context: Sequence[Message]) -> tuple[int, int] | None:
+    """Return the first place with a placeholder or a note, of which the model may have seen more.
+
+    The place is the index of the message and the index of the block in it.
+    """
+    first = first_batch_placeholder(context)
+    for index, message in enumerate(context):
+        if note_of(message):
+            return min((index, 0), first or (index, 0))
+    return first
+
+
+def other_marks_of(request: Request) -> OtherMarks:
+    """Return the cache marks of the tools and the system prompt, and that of the whole request.
+
+    The API places the mark of the request at its end.
+    """
+    marks: list[object] = []
+    for part in (request.tools, request.system):
+        if not isinstance(part, list | tuple):
+            continue
+        for item in part:
+            mark = field(item, "cache_control")
+            if mark:
+                marks.append(mark)
+    count = len(marks) + bool(request.options.get("cache_control"))
+    return OtherMarks(count, not all(is_for_hour(mark) for mark in marks))
+
+
+# Any history --------------------------------------------------------------------------------------
 
 
 def repair(

@@ -1,36 +1,34 @@
-"""Ask the stages in order: judge, time and report what each proposes."""
+"""Ask the stages of a turn in their order, and report on each."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
-from itertools import accumulate
 from time import perf_counter
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from .._logs import describe, logger, span_of
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread
 from ..errors import CtxpipeError, SessionDeleted, SettingsError, safe_text
-from ..journal.timeline import Step
-from ..messages import FactSums, Message, Problem, check, common_prefix, ensure_messages, is_bulky
-from ..messages.thinking import index_after_thinking
-from ..providers.prices import Prices, RewriteCost, rewrite_cost
-from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Turn
-from ..stages.reading.unanswered import index_after_last_reply
+from ..messages import is_equal
+from ..messages.thinking import index_after_thinking, mark_stale
+from ..messages.vocabulary import tool_name
+from ..providers.agent_tools import SEARCH_TOOL
+from ..providers.prices import context_window
+from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Tracked, Turn
+from ..stages.reading.moved_texts import first_batch_placeholder
 from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
 from ..summarizers.retry import is_own_cancellation
-from .repair import encodable
-from .state import PipelineSettings, State
+from .judge import judge
+from .state import Overhead, model_of
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
-Count: TypeAlias = Callable[[Sequence[Message]], Awaitable[int]]
-"""Counts the tokens of a context, system prompt and tools included."""
+    from .run import TurnRun
 
 _LEVELS = {
     Outcome.FAILED: logging.WARNING,
@@ -39,90 +37,158 @@ _LEVELS = {
 }
 
 
-async def ask_stages(
-    stages: Mapping[int, Stage],
-    turn_of: Callable[..., Turn],
-    messages: list[Message],
-    count: Count,
-    step: Step,
-    state: State,
-    *,
-    is_plan: bool,
-    tracer: Tracer | None,
-) -> tuple[list[Message], list[StageReport]]:
-    """The context after all *stages*, and their reports.
+async def ask_stages(run: TurnRun) -> None:
+    """Ask the stages in their order. Each sees the context as the stages before it have left it."""
+    await _count_overhead(run)
+    turn_of = await _turn_maker(run)
+    if run.repeated_stages:
+        await _ask_each(run, run.repeated_stages, turn_of)
+        run.end_part()
+        _mark_batch_stale(run)
+    stages = run.stages or dict(enumerate(run.state.settings.stages))
+    await _ask_each(run, stages, turn_of)
 
-    Each sees the turn that *turn_of* makes of the *messages* so far and its own memory. For a plan
-    they are asked what they would do; only reports of what was done are emitted. Messages are only
-    *count*-ed once a stage has answered: what it takes out need not be.
-    """
+
+async def _count_overhead(run: TurnRun) -> None:
+    """Count the system prompt and the tools of the request, if they are not those of the last."""
+    request = run.request
+    state = run.state
+    last = state.overhead
+    if is_equal((last.system, last.tools), (request.system, request.tools)):
+        return
+    system = request.system
+    tools = request.tools
+    # Copies, because agents add tools to their list in place.
+    if isinstance(system, list):
+        system = list(system)
+    if isinstance(tools, list):
+        tools = list(tools)
+    tokens = await state.settings.counter.count([], system=system, tools=tools)
+    can_search = any(tool_name(tool).endswith(SEARCH_TOOL) for tool in tools or ())
+    state.overhead = Overhead(system, tools, tokens, can_search)
+
+
+async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
+    """Return the function that makes the turn of a stage from the messages that it sees."""
+    step = run.step
+    state = run.state
     settings = state.settings
+    request = run.request
+    tracked = Tracked(
+        max(0, step.same - 1),
+        step.exceeds_inline_limit,
+        state.fact_sums,
+        can_search=state.overhead.can_search,
+        place_of=step.place_of,
+        has_changing_end=step.agreement.has_changing_end,
+        tokens_before=await run.count(run.messages) if request.force else 0,
+    )
+    model = model_of(state, request.options)
+    if settings.budget.is_default and model and not context_window.cache_info().misses:
+        await in_thread(context_window, model)  # reads the list of models
+    agent_model = request.agent_model
+    if agent_model is not None and agent_model.name is None:
+        agent_model = replace(agent_model, name=model)
+    protected = 0
+    if settings.thinking == "protect":
+        protected = index_after_thinking(run.messages)
+    return partial(
+        Turn,
+        session_id=run.session_id,
+        force=request.force,
+        budget=settings.budget_for(state, model),
+        ledger=state.ledger,
+        overhead=state.overhead.tokens,
+        tracked=tracked,
+        protected=protected,
+        cache_expired=request.cache_expired,
+        agent_model=agent_model,
+        history=step.agreement.raw,
+    )
+
+
+def _mark_batch_stale(run: TurnRun) -> None:
+    """Mark thinking as stale after the first text that the repeated stages have moved to a file."""
+    step = run.step
+    batch = first_batch_placeholder(run.messages[step.kept :])
+    if batch is not None:
+        mark_stale(step.stale, run.messages, (step.kept + batch[0], batch[1]))
+
+
+async def _ask_each(
+    run: TurnRun, stages: Mapping[int, Stage], turn_of: Callable[..., Turn]
+) -> None:
+    """Ask *stages*, apply their changes to the context, and add their reports to those of the turn.
+
+    For a plan the stages report what they would do. Only reports of what was done are logged and
+    passed to ``on_report``.
+    """
+    step = run.step
+    settings = run.state.settings
     is_debugging = logger.isEnabledFor(logging.DEBUG)
-    reports: list[StageReport] = []
-    tokens: int | None = None
+    tokens: int | None = None  # counted once a stage has answered: what it removes need not be
     for place, stage in stages.items():
-        turn = turn_of(messages, memory=state.memories.setdefault(place, {}))
-        if tracer is None:
-            change, report = await _ask_stage(settings, stage, turn, tokens, count, is_plan)
+        turn = turn_of(run.messages, memory=run.state.memories.setdefault(place, {}))
+        if run.tracer is None:
+            change, report = await _ask_stage(run, stage, turn, tokens)
         else:
-            with span_of(tracer, stage_name(stage), turn.session_id) as span:
-                change, report = await _ask_stage(settings, stage, turn, tokens, count, is_plan)
+            with span_of(run.tracer, stage_name(stage), run.session_id) as span:
+                change, report = await _ask_stage(run, stage, turn, tokens)
                 describe(span, report)
-        if not is_plan:
-            # Who does not debug is told of no stage that had nothing to do.
+        if not run.is_plan:
+            # A stage that had nothing to do is logged only for debugging.
             if is_debugging or report.detail is not None or report.outcome is not Outcome.SKIPPED:
                 _log(report)
             if settings.on_report is not None:
                 _hand_over(report, settings.on_report)
-        reports.append(report)
+        run.reports.append(report)
         tokens = report.tokens_after
         if report.error is not None and settings.on_error == "raise":
             raise report.error
-        has_acted = report.outcome is not Outcome.SKIPPED or report.detail is not None
-        if has_acted:  # that took time, in which the session may have been deleted
+        if report.outcome is not Outcome.SKIPPED or report.detail is not None:
+            # The stage has taken time, in which the session may have been deleted.
             step.touched.is_stored = change is not None and change.stored is not None
-        if change is None:
-            continue
-        is_summary = isinstance(change.detail, Compacted) or change.described_count is not None
-        if is_summary:
-            described_count = change.described_count
-            if described_count is None:
-                described_count = len(step.agreement.history)
-            step.summaries[len(step.edits)] = described_count
-        state.edit(step, messages, change.messages, paired=not is_summary)
-        if change.stored:
-            step.stored.append(change.stored)
-        messages = change.messages
-    return messages, reports
+        if change is not None:
+            _apply_change(run, change, report.first_changed_index or 0)
+
+
+def _apply_change(run: TurnRun, change: Change, first: int) -> None:
+    """Make *change*, which begins at message *first*, part of the turn."""
+    step = run.step
+    is_summary = isinstance(change.detail, Compacted) or change.described_count is not None
+    if is_summary:
+        described_count = change.described_count
+        if described_count is None:
+            described_count = len(step.agreement.history)
+        step.summaries[len(step.edits)] = described_count
+    run.edit(change.messages, first=first, paired=not is_summary)
+    if change.stored:
+        step.stored.append(change.stored)
 
 
 async def _ask_stage(
-    settings: PipelineSettings,
-    stage: Callable[[Turn], Any],
-    turn: Turn,
-    tokens: int | None,
-    count: Count,
-    is_plan: bool,
+    run: TurnRun, stage: Callable[[Turn], Any], turn: Turn, tokens: int | None
 ) -> tuple[Change | None, StageReport]:
-    """Ask one stage about a turn of *tokens*, None before the first *count*, and report on it.
+    """Ask one stage about a turn of *tokens*, and report on it; None: they are not counted yet.
 
-    For a plan it answers with no write and no model call. The change is None unless it counts.
+    For a plan it answers without writing anything or calling a model. The change is None unless it
+    is accepted.
     """
     started = perf_counter()
     change: Change | None = None
-    acted = Outcome.PLANNED if is_plan else Outcome.CHANGED
+    acted = Outcome.PLANNED if run.is_plan else Outcome.CHANGED
     facts: dict[str, Any] = {"outcome": Outcome.SKIPPED}
     try:
         answers = stage
-        if is_plan:
+        if run.is_plan:
             answers = stage.plan if isinstance(stage, PlannedStage) else _no_plan
         answer = await _answer_of(answers, turn)
         if isinstance(answer, Change):
-            change, judged = await _judge(settings, turn, answer)
+            change, judged = await judge(run, turn, answer)
             facts |= judged
         elif isinstance(answer, Skip):
             facts |= {"reason": answer.reason, "detail": answer.detail}
-        elif is_plan and isinstance(answer, Intent):
+        elif run.is_plan and isinstance(answer, Intent):
             facts |= {"outcome": acted, "reason": answer.reason}
         elif answer is not None:
             raise SettingsError(  # noqa: TRY301
@@ -137,16 +203,16 @@ async def _ask_stage(
     seconds = perf_counter() - started
     if change is None:
         if tokens is None:
-            tokens = await count(turn.messages)
+            tokens = await run.count(turn.messages)
         facts |= {"tokens_before": tokens, "tokens_after": tokens}
-    return change, StageReport(stage_name(stage), turn.session_id, seconds=seconds, **facts)
+    return change, StageReport(stage_name(stage), run.session_id, seconds=seconds, **facts)
 
 
 async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:
     """Return what *stage* answers.
 
-    Raises SettingsError where it is no async function, and CtxpipeError where something that it
-    has waited for was cancelled: the turn itself was not.
+    Raises SettingsError if it is no async function, and CtxpipeError if something that it has
+    waited for was cancelled and the turn itself was not.
     """
     asked = stage(turn)
     if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
@@ -163,114 +229,20 @@ async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:
 
 
 async def _no_plan(_turn: Turn) -> Intent:
+    """Answer for a stage that has no plan of its own."""
     return Intent("it cannot say beforehand: it has no plan of its own")
-
-
-async def _judge(
-    settings: PipelineSettings, turn: Turn, proposal: Change
-) -> tuple[Change | None, dict[str, Any]]:
-    """The *proposal*, if it counts, and what the report says of it."""
-    facts: dict[str, Any] = {"detail": proposal.detail}
-    first = common_prefix(turn.messages, proposal.messages)
-    if first == len(turn.messages) == len(proposal.messages):
-        return None, {**facts, "reason": "the proposal changes nothing"}
-    is_long = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
-    await in_thread_if(is_long, ensure_messages, proposal.messages, first)
-    proposal = await in_thread_if(is_long, _with_encodable_texts, turn, proposal, first)
-    savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
-    fact_sums = await turn.fact_sums()
-    problem = await in_thread_if(is_long, _new_problem, turn, proposal, fact_sums, first)
-    refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
-    if refusal:
-        return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
-    before = savings.sums[-1] + turn.overhead
-    facts |= {
-        "tokens_before": before,
-        "tokens_after": before - savings.saved,
-        "is_estimate": savings.is_estimate,
-        "first_changed_index": first,
-    }
-    if settings.prices:
-        facts["cost"] = await _cost(settings.prices, turn, proposal, first, savings.sums)
-    return proposal, facts
-
-
-def _refusal(
-    settings: PipelineSettings,
-    turn: Turn,
-    change: Change,
-    first: int,
-    saved: int,
-    problem: Problem | None,
-) -> str:
-    """Why *change*, which saves *saved* tokens, must not count; "" when it may."""
-    if problem is not None:
-        return f"it would break a rule of the Messages API: {problem}"
-    if first < turn.protected and index_after_thinking(change.messages) > first:
-        return "it would rewrite a message before kept thinking, which is protected"
-    if not change.may_grow and saved <= 0:
-        return "it would not save a single token"
-    if not settings.veto:
-        return ""
-    verdict = settings.veto(turn, change)
-    if isinstance(verdict, str):
-        return verdict
-    return "vetoed" if verdict else ""
-
-
-def _with_encodable_texts(turn: Turn, change: Change, first: int) -> Change:
-    """*change* with U+FFFD for each lone surrogate in what the stage has written.
-
-    A stage quotes the history as it is: a path, a command, the words of the user. Here alone is
-    that made fit to be sent, whatever the stage. The messages before the *first* stay.
-    """
-    given = {id(message) for message in turn.messages[first:]}
-    messages = list(change.messages)
-    is_changed = False
-    for index in range(first, len(messages)):
-        if id(messages[index]) in given:
-            continue
-        message = encodable(messages[index])
-        is_changed = is_changed or message is not messages[index]
-        messages[index] = message
-    return replace(change, messages=messages) if is_changed else change
-
-
-def _new_problem(turn: Turn, change: Change, fact_sums: FactSums, first: int) -> Problem | None:
-    """The first rule of the API that *change* would break; messages before the *first* stay."""
-    start = max(0, first - 1)
-    known = fact_sums.of_first(start)
-    problems = check(change.messages, start, fact_sums=known)
-    if problems and check(turn.messages, start, fact_sums=fact_sums):
-        # What could not be encoded before is stored as it is; the end of the run repairs it.
-        problems = check(change.messages, start, encoding=False, fact_sums=known)
-    return problems[0] if problems else None
-
-
-async def _cost(
-    prices: Prices, turn: Turn, change: Change, first: int, before: Sequence[int]
-) -> RewriteCost:
-    """What the change does to the bill.
-
-    The messages of the last request are in the provider's cache, unless it has expired.
-    """
-    counts = await turn.counter.counts(change.messages[first:])
-    after = [*before[:first], *accumulate(counts, initial=before[first])]
-    sent = 0 if turn.cache_expired else max(0, index_after_last_reply(turn.messages) - 1)
-    return rewrite_cost(
-        prices, before, after, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
-    )
 
 
 # Reports ------------------------------------------------------------------------------------------
 
 
 def stage_name(stage: object) -> str:
-    """What a stage is called in reports: the name of the function, or of the object's class."""
+    """Return the name of a stage in reports: that of the function, or of the object's class."""
     return getattr(stage, "__name__", None) or type(stage).__name__
 
 
 def _hand_over(report: StageReport, on_report: Callable[[StageReport], object]) -> None:
+    """Pass *report* to the caller's *on_report*; an error in it is logged."""
     try:
         on_report(report)
     except Exception as error:
@@ -280,15 +252,16 @@ def _hand_over(report: StageReport, on_report: Callable[[StageReport], object]) 
 
 
 def _log(report: StageReport) -> None:
-    writing = report.detail if isinstance(report.detail, Offloaded) else None
+    """Log *report*. Texts of errors and paths of files are logged only for debugging."""
+    offloaded = report.detail if isinstance(report.detail, Offloaded) else None
     level = _LEVELS.get(report.outcome, logging.INFO)
-    if writing is not None and writing.failed:
+    if offloaded is not None and offloaded.failed:
         level = logging.WARNING
     logger.log(level, "%s", report)
     if not logger.isEnabledFor(logging.DEBUG):
         return
-    # Texts of errors and paths of files, for whoever asks for them.
     if report.error is not None:
         logger.debug("%s failed with", report.stage, exc_info=report.error)
-    elif writing is not None and (writing.files or writing.failed):
-        logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
+    elif offloaded is not None and (offloaded.files or offloaded.failed):
+        files = offloaded.files
+        logger.debug("%s wrote %s; failed: %s", report.stage, files, offloaded.failed)

@@ -1,16 +1,13 @@
-"""What is remembered about a conversation, and what a turn is asked for."""
+"""The settings of a pipeline, what a conversation remembers, and what a turn is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ..errors import SettingsError
-from ..journal.earlier import EarlierContext
-from ..journal.timeline import Step
-from ..messages import FactSums, Message
-from ..messages.thinking import Stale
+from ..messages import FactSums
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import Refusal
 from ..settings import FLAG, MAPPING, excerpt
@@ -34,7 +31,11 @@ Thinking: TypeAlias = Literal["keep", "strip", "protect"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What matters here of a model request, beside the messages."""
+    """The parts of a model request that matter to a turn, without the messages.
+
+    *options* are the other arguments of the request. With *force* the stages act below their
+    thresholds too. *cache_expired* is True if the provider's prompt cache is known to have expired.
+    """
 
     system: object = field(default=None, repr=False)
     tools: Iterable[object] | None = field(default=None, repr=False)
@@ -55,9 +56,9 @@ class Request:
 
 
 class Overhead(NamedTuple):
-    """What was beside the messages in the last request, and its raw *tokens*.
+    """System prompt and tools of the last request, and their raw *tokens*.
 
-    *can_search* says whether `search_history` is among the tools.
+    *can_search* is True if `search_history` is one of the tools.
     """
 
     system: object = None
@@ -68,28 +69,21 @@ class Overhead(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """What is remembered about one conversation, for speed and for circuit breakers.
+    """What a conversation remembers beside its messages: running totals and the stages' records.
 
-    It never decides an outcome, with one exception: a caller of `ContextPipeline.run` may take back
-    what a summary describes, and *earlier* is the context before that one. The sums agree with the
-    first *agreed* messages of what was kept last. *given* and *context* are what the last run
-    returned, as it was sent and in plain form, and *stale* its thinking with stale signatures. A
-    session knows these four better, and leaves them empty. *memories* are by the stage's place,
-    *windows* by model: the size above which it has refused a request.
+    It saves time and keeps circuit breakers open, and never decides what a context contains. The
+    totals in *ledger* and *fact_sums* describe the first *agreed* messages of the last context.
+    *memories* has the records of the stages, by the stage's place. *windows* has, by model, the
+    size above which the model has refused a request.
     """
 
     settings: PipelineSettings
     ledger: Ledger
     agreed: int = 0
     memories: dict[int, dict[object, Any]] = field(default_factory=dict, repr=False)
-    given: list[Message] = field(default_factory=list, repr=False)
-    context: list[Message] = field(default_factory=list, repr=False)
-    stale: Stale = field(default_factory=dict)
-    earlier: EarlierContext | None = field(default=None, repr=False)
     fact_sums: FactSums = field(default_factory=FactSums, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)
-    busy: bool = False
 
     def rewind(self, length: int) -> None:
         """Drop what the running totals say of messages from index *length* of the context on."""
@@ -98,38 +92,30 @@ class State:
         self.ledger.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
-                # To ask whether it is of a protocol takes forty times as long.
+                # isinstance with a protocol would take forty times as long.
                 rewind = getattr(record, "rewind", None)
                 if rewind is not None:
                     rewind(length)
 
-    def end_turn(self) -> None:
-        """Forget what only a turn that was cancelled leaves to the next one."""
+    def end_turn(self, context_length: int) -> None:
+        """Note the number of messages in the new context, which the totals describe.
+
+        Also drops the records that only a cancelled turn leaves to the next one.
+        """
+        self.agreed = context_length
         for memory in self.memories.values():
             memory.pop(FinishedSummary, None)
 
-    def edit(
-        self, step: Step, before: Sequence[Message], after: list[Message], *, paired: bool = True
-    ) -> None:
-        """Tell *step* and every sum from where on *after* differs from *before*."""
-        if after is before:
-            return
-        edits = step.edit(before, after, paired=paired)
-        self.rewind(edits[-1].start if edits else len(before))
-
 
 def model_of(state: State, options: Mapping[str, object]) -> str | None:
-    """The model that a request with *options* goes to.
-
-    Where they name none, it is the one that answered last.
-    """
+    """Return the model of a request with *options*, by default the one that replied last."""
     model = options.get("model")
     return model if isinstance(model, str) else state.ledger.model
 
 
 @dataclass(slots=True)
 class PipelineSettings:
-    """What a pipeline is set to: its stages, its budget and counter, and what guards the stages."""
+    """The settings of a pipeline; `ContextPipeline` explains each of them."""
 
     budget: Budget
     counter: TokenCounter
@@ -141,14 +127,14 @@ class PipelineSettings:
     stages: list[Stage] = field(default_factory=list)
 
     def new_state(self) -> State:
-        """An empty memory for one conversation."""
+        """Return the state of a new conversation."""
         return State(self, Ledger(self.counter))
 
     def budget_for(self, state: State, model: str | None) -> Budget:
-        """The budget of a request to *model*.
+        """Return the budget of a request to *model*.
 
-        It is lower where the model has refused less, and where the budget names no window and that
-        of the model is known to be smaller.
+        It is lower than that of the pipeline if the model has refused a shorter request. It is also
+        lower if the budget names no window, and the listed window of the model is smaller.
         """
         window = state.windows.get(model, self.budget.window)
         if self.budget.is_default and model is not None:
@@ -159,10 +145,10 @@ class PipelineSettings:
 def learn_window(
     refusal: Refusal, state: State, budget: Budget, model: str | None, tokens: int
 ) -> str:
-    """Have *state* remember the window that *refusal* names for *model*, if it is smaller than
-    that of the *budget*; the notice of that, else "".
+    """Store the window that *refusal* shows for *model* in *state*, and return a notice of that.
 
-    Where only a code says that a prompt of *tokens* was too long, the window is not larger.
+    Returns "" if the window is not smaller than that of the *budget*. If only a code reports that a
+    prompt of *tokens* was too long, the window is at most that long.
     """
     window = refusal.window
     is_named = window is not None

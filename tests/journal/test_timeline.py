@@ -855,17 +855,6 @@ def test_the_tail_is_what_no_edit_has_changed_at_the_end():
     assert (begun.touched.tail, begun.touched.first) == (3, (0, 0))
 
 
-def test_changes_that_are_forgotten_are_no_longer_the_first():
-    begun = Timeline().begin(chat(4))
-    after = [user("short"), *begun.context[1:]]
-    begun.edit(begun.context, after)
-
-    assert begun.forget_changes() == (0, 0)
-
-    begun.edit(after, [*after[:3], assistant("short")])
-    assert begun.touched.first == (3, 0)
-
-
 # Any life ---------------------------------------------------------------------------------------
 
 

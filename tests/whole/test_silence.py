@@ -195,7 +195,7 @@ async def test_reprs_of_what_a_stage_sees_hold_no_messages():
 
     pipeline = ContextPipeline([look])
     result = await pipeline.run(secretive(), session_id="s", system=SYSTEM, tools=TOOLS)
-    seen += [*pipeline._states.values(), *result.reports, Request(SYSTEM, TOOLS, {"a": CANARY})]
+    seen += [*pipeline._memories.values(), *result.reports, Request(SYSTEM, TOOLS, {"a": CANARY})]
 
     assert CANARY not in shown_of(*seen)
     assert all(len(repr(value)) < 1_000 for value in seen)

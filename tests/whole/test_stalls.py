@@ -33,8 +33,7 @@ from ctxpipe.messages import (
 from ctxpipe.stages.offload import selection as offload
 from ctxpipe.stages.read_backs.selection import _lines
 from ctxpipe.stages.truncate import selection as truncate
-from ctxpipe.turn import repair_step as repair
-from ctxpipe.turn import stages
+from ctxpipe.turn import judge, repair
 
 
 class Threads:
@@ -93,7 +92,7 @@ LONG: dict[str, Callable[[], list[Message]]] = {
 @pytest.mark.parametrize("name", LONG)
 async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads, tmp_path):
     history = LONG[name]()
-    for module, work in ((stages, "ensure_messages"), (repair, "check"), (repair, "repair")):
+    for module, work in ((judge, "ensure_messages"), (repair, "check"), (repair, "repair")):
         threads.watch(module, work)
     threads.watch(offload, "characters")
     storage = LocalStorage(tmp_path)

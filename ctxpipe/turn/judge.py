@@ -1,0 +1,140 @@
+"""Judge what a stage proposes: is it valid, does it save tokens, and does nobody object?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ..messages import FactSums, Problem, check, common_prefix, ensure_messages, is_bulky
+from ..messages.thinking import index_after_thinking
+from ..providers.prices import Prices, RewriteCost, rewrite_cost
+from ..stages.protocol import Change, Turn
+from ..stages.reading.unanswered import index_after_last_reply
+from ..stages.reports import Outcome
+from .repair import encodable
+from .state import PipelineSettings
+
+if TYPE_CHECKING:
+    from .run import TurnRun
+
+
+async def judge(run: TurnRun, turn: Turn, proposal: Change) -> tuple[Change | None, dict[str, Any]]:
+    """Return the *proposal* if it is accepted, and fields of the report on it.
+
+    Lone surrogates in the texts that the stage wrote are replaced. Raises InvalidHistory if the
+    proposal is no list of messages.
+    """
+    settings = run.state.settings
+    step = run.step
+    facts: dict[str, Any] = {"detail": proposal.detail}
+    first = common_prefix(turn.messages, proposal.messages)
+    if first == len(turn.messages) == len(proposal.messages):
+        return None, {**facts, "reason": "the proposal changes nothing"}
+    if not step.exceeds_inline_limit:
+        # A change may rewrite much more than is new in the turn, or add much.
+        rewrites_much = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
+        step.exceeds_inline_limit = rewrites_much
+    await run.call(ensure_messages, proposal.messages, first)
+    proposal = await run.call(_with_encodable_texts, turn, proposal, first)
+    savings = await turn.ledger.savings(turn.messages, proposal.messages, first)
+    fact_sums = await turn.fact_sums()
+    problem = await run.call(_new_problem, turn, proposal, fact_sums, first)
+    refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
+    if refusal:
+        return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
+    tokens_before = savings.sums[-1] + turn.overhead
+    facts |= {
+        "tokens_before": tokens_before,
+        "tokens_after": tokens_before - savings.saved,
+        "is_estimate": savings.is_estimate,
+        "first_changed_index": first,
+    }
+    if settings.prices:
+        facts["cost"] = await _cost(settings.prices, turn, proposal, first, savings.sums)
+    return proposal, facts
+
+
+def _refusal(
+    settings: PipelineSettings,
+    turn: Turn,
+    change: Change,
+    first: int,
+    saved: int,
+    problem: Problem | None,
+) -> str:
+    """Return why *change* must not be used; "" if it may be.
+
+    It changes the context from message *first* on and saves *saved* tokens. *problem* is the rule
+    that it would break.
+    """
+    if problem is not None:
+        return f"it would break a rule of the Messages API: {problem}"
+    if first < turn.protected and index_after_thinking(change.messages) > first:
+        return "it would rewrite a message before kept thinking, which is protected"
+    if not change.may_grow and saved <= 0:
+        return "it would not save a single token"
+    if not settings.veto:
+        return ""
+    verdict = settings.veto(turn, change)
+    if isinstance(verdict, str):
+        return verdict
+    return "vetoed" if verdict else ""
+
+
+def _with_encodable_texts(turn: Turn, change: Change, first: int) -> Change:
+    """Return *change* with U+FFFD for each lone surrogate in the messages that the stage has made.
+
+    A stage quotes the history unchanged: a path, a command, the user's words. So this is done here
+    for all stages. The messages before index *first* are those of the turn.
+    """
+    previous_ids = {id(message) for message in turn.messages[first:]}
+    messages = list(change.messages)
+    is_changed = False
+    for index in range(first, len(messages)):
+        if id(messages[index]) in previous_ids:
+            continue
+        message = encodable(messages[index])
+        is_changed = is_changed or message is not messages[index]
+        messages[index] = message
+    return replace(change, messages=messages) if is_changed else change
+
+
+def _new_problem(turn: Turn, change: Change, fact_sums: FactSums, first: int) -> Problem | None:
+    """Return the first rule of the API that *change* would break; None if it breaks no rule.
+
+    The messages before index *first* are those of the turn.
+    """
+    start = max(0, first - 1)
+    sums_of_unchanged = fact_sums.of_first(start)
+    problems = check(change.messages, start, fact_sums=sums_of_unchanged)
+    if problems and check(turn.messages, start, fact_sums=fact_sums):
+        # Texts of the history with lone surrogates stay until the end of the turn, which repairs
+        # them.
+        problems = check(change.messages, start, encoding=False, fact_sums=sums_of_unchanged)
+    return problems[0] if problems else None
+
+
+async def _cost(
+    prices: Prices, turn: Turn, change: Change, first: int, sums_before: Sequence[int]
+) -> RewriteCost:
+    """Return what *change*, which begins at message *first*, costs and saves.
+
+    The messages of the last request are in the provider's cache, unless that has expired.
+    *sums_before* are the raw tokens of the first 0, 1, 2 … messages before the change.
+    """
+    counts = await turn.counter.counts(change.messages[first:])
+    sums_after = [*sums_before[:first], *accumulate(counts, initial=sums_before[first])]
+    sent_count = 0
+    if not turn.cache_expired:
+        sent_count = max(0, index_after_last_reply(turn.messages) - 1)
+    return rewrite_cost(
+        prices,
+        sums_before,
+        sums_after,
+        first,
+        sent_count,
+        overhead=turn.overhead,
+        factor=turn.ledger.factor,
+    )
