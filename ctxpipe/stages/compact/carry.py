@@ -25,14 +25,14 @@ from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, with_o
 
 def attach(candidates: Iterable[Candidate], index: int) -> list[Candidate]:
     """Return *candidates*; blocks of message *index* become attachments of the request in it."""
-    attached: list[Candidate] = []
+    pieces: list[Candidate] = []
     for candidate in candidates:
         is_block = candidate.kind == CarryKind.BLOCK and candidate.origin is not None
         if is_block and candidate.index == index:
-            attached.append(replace(candidate, kind=CarryKind.ATTACHMENT))
+            pieces.append(replace(candidate, kind=CarryKind.ATTACHMENT))
         else:
-            attached.append(candidate)
-    return attached
+            pieces.append(candidate)
+    return pieces
 
 
 def without_leading_blocks(
@@ -93,17 +93,17 @@ class Selection:
         if nothing can be left out or shortened any more.
         """
         freed_tokens = 0
-        removed: set[Candidate] = set()
+        removed_pieces: set[Candidate] = set()
         for candidate in reversed(_by_importance(self.chosen)):
             if freed_tokens >= tokens:
                 break
             if candidate.is_answered and candidate.kind != CarryKind.REQUEST:
                 freed_tokens += self.tokens[candidate]
-                removed.add(candidate)
-        if not removed:
+                removed_pieces.add(candidate)
+        if not removed_pieces:
             return self._with_short_request()
-        chosen = [candidate for candidate in self.chosen if candidate not in removed]
-        left_out = [*self.left_out, *removed]
+        chosen = [candidate for candidate in self.chosen if candidate not in removed_pieces]
+        left_out = [*self.left_out, *removed_pieces]
         left_out.sort(key=_key)
         return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed_tokens)
 
@@ -199,23 +199,23 @@ def arrange(candidates: Iterable[Candidate]) -> list[Message]:
     message, it is the very same object. Between two messages of the same role, a short reply of the
     assistant, or a line of the user, is added.
     """
-    arranged: list[list[Message]] = []  # those of a list become one message
+    message_groups: list[list[Message]] = []  # those of a list become one message
     is_open = False  # blocks may be added to the last message
     last_role = "assistant"
     for group in _groups(candidates):
         pieces = _messages_of(group)
         can_join = group[0].origin is not None or group[0].kind == CarryKind.REQUEST
         if can_join and is_open:
-            arranged[-1] += pieces
+            message_groups[-1] += pieces
             continue
         for message in pieces:
             role = message["role"]
             if role == last_role:
-                arranged.append([_user_line() if role == "assistant" else _assistant_reply()])
-            arranged.append([message])
+                message_groups.append([_user_line() if role == "assistant" else _assistant_reply()])
+            message_groups.append([message])
             last_role = role
         is_open = last_role == "user" and group[0].kind != CarryKind.PIN
-    return [_as_one(messages) for messages in arranged]
+    return [_as_one(messages) for messages in message_groups]
 
 
 def _as_one(messages: Sequence[Message]) -> Message:

@@ -1,4 +1,4 @@
-"""One attempt at a compaction: archive, summary, evidence and files, and the new context."""
+"""Make one attempt at a compaction: archive, summary, evidence and files, and the new context."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_RESTORE = "no files are restored: Compact has no restore="
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """One attempt to replace the history of *turn* by its summary.
+    """An attempt to replace the history of *turn* by its summary.
 
     The other fields are settings of the stage `Compact`; *evidence_tokens* and *pin* are those of
     its `Evidence`.

@@ -22,11 +22,11 @@ def omission_names(candidates: Iterable[Candidate]) -> str:
     phrases: list[str] = []
     for name, all_targets in targets_by_name.items():
         targets = [target for target in all_targets if target]
-        listed = ", ".join(targets[-_NAMES_OF_A_KIND:])
+        names = ", ".join(targets[-_NAMES_OF_A_KIND:])
         if len(targets) > _NAMES_OF_A_KIND:
-            listed = f"…, {listed}"
+            names = f"…, {names}"
         count = f"{len(all_targets)} {name}"
-        phrases.append(f"{count} ({listed})" if listed else count)
+        phrases.append(f"{count} ({names})" if names else count)
     text = ", ".join(phrases)
     return text if len(text) <= _MAX_LINE else f"{text[: _MAX_LINE - 2]} …"
 

@@ -1,4 +1,4 @@
-"""Write the summary of a compaction, or continue one that was begun before."""
+"""Write the summary of a compaction, or continue an earlier attempt at it."""
 
 from __future__ import annotations
 
