@@ -21,10 +21,10 @@ from .errors import CtxpipeError, SettingsError
 from .gateway import commands as gateway_commands
 from .gateway.journals import is_owner, open_journal
 from .gateway.options import ENVIRONMENT_PREFIX
-from .gateway.trial import trial
 from .lab import commands as lab_commands
 from .lab.demo import demo
 from .lab.terminal import discard_output, escape_unencodable_output, print_error, print_line
+from .lab.trial import trial
 from .placeholders.names import session_folder
 from .settings import NUMBER, excerpt
 from .storage.atomic import STALE_SECONDS

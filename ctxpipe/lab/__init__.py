@@ -1,1 +1,1 @@
-"""The laboratory: what the context of a recorded conversation costs and forgets in a pipeline."""
+"""The laboratory: what a pipeline costs and forgets, on recordings and in trials of an agent."""

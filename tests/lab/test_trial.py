@@ -25,7 +25,7 @@ from recorded import NIGHTLY
 from typer.testing import CliRunner, Result
 
 from ctxpipe._cli import app
-from ctxpipe.gateway.trial import run_order
+from ctxpipe.lab.trial import run_order
 from ctxpipe.providers.prices import find_prices
 from ctxpipe.testing import Failure, MessagesServer, Reply, RequestBody, answer, tool_use
 from scripts.pages import blocks_of

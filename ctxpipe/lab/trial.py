@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ..errors import CtxpipeError, SettingsError
+from ..gateway.commands import find_client, open_serving, serve, start
+from ..gateway.options import Preset
+from ..gateway.settings import GatewaySettings
 from ..messages import tool_calls
 from ..placeholders.names import content_hash
 from ..providers.agent_tools import READ_BACK_TOOLS
-from .commands import find_client, open_serving, serve, start
 from .comparison import BARE, SHAPED, TrialRow, TrialRun, table
-from .options import Preset
-from .settings import GatewaySettings
 
 if TYPE_CHECKING:
-    from .serving import Serving
+    from ..gateway.serving import Serving
 
 ROOT = ".ctxpipe"
 READING_MARKERS = (f"{ROOT}/", *READ_BACK_TOOLS)

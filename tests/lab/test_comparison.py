@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from ctxpipe.gateway.comparison import (
+from ctxpipe.lab.comparison import (
     BARE,
     SHAPED,
     TrialRow,
