@@ -67,7 +67,7 @@ class CollapseWatch(Observer):
             await in_thread_if(is_bulky(earlier_messages), self.count, earlier_messages)
             self._has_rewritten = any(note_of(message) for message in earlier.context)
         if not context.is_rewound:  # on another branch the same calls come again
-            await in_thread_if(context.is_bulk, self.count, context.new_messages)
+            await in_thread_if(context.exceeds_inline_limit, self.count, context.new_messages)
         for report in context.result.reports:
             if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
                 self.begin_after_rewrite()

@@ -47,8 +47,8 @@ class ShapedContext:
     *system*, *tools* and *options* are those of the request. The first *known_count* messages of
     the history of *earlier* are still valid, and *new_messages* follow them. *is_rewound* is True
     if the caller went back in the history, so that they are on another branch of the conversation;
-    *is_bulk* is True if reading them would block the event loop. *stored* are texts that the turn
-    has written to files.
+    *exceeds_inline_limit* is True if reading them would block the event loop. *stored* are texts
+    that the turn has written to files.
 
     The messages differ from those of the previous context from index *rewritten_from* on; None if
     it only grew. The caller edited the history from index *edited_from* of the context on; None if
@@ -63,7 +63,7 @@ class ShapedContext:
     known_count: int
     new_messages: Sequence[Message]
     is_rewound: bool
-    is_bulk: bool
+    exceeds_inline_limit: bool
     stored: Sequence[Stored]
     rewritten_from: int | None
     edited_from: int | None

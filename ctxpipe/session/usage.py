@@ -65,7 +65,7 @@ class SessionUsage:
             known_count=step.known,
             new_messages=step.messages,
             is_rewound=step.agreement.is_rewound,
-            is_bulk=step.exceeds_inline_limit,
+            exceeds_inline_limit=step.exceeds_inline_limit,
             stored=step.stored,
             rewritten_from=rewritten_from,
             edited_from=step.kept if step.agreement.has_diverged else None,
