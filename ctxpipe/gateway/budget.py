@@ -27,6 +27,8 @@ WARNING_SHARE = 0.8
 """Share of the limit from which on the log has a warning."""
 MAX_SESSIONS = 100_000
 """Maximum number of sessions whose sums are in memory."""
+MAX_ATTEMPTS = 100
+"""Maximum number of attempts to add an entry before those of other processes."""
 UNNAMED = "unnamed"
 """The session of requests that have no name and are not shaped."""
 
@@ -118,10 +120,13 @@ class SessionBudget:
         async with spending.lock:
             await self._write(session, spending)
 
-    async def _read(self, session: str, spending: SessionSpending) -> None:
-        """Read the entries that other processes have added. An error is logged, never raised."""
+    async def _read(self, session: str, spending: SessionSpending) -> bool:
+        """Read the entries that other processes have added; return False if that is not possible.
+
+        An error is logged, never raised.
+        """
         if self._journal is None:
-            return
+            return True
         try:
             entries = await self._journal.entries(f"{session}{SPENDING}", spending.entry_count)
             if entries:
@@ -129,13 +134,17 @@ class SessionBudget:
                 spending.entry_count += len(entries)
         except (CtxpipeError, ValueError, LookupError, TypeError) as error:
             logger.warning("what a session has spent cannot be read: %s", safe_text(error))
+            return False
+        return True
 
     async def _write(self, session: str, spending: SessionSpending) -> None:
-        """Write the dollars that are not in the journal. An error is logged, never raised."""
+        """Write the dollars that are not in the journal. An error is logged, never raised.
+
+        If that is not possible now, the next turn of the session writes them.
+        """
         if self._journal is None:
             return
-        is_written = False
-        while not is_written:
+        for _ in range(MAX_ATTEMPTS):
             dollars = spending.unwritten
             new_sum = spending.journaled + dollars
             number = spending.entry_count
@@ -149,7 +158,10 @@ class SessionBudget:
                 spending.journaled = new_sum
                 spending.entry_count += 1
                 spending.unwritten -= dollars  # others may have been added meanwhile
-            else:
-                await self._read(session, spending)
-                if spending.entry_count == number:
-                    return  # the journal cannot be read; the next turn writes this sum
+                return
+            if not await self._read(session, spending):
+                return
+            if spending.entry_count == number:
+                # The journal is shorter than before: the session was deleted, and its sum with it.
+                spending.journaled = 0.0
+                spending.entry_count = 0

@@ -8,7 +8,6 @@ from base64 import b64decode
 from binascii import Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -101,7 +100,7 @@ class Guard:
                 matching_token = token
         if matching_token is None:
             raise Refused(401, f"the header {TOKEN} must show a token of this gateway")
-        if matching_token.expires is not None and matching_token.expires <= datetime.now(UTC):
+        if matching_token.is_expired:
             raise Refused(
                 401, f"the token of {matching_token.label} has expired: ask for a new one"
             )

@@ -48,6 +48,11 @@ class Token:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def is_expired(self) -> bool:
+        """True from the time `expires` on."""
+        return self.expires is not None and self.expires <= datetime.now(UTC)
+
+    @property
     def label(self) -> str:
         """The tenant in logs and metrics: its name, otherwise its digest."""
         return self.name or self.owner

@@ -16,6 +16,7 @@ from ctxpipe.gateway.budget import SessionBudget
 from ctxpipe.gateway.guard import Refused
 from ctxpipe.gateway.settings import GatewaySettings
 from ctxpipe.providers.prices import prices_of
+from ctxpipe.storage import LocalStorage
 from ctxpipe.storage.memory import MemoryStorage
 
 TURN_DOLLARS = 0.4
@@ -239,3 +240,14 @@ async def test_turns_that_end_at_the_same_time_are_all_counted():
     await budgets[0].add("s", 7, MODEL)
     with pytest.raises(Refused):
         await budgets[1].check("s")
+
+
+async def test_the_sum_of_a_session_that_was_deleted_begins_again(tmp_path):
+    journal = LocalStorage(tmp_path)
+    budget = SessionBudget(10, journal)
+    await budget.add("s", 4, MODEL)
+    await journal.delete("s/ctxpipe-spending")
+    await budget.add("s", 1, MODEL)
+    await budget.add("s", 1, MODEL)
+    assert await budget.check("s") == pytest.approx(2)
+    assert await SessionBudget(10, LocalStorage(tmp_path)).check("s") == pytest.approx(2)
