@@ -339,13 +339,20 @@ class ContextPipeline:
             memory = OwnMemory.empty(self._settings, session_id)
             self._memories[session_id] = memory
         self._memories.move_to_end(session_id)
-        while len(self._memories) > self._max_sessions:
-            self._memories.popitem(last=False)
         self._in_use.add(session_id)
+        self._forget_unused()
         try:
             yield memory
         finally:
             self._in_use.discard(session_id)
+
+    def _forget_unused(self) -> None:
+        """Forget the sessions that were unused for the longest time, if there are too many."""
+        while len(self._memories) > self._max_sessions:
+            unused = next((name for name in self._memories if name not in self._in_use), None)
+            if unused is None:
+                return
+            del self._memories[unused]
 
 
 class OwnMemory(NamedTuple):

@@ -855,6 +855,98 @@ async def test_at_most_max_sessions_are_remembered_and_the_longest_unused_is_for
     assert known == [("a", 0), ("b", 0), ("a", 4), ("c", 0), ("a", 4), ("b", 0)]
 
 
+async def test_forgetting_a_session_changes_no_context():
+    contexts: list[list[list[Message]]] = []
+    for is_forgetful in (False, True):
+        storage = MemoryStorage()
+        stages = [BatchOffload(storage), Compact(ExtractiveSummarizer(), require_archive=False)]
+        pipeline = ContextPipeline(stages, budget=Budget(window=2_000), max_sessions=1)
+        messages = conversation(user("go"))
+        contexts.append([])
+        for number in range(40):
+            result = f"line {number}\n" * 60
+            messages = [*messages, *step(f"t{number}", say="words " * 40, result=result)]
+            if is_forgetful:
+                await pipeline.run(conversation(user("another")), session_id="other")
+            shaped = await pipeline.run(messages, session_id="s")
+            messages = shaped.messages
+            contexts[-1].append(list(messages))
+
+    remembered, forgotten = contexts
+    assert remembered == forgotten
+    assert len(remembered[-1]) < 81
+
+
+async def test_runs_of_one_session_at_the_same_time_do_not_wait_for_each_other():
+    waiting: list[Turn] = []
+    both_are_inside = anyio.Event()
+
+    async def meet(turn: Turn):
+        waiting.append(turn)
+        if len(waiting) == 2:
+            both_are_inside.set()
+        await both_are_inside.wait()
+
+    pipeline = ContextPipeline([meet])
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(partial(pipeline.run, HISTORY, session_id="s"))
+
+
+async def test_a_run_at_the_same_time_works_on_a_copy_that_is_not_remembered():
+    seen: list[tuple[float, int]] = []
+    is_inside = anyio.Event()
+    may_end = anyio.Event()
+
+    async def remember(turn: Turn):
+        record = turn.recall(Counting)
+        seen.append((turn.ledger.factor, record.known))
+        record.known = len(turn.messages)
+        if len(seen) == 2:
+            is_inside.set()
+            await may_end.wait()
+
+    pipeline = ContextPipeline([remember])
+    first = await pipeline.run(HISTORY, session_id="s")
+    usage = {"input_tokens": 2 * first.tokens_after}
+    pipeline.observe(usage, first.messages, session_id="s")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(pipeline.run, first.messages, session_id="s"))
+        await is_inside.wait()
+        await pipeline.run(chat(3), session_id="s")
+        may_end.set()
+    await pipeline.run(first.messages, session_id="s")
+
+    factors, known = zip(*seen, strict=True)
+    assert known == (0, 4, 0, 4)
+    assert factors[1] == factors[2] == factors[3] > factors[0]
+
+
+async def test_a_session_in_use_is_not_forgotten():
+    known: list[tuple[str, int]] = []
+    is_inside = anyio.Event()
+    may_end = anyio.Event()
+
+    async def remember(turn: Turn):
+        record = turn.recall(Counting)
+        known.append((turn.session_id, record.known))
+        record.known = len(turn.messages)
+        if turn.session_id == "s" and not is_inside.is_set():
+            is_inside.set()
+            await may_end.wait()
+
+    pipeline = ContextPipeline([remember], max_sessions=1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(pipeline.run, HISTORY, session_id="s"))
+        await is_inside.wait()
+        await pipeline.run(HISTORY, session_id="another")
+        may_end.set()
+    await pipeline.run(HISTORY, session_id="s")
+
+    assert known == [("s", 0), ("another", 0), ("s", 4)]
+
+
 async def test_observing_a_usage_calibrates_the_token_counts_of_the_stages():
     sizes: list[tuple[int, int]] = []
 

@@ -1089,3 +1089,29 @@ def test_a_result_is_in_a_file_as_before_where_the_history_was_rebuilt_and_not_w
 
     has_grown = then[: len(known)] == known
     assert sent_result(timeline.begin(then)) == (LOG if has_grown else "in a file")
+
+
+# A caller who continues with the context ----------------------------------------------------------
+
+
+def test_a_timeline_that_adopts_its_context_has_one_list_of_messages():
+    timeline, history = Timeline(adopts=True), chat(6)
+    shorter = [user("short"), *history[3:]]
+
+    turn(timeline, history, shorter)
+
+    assert timeline.history == shorter
+    assert timeline.history is timeline.context is timeline.sent
+    assert [*timeline.starts] == [0, 1, 2, 3]
+    assert [*timeline.ends] == [1, 2, 3, 4]
+
+
+def test_a_timeline_that_adopts_its_context_continues_it_as_the_history():
+    timeline, history = Timeline(adopts=True), chat(6)
+    shorter = [user("short"), *history[3:]]
+    turn(timeline, history, shorter)
+
+    begun = timeline.begin([*shorter, assistant("new")])
+
+    assert (begun.known, begun.kept, begun.adopted) == (4, 4, False)
+    assert begun.messages == [assistant("new")]
