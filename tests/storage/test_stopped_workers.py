@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
+from processes import prepared_python
 from recorded import NIGHTLY
 from services import Server
 from stopped_worker import JOURNALS, SESSION, history_of
@@ -47,13 +47,15 @@ def place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @contextmanager
-def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(SUPPORT / "stopped_worker.py"), *arguments]
+def worker(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that waits for the worker and has its output, and the worker's process id."""
+    command = [*prepared_python(), str(SUPPORT / "stopped_worker.py"), *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SUPPORT)}
     )
+    assert process.stdout is not None
     try:
-        yield process
+        yield process, int(process.stdout.readline())
     finally:
         process.kill()
         process.communicate()
@@ -104,10 +106,10 @@ async def test_another_worker_goes_on_with_what_a_killed_or_stopped_one_has_writ
     journal = JOURNALS[kind](place)
     for _ in range(TIMES):
         await journal.delete(SESSION)
-        with worker(kind, place) as process:
+        with worker(kind, place) as (process, pid):
             turns = await anyio.to_thread.run_sync(turns_until, process, chance.randrange(1, 12))
             await anyio.sleep(chance.random() * 0.02)
-            process.send_signal(getattr(signal, name))
+            os.kill(pid, getattr(signal, name))
             # It may have had some more, of which the last may not be printed.
             history = await go_on(journal, turns + 60)
         await holds(journal, history)
@@ -122,9 +124,9 @@ async def test_turns_go_on_unwritten_while_a_stopped_worker_has_the_lock_and_are
     kind: str, place: str
 ):
     journal = JOURNALS[kind](place)
-    with worker(kind, place, "inside") as process:
+    with worker(kind, place, "inside") as (process, pid):
         await anyio.to_thread.run_sync(turns_until, process, 1)
-        await anyio.to_thread.run_sync(wait_until_stopped, process.pid)
+        await anyio.to_thread.run_sync(wait_until_stopped, pid)
         history = await go_on(journal, 40)
         if kind == "local":  # which reads without a lock
             found = await ContextPipeline([]).new_session(SESSION, journal=journal).history()

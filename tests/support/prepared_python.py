@@ -21,18 +21,27 @@ MODULES = (
     "anthropic",
     "anyio._backends._asyncio",
     "ast_grep_py",
-    "genai_prices",
+    "genai_prices.data",
     "httpcore2",
+    "logging.config",
     "openai",
     "opentelemetry.propagate",
     "rich.progress",
+    "starlette.applications",
     "tiktoken_ext.openai_public",
     "truststore",
     "typer",
+    "uvicorn.lifespan.off",
+    "uvicorn.protocols.http.h11_impl",
     "ctxpipe.adapters.anthropic",
     "ctxpipe._cli",
+    "ctxpipe.storage.object_journals",
+    "ctxpipe.storage.objects",
+    "ctxpipe.storage.postgres",
+    "ctxpipe.storage.redis",
+    "ctxpipe.storage.sqlite",
     "ctxpipe.sync",
-    "ctxpipe.testing",
+    "ctxpipe.testing.running",
     "ctxpipe.tools",
     "ctxpipe._threads.processes",
     "ctxpipe._threads.worker",
@@ -64,11 +73,16 @@ def serve(address: str) -> list[str] | None:
     import gc
     import importlib
     import select
+    import ssl
 
     gc.disable()
     for name in MODULES:
         with contextlib.suppress(ImportError, SystemExit):  # a command says what it needs
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        build_once()
+    # No test uses TLS, and to read the certificates takes longer than a request.
+    ssl.SSLContext.load_verify_locations = lambda *_, **__: None  # type: ignore[method-assign]
     gc.collect()
     gc.freeze()  # what is here is garbage in no program
     gc.enable()
@@ -89,6 +103,31 @@ def serve(address: str) -> list[str] | None:
         while True:
             os.wait()
     return None
+
+
+def build_once() -> None:
+    """Build what each program would build in its first turn: the tokenizer, the SDK's schemas."""
+    from anthropic.types import Message
+    from anthropic.types.beta import BetaMessage
+
+    from ctxpipe.tokens import TokenCounter
+
+    TokenCounter().text("go")
+    blocks = [
+        {"type": "text", "text": ""},
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "tool_use", "id": "toolu_1", "name": "bash", "input": {}},
+    ]
+    for reply in (Message, BetaMessage):
+        reply.construct(
+            id="msg_1",
+            type="message",
+            role="assistant",
+            content=blocks,
+            model="",
+            stop_reason="end_turn",
+            usage={"input_tokens": 1},
+        )
 
 
 def keep(connection: socket.socket, ended: int) -> list[str]:

@@ -2,12 +2,14 @@
 
     python stopped_worker.py KIND PLACE [inside]
 
-It prints the number of each turn that has returned. KIND is a key of `JOURNALS`, PLACE its folder
-or URL. With "inside" it stops itself in its third write, while it holds the lock of a file.
+It prints its process id, then the number of each turn that has returned. KIND is a key of
+`JOURNALS`, PLACE its folder or URL. With "inside" it stops itself in its third write, while it
+holds the lock of a file.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import sys
@@ -89,6 +91,7 @@ async def work(kind: str, place: str) -> None:
 
 
 if __name__ == "__main__":
+    print(os.getpid(), flush=True)
     if sys.argv[3:] == ["inside"]:
         stop_inside()
     anyio.run(work, sys.argv[1], sys.argv[2])
