@@ -12,7 +12,9 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -73,12 +75,17 @@ FRAMEWORKS = (
 MISSING_IMPORT = re.compile(r'Import "(\w+)[\w.]*" could not be resolved')
 
 
-def ensure_no_errors(report: dict[str, Any]) -> None:
-    """Fail if *report* has an error other than the import of a framework that is not installed."""
+def ensure_no_errors(report: dict[str, Any], folders: Sequence[Path]) -> None:
+    """Fail if *report* has an error in *folders*, other than the import of a framework.
+
+    Only those frameworks are excepted that are not installed.
+    """
     # `make test-adapters` has the frameworks that `make test` does not install.
     missing = {name for name in FRAMEWORKS if importlib.util.find_spec(name) is None}
     errors = []
     for error in report["generalDiagnostics"]:
+        if not any(Path(error["file"]).is_relative_to(folder) for folder in folders):
+            continue
         message = error["message"]
         unresolved = MISSING_IMPORT.match(message)
         if unresolved is not None and unresolved[1] in missing:
@@ -91,14 +98,7 @@ def ensure_no_errors(report: dict[str, Any]) -> None:
     assert errors == []
 
 
-def test_code_of_a_user_and_the_examples_are_typed_and_mistakes_are_found():
-    report = pyright()
-
-    examples = list((ROOT / "examples").rglob("*.py"))
-    assert report["summary"]["filesAnalyzed"] == 1 + len(examples)
-    ensure_no_errors(report)
-
-
+CODE_OF_USERS = [ROOT / "tests" / "typing", ROOT / "examples"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FUNCTION_OF_A_PAGE = "async def page(pipeline: ContextPipeline, model: Any, tools: Any):"
 """Its parameters are what a reader has already, in the blocks that are not run."""
@@ -129,18 +129,44 @@ def modules_of(page: Path) -> dict[str, str]:
     return modules
 
 
-def test_the_programs_of_the_pages_are_typed_with_pyright_s_default_settings(tmp_path):
-    modules: dict[str, str] = {}
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the programs of all pages."""
+    folder: Path = tmp_path_factory.mktemp("pages")
     for page in PAGES:
-        modules |= modules_of(page)
-    for name, code in modules.items():
-        (tmp_path / name).write_text(code, "utf-8")
-    (tmp_path / "pyrightconfig.json").write_text("{}", "utf-8")
+        for name, code in modules_of(page).items():
+            (folder / name).write_text(code, "utf-8")
+    return folder
 
-    report = pyright(folder=tmp_path)
 
-    assert report["summary"]["filesAnalyzed"] == len(modules) > 0
-    ensure_no_errors(report)
+@pytest.fixture(scope="module")
+def report(pages: Path) -> dict[str, Any]:
+    """What pyright finds in the code of a user, the examples and the programs of the pages.
+
+    It runs once, since it reads the package and the SDKs each time.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    settings: dict[str, Any] = project["tool"]["pyright"]
+    root = os.path.relpath(ROOT, pages)  # pyright ignores absolute paths
+    settings["include"] = [*(f"{root}/{folder}" for folder in settings["include"]), "."]
+    settings["strict"] = [f"{root}/{folder}" for folder in settings["strict"]]
+    (pages / "pyrightconfig.json").write_text(json.dumps(settings), "utf-8")
+    return pyright(folder=pages)
+
+
+def test_code_of_a_user_and_the_examples_are_typed_and_mistakes_are_found(report):
+    ensure_no_errors(report, CODE_OF_USERS)
+
+
+def test_the_programs_of_the_pages_are_typed_with_pyright_s_default_settings(report, pages):
+    ensure_no_errors(report, [pages])
+
+
+def test_pyright_reads_each_file(report, pages):
+    files = [file for folder in (*CODE_OF_USERS, pages) for file in folder.rglob("*.py")]
+
+    assert report["summary"]["filesAnalyzed"] == len(files)
+    assert len(list(pages.iterdir())) > 1
 
 
 # `ctxpipe.session.parameters` has those of the SDK of today. One that is older takes fewer.
