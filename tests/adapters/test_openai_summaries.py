@@ -182,7 +182,7 @@ async def test_a_summarizer_of_another_vendor_without_a_client_asks_nobody(
 
 
 async def test_a_focus_is_given_to_the_agents_own_model(tmp_path: Path, monkeypatch):
-    shaped = Compactions("stage", tmp_path)
+    shaped = Compactions("stage", tmp_path, window=6_000)
     with every_key(monkeypatch) as noted:
         async with OpenAIServer(Agent(rounds=2)) as server:
             noted.allow(server.url)

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from connections import Agent, chat_history, every_key, summaries
+from connections import WINDOW, Agent, chat_history, every_key, summaries
 from gateways import key, serving
 from models import MODEL, OTHER_MODEL
 
 from ctxpipe.gateway.record import GatewayRecord
 from ctxpipe.testing import GeminiServer, MessagesServer, OpenAIServer
 
-TURNS = 22
+TURNS = 12
 APIS: Mapping[str, Any] = {
     "messages": MessagesServer,
     "chat": OpenAIServer,
@@ -66,7 +66,7 @@ async def shaped(
     with every_key(monkeypatch) as noted:
         async with (
             APIS[api](Agent(rounds=0)) as server,
-            serving(server.url, folder, window=6_000, **settings) as gateway,
+            serving(server.url, folder, window=WINDOW, **settings) as gateway,
         ):
             noted.allow(server.url)
             noted.allow(gateway.url)

@@ -26,6 +26,8 @@ KEYS = (
 )
 """The variables of the environment in which vendors' SDKs look for a key."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
+WINDOW = 3_000
+"""Small, so that a dozen short turns are enough for several compactions."""
 STAGES = ("stage", "background", "coding", "lean", "chat")
 """What compacts: the stage alone, the same in the background, and the presets."""
 
@@ -98,7 +100,7 @@ class Agent:
     It is the script of a server; a reply that is a number calls ``look`` with it.
     """
 
-    def __init__(self, rounds: int = 24) -> None:
+    def __init__(self, rounds: int = 12) -> None:
         self._rounds = rounds
         self._said = 0
         self._summaries = 0
@@ -116,7 +118,7 @@ class Agent:
 class Compactions:
     """A pipeline that compacts several times in an agent's run, and what it reports of that."""
 
-    def __init__(self, stages: str, folder: Path, **settings: Any) -> None:
+    def __init__(self, stages: str, folder: Path, window: int = WINDOW, **settings: Any) -> None:
         self.details: list[Compacted] = []
         storage: Any = LocalStorage(folder)
         made: Any
@@ -127,7 +129,7 @@ class Compactions:
         else:
             old: Any = "lines" if stages == "lean" else "calls"
             made = presets.coding_agent(storage, work_dir=None, old_exchanges=old, **settings)
-        budget = Budget(window=6_000)
+        budget = Budget(window)
         self.pipeline = ContextPipeline(made, budget=budget, on_report=self._note)
 
     def _note(self, report: StageReport):

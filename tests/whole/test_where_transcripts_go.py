@@ -14,7 +14,7 @@ from typing import Any
 import anthropic
 import pytest
 from anyio import create_task_group, to_thread
-from connections import STAGES, Agent, Compactions, chat_history, every_key, summaries
+from connections import STAGES, WINDOW, Agent, Compactions, chat_history, every_key, summaries
 from mcp import ClientSession
 from mcp.shared.memory import create_client_server_memory_streams
 from sdks import needs_middleware
@@ -40,7 +40,7 @@ from ctxpipe.summarizers import (
 )
 from ctxpipe.testing import MessagesServer
 
-TURNS = 22
+TURNS = 12
 ASKED: Any = {"model": "m", "max_tokens": 99}
 
 
@@ -90,9 +90,9 @@ async def test_a_compaction_that_the_model_asks_for_asks_nobody_else(tmp_path: P
     session = shaped.pipeline.session("s")
     tools: dict[str, Any] = {tool.name: tool for tool in offload_tools(session)}
     with every_key(monkeypatch) as noted:
-        await session.run(chat_history(7))
+        await session.run(chat_history(3))
         await tools["compact_context"]({"focus": "the login bug"})
-        await session.run(chat_history(8))
+        await session.run(chat_history(4))
 
     [detail] = shaped.details
     assert detail.summarizer == "ExtractiveSummarizer"
@@ -104,7 +104,7 @@ async def test_a_pipeline_in_a_file_asks_nobody(tmp_path: Path, monkeypatch):
     path.write_text('[[stage]]\nuse = "Compact"\n')
     config = await to_thread.run_sync(read_config, path)
     stages = config.stages(LocalStorage(tmp_path))
-    pipeline = ContextPipeline(stages, budget=Budget(window=6_000))
+    pipeline = ContextPipeline(stages, budget=Budget(window=WINDOW))
     with every_key(monkeypatch) as noted:
         result = await pipeline.run(chat_history(TURNS), session_id="s")
 
@@ -254,7 +254,7 @@ async def test_who_names_anthropic_where_nothing_is_known_of_the_agent_has_it_as
     tmp_path: Path, monkeypatch
 ):
     stage = Compact(AnthropicSummarizer(model="m"), archive=LocalStorage(tmp_path))
-    pipeline = ContextPipeline([stage], budget=Budget(window=6_000))
+    pipeline = ContextPipeline([stage], budget=Budget(window=WINDOW))
     with every_key(monkeypatch) as noted:
         async with MessagesServer(Agent(rounds=0)) as server:
             noted.allow(server.url)
