@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,10 +11,10 @@ from foreign_histories import ARGUMENTS, IMAGE, NAMES, SAID, TEXT, call_ids
 from histories import MARK
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from translations import PIPELINES, check_life, check_untouched, compacting, sent_items
+from translations import PIPELINES, Storage, check_life, check_untouched, compacting, sent_items
 from unknown_items import MARKER, check_unknown, with_unknown
 
-from ctxpipe import ContextPipeline
+from ctxpipe import ContextPipeline, MemoryStorage
 
 pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
 
@@ -157,11 +156,11 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
-    pipeline: Callable[[Path], ContextPipeline], data, tmp_path_factory
+    pipeline: Callable[[Storage], ContextPipeline], data
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))
-    session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+    session = pipeline(MemoryStorage(clock=float)).session("s")
 
     anyio.run(check_life, LangChainCodec(), session, items, ends(items), forced, problems)
 
@@ -207,11 +206,9 @@ def unknown_parts(message: Any) -> Sequence[Any]:
 
 @settings(max_examples=200)
 @given(items=with_unknown(histories(), unknown_message, add_part), data=st.data())
-def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(
-    items: list[Any], data, tmp_path_factory
-):
+def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(items: list[Any], data):
     forced = data.draw(st.sets(st.integers(1, len(items))))
-    session = compacting(tmp_path_factory.mktemp("store")).session("s")
+    session = compacting(MemoryStorage(clock=float)).session("s")
 
     anyio.run(
         check_unknown, LangChainCodec(), session, items, forced, unknown_parts, problems, is_known

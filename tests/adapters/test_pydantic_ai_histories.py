@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,10 +12,10 @@ import pytest
 from foreign_histories import ARGUMENTS, NAMES, SAID, TEXT, call_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from translations import PIPELINES, check_life, check_untouched, compacting, sent_items
+from translations import PIPELINES, Storage, check_life, check_untouched, compacting, sent_items
 from unknown_items import check_unknown, with_unknown
 
-from ctxpipe import ContextPipeline
+from ctxpipe import ContextPipeline, LocalStorage, MemoryStorage
 
 pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
 
@@ -77,7 +76,7 @@ async def test_tools_that_a_search_has_loaded_stay_loaded(kind: str, tmp_path):
     long = ModelRequest([UserPromptPart("word " * 2_000)])
     reply = ModelResponse([TextPart("Yes.")])
     history = [asked, *load, reply, long, reply, asked]
-    session = compacting(tmp_path).session("s")
+    session = compacting(LocalStorage(tmp_path)).session("s")
     translation = Translation(PydanticCodec())
 
     units = translation.read(history)
@@ -94,7 +93,7 @@ async def test_the_system_prompt_stays_when_the_first_request_is_compacted(tmp_p
     reply = ModelResponse([TextPart("Yes.")])
     asked = ModelRequest([UserPromptPart("go")])
     long = ModelRequest([prompt, UserPromptPart("word " * 2_000)])
-    session = compacting(tmp_path).session("s")
+    session = compacting(LocalStorage(tmp_path)).session("s")
     translation = Translation(PydanticCodec())
 
     for _ in range(2):
@@ -196,11 +195,11 @@ def test_what_no_stage_touches_comes_back_as_the_very_same_objects(items: list[A
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_calls_keep_their_results_and_the_prefix_stays(
-    pipeline: Callable[[Path], ContextPipeline], data, tmp_path_factory
+    pipeline: Callable[[Storage], ContextPipeline], data
 ):
     items = data.draw(histories(12))
     forced = data.draw(st.sets(st.integers(0, len(items))))
-    session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+    session = pipeline(MemoryStorage(clock=float)).session("s")
 
     anyio.run(check_life, PydanticCodec(), session, items, ends(items), forced, problems)
 
@@ -253,11 +252,9 @@ def unknown_parts(message: Any) -> Sequence[Any]:
 
 @settings(max_examples=200)
 @given(items=with_unknown(histories(), Moon, add_part), data=st.data())
-def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(
-    items: list[Any], data, tmp_path_factory
-):
+def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(items: list[Any], data):
     forced = data.draw(st.sets(st.integers(1, len(items))))
-    session = compacting(tmp_path_factory.mktemp("store")).session("s")
+    session = compacting(MemoryStorage(clock=float)).session("s")
 
     anyio.run(
         check_unknown, PydanticCodec(), session, items, forced, unknown_parts, problems, is_known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctxpipe import (
     BatchOffload,
@@ -13,6 +13,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    MemoryStorage,
     SmartTruncate,
 )
 from ctxpipe.messages import check, pending_calls
@@ -22,20 +23,19 @@ from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import Codec, Translation
 
+Storage: TypeAlias = LocalStorage | MemoryStorage
 
-def offloading(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
+
+def offloading(storage: Storage) -> ContextPipeline:
     stages = (DirectOffload(storage, min_chars=300), BatchOffload(storage, gate=RatioGate(0.0)))
     return ContextPipeline(stages)
 
 
-def truncating(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
+def truncating(storage: Storage) -> ContextPipeline:
     return ContextPipeline([SmartTruncate(storage, max_tokens=300)])
 
 
-def compacting(folder: Path) -> ContextPipeline:
-    storage = LocalStorage(folder, clock=float)
+def compacting(storage: Storage) -> ContextPipeline:
     return ContextPipeline([Compact(ExtractiveSummarizer(), storage, breaker=Breaker(clock=float))])
 
 
@@ -89,7 +89,8 @@ async def check_life(
 
 async def sent_items(folder: Path, codec: Codec, items: list[Any]) -> list[Any]:
     """What a process that finds its journal in *folder* sends for *items*."""
-    session = offloading(folder).session("s", journal=LocalStorage(folder, clock=float))
+    storage = LocalStorage(folder, clock=float)
+    session = offloading(storage).session("s", journal=storage)
     translation = Translation(codec)
     units = translation.read(items)
     result = await session.run(units.messages, system=units.system)

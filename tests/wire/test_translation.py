@@ -6,7 +6,6 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from translations import (
     PIPELINES,
+    Storage,
     check_life,
     check_untouched,
     offloading,
     sent_items,
 )
 
-from ctxpipe import ContextPipeline
+from ctxpipe import ContextPipeline, LocalStorage, MemoryStorage
 from ctxpipe.session import Session
 from ctxpipe.testing.chat_rules import chat_problems
 from ctxpipe.testing.gemini_rules import gemini_problems
@@ -113,11 +113,11 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data):
 @settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
-    form: Form, pipeline: Callable[[Path], ContextPipeline], data, tmp_path_factory
+    form: Form, pipeline: Callable[[Storage], ContextPipeline], data
 ):
     items = data.draw(form.histories(16))
     forced = data.draw(st.sets(st.integers(0, len(items))))
-    session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+    session = pipeline(MemoryStorage(clock=float)).session("s")
 
     anyio.run(check_life, form.codec, session, items, cuts(items), forced, form.refused)
 
@@ -154,7 +154,8 @@ def chat_turns(number: int) -> list[dict[str, Any]]:
 async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(tmp_path):
     messages = chat_turns(1)
 
-    sent = await turn(offloading(tmp_path).session("s"), Translation(ChatCodec()), messages)
+    session = offloading(LocalStorage(tmp_path)).session("s")
+    sent = await turn(session, Translation(ChatCodec()), messages)
 
     assert all(one is other for one, other in zip(sent[:3], messages[:3], strict=True))
     assert "call_0.md" in sent[3]["content"]
@@ -163,7 +164,8 @@ async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(t
 
 
 async def test_the_same_rebuilt_item_is_sent_in_each_later_turn(tmp_path):
-    session, translation = offloading(tmp_path).session("s"), Translation(ChatCodec())
+    session = offloading(LocalStorage(tmp_path)).session("s")
+    translation = Translation(ChatCodec())
 
     first = await turn(session, translation, chat_turns(1))
     second = await turn(session, translation, chat_turns(2))
@@ -180,7 +182,8 @@ async def test_ids_that_repeat_are_told_apart(tmp_path):
             message["tool_call_id"] = "call"
     messages[5]["content"] = "short"
 
-    sent = await turn(offloading(tmp_path).session("s"), Translation(ChatCodec()), messages)
+    session = offloading(LocalStorage(tmp_path)).session("s")
+    sent = await turn(session, Translation(ChatCodec()), messages)
 
     assert "offloaded" in sent[3]["content"]
     assert sent[3]["tool_call_id"] == "call"
