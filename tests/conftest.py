@@ -175,6 +175,7 @@ def processor_seconds() -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session):
+    gc.freeze()  # else each of the next collections would look through the tests, too
     gc.enable()
     session.config.stash[ENDED] = processor_seconds()
 

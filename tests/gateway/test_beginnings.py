@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from ctxpipe.testing.scripted import ScriptedServer
 from ctxpipe.wire.gemini import NO_SIGNATURE
 
 Items = list[dict[str, Any]]
-ROUNDS = 8
+ROUNDS = 6
 WINDOW = 4
 PLACEHOLDER = re.compile(r"\[(?:Tool result|Content) offloaded to(?: file)?: ([^\]]+)\]")
 
 
+@cache
 def result(number: int) -> str:
     return "\n".join(f"line {line} of result {number}, größer" for line in range(500))
 

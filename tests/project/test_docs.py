@@ -149,18 +149,19 @@ BILL = {
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two recorded sessions and a storage, as the pages name them."""
+    """A folder with a recorded session and a storage, as the pages name them.
+
+    With a second session, each command would start processes, which tests/test_cli.py covers.
+    """
     folder = tmp_path_factory.mktemp("recordings")
-    for name in ("session.jsonl", "other.jsonl"):
-        steps = (
-            step(f"{name}{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900)
-            for n in range(4)
-        )
-        lines = []
-        for message in conversation(user(f"Go, {name}."), *steps):
-            bill = BILL if message["role"] == "assistant" else {}
-            lines.append(compact_json({**message, **bill}) + "\n")
-        (folder / name).write_text("".join(lines), "utf-8")
+    steps = (
+        step(f"call{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900) for n in range(4)
+    )
+    lines = []
+    for message in conversation(user("Go."), *steps):
+        bill = BILL if message["role"] == "assistant" else {}
+        lines.append(compact_json({**message, **bill}) + "\n")
+    (folder / "session.jsonl").write_text("".join(lines), "utf-8")
     (folder / ".ctxpipe").mkdir()
     (folder / "mine.toml").write_text(
         next(block.code for block in RUN if "[[stage]]" in block.code), "utf-8"

@@ -91,7 +91,7 @@ async def shaped(history: list[Message], chosen: list[Stage], storage: Any) -> l
 @pytest.mark.parametrize("half", HALVES[:2])
 async def test_half_an_emoji_costs_no_stage_its_effect(number: int, place: str, half: str):
     storage = MemoryStorage()
-    history = loop(24, *BEGINNINGS[place](half))
+    history = loop(14, *BEGINNINGS[place](half))
     before = as_json(history)
 
     results = await shaped(history, stages(storage)[number], storage)
