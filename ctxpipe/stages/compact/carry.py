@@ -2,8 +2,7 @@
 
 A compaction replaces the answered part of a history by its summary. Some of it must not be
 summarized: pinned messages, the request that is being worked on, blocks that ctxpipe does not know,
-references to files. Each such piece is a `Candidate`, which `reading.carry_candidates` and
-`partition` find.
+references to files. Each such piece is a `Candidate`, which the module `pieces` finds.
 
 `select` gives the candidates their share of the budget, in the order of `CarryKind`; within a kind
 the newest come first. Restored files and the evidence get the rest. `arrange` makes valid messages
@@ -13,7 +12,6 @@ one line (`omissions`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -21,43 +19,6 @@ from typing import cast
 from ...messages import Message, as_blocks, blocks
 from ...placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, with_only
-
-
-def attach(candidates: Iterable[Candidate], index: int) -> list[Candidate]:
-    """Return *candidates*; blocks of message *index* become attachments of the request in it."""
-    pieces: list[Candidate] = []
-    for candidate in candidates:
-        is_block = candidate.kind == CarryKind.BLOCK and candidate.origin is not None
-        if is_block and candidate.index == index:
-            pieces.append(replace(candidate, kind=CarryKind.ATTACHMENT))
-        else:
-            pieces.append(candidate)
-    return pieces
-
-
-def without_leading_blocks(
-    pinned_pieces: Iterable[Candidate], candidates: Iterable[Candidate]
-) -> list[Candidate]:
-    """Return *pinned_pieces* without the blocks among *candidates* that are before the summary.
-
-    Such a block would be in the context twice. A pinned message of nothing else is left out.
-    """
-    leading_counts: Counter[int] = Counter()
-    for candidate in candidates:
-        if candidate.kind == CarryKind.LEADING:
-            leading_counts[candidate.index] += 1
-    pieces: list[Candidate] = []
-    for piece in pinned_pieces:
-        count = leading_counts[piece.index]
-        if count == 0:
-            pieces.append(piece)
-            continue
-        message, *results = piece.messages
-        other_blocks = blocks(message)[count:]
-        if other_blocks:
-            messages = [with_only(message, other_blocks), *results]
-            pieces.append(replace(piece, place=count, messages=messages))
-    return pieces
 
 
 def _block_ids(messages: Iterable[Message]) -> set[int]:

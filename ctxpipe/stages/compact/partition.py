@@ -25,7 +25,6 @@ from ...messages import (
     Block,
     Message,
     blocks,
-    has_calls,
     inner_blocks,
     kind,
     pending_calls,
@@ -41,18 +40,13 @@ from ...placeholders.summaries import (
     reminder,
     safe_summary,
 )
-from ..reading.carry_candidates import (
-    BLOCK_KINDS,
-    Candidate,
-    CarryKind,
-    blocks_to_carry,
-    is_reference,
-)
+from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, is_reference
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.groups import after_compaction, server_spans
-from ..reading.pins import Pin, pinned_indices
-from .carry import arrange, attach, select, with_reply, without_leading_blocks
+from ..reading.pins import Pin
+from .carry import arrange, select, with_reply
 from .evidence import cut_text
+from .pieces import attach, pieces_to_carry, system_messages_in_force
 from .source import Source
 
 
@@ -211,11 +205,11 @@ def replacements(
         summary=safe_summary(summary) + reminder(facts.orders),
         evidence=replace(facts, needs_last_request=not unanswered),
     )
-    systems = _in_force(rest[:tail])
-    first = replace(replacement, candidates=[*systems, *_pieces_to_carry(rest[:tail], pin)])
+    systems = system_messages_in_force(rest[:tail])
+    first = replace(replacement, candidates=[*systems, *pieces_to_carry(rest[:tail], pin)])
     if not unanswered:
         return [first]
-    shorter = replace(replacement, candidates=[*systems, *_pieces_to_carry(rest, pin)])
+    shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, pin)])
     shorter = _with_words(shorter, rest, tail, source, archive)
     if not whole:
         return [shorter]
@@ -224,25 +218,6 @@ def replacements(
     if can_cut and (shorter.cuts or holds_blocks):
         return [first, shorter]
     return [first]
-
-
-def _pieces_to_carry(messages: Sequence[Message], pin: Pin | None) -> list[Candidate]:
-    """Return the pinned messages and the blocks of *messages* that may be carried on."""
-    block_candidates = blocks_to_carry(messages)
-    return [*without_leading_blocks(pins(messages, pin), block_candidates), *block_candidates]
-
-
-def _in_force(messages: Sequence[Message]) -> list[Candidate]:
-    """Return the system messages in *messages* that still apply, each once, at its last place."""
-    candidates: list[Candidate] = []
-    seen_messages: list[Message] = []
-    for index in reversed(range(len(messages))):
-        message = messages[index]
-        is_lasting = message["role"] == "system" and "clear_at" not in message
-        if is_lasting and message not in seen_messages:
-            seen_messages.append(message)
-            candidates.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
-    return candidates[::-1]
 
 
 def _with_tail(
@@ -359,32 +334,3 @@ def _close(
     if request is not None:
         candidates = [*attach(candidates, request.index), request]
     return replace(replacement, evidence=evidence, candidates=candidates, tail=tail)
-
-
-# Pinned -------------------------------------------------------------------------------------------
-
-
-def pins(rest: Sequence[Message], pin: Pin | None) -> list[Candidate]:
-    """Return the messages that *pin* chooses; a call and its results are one piece."""
-    candidates: list[Candidate] = []
-    indices = sorted(pinned_indices(rest, pin))
-    index = -1
-    for start in indices:
-        if start <= index:
-            continue  # the results of the call before them
-        index = start
-        messages = [rest[start]]
-        if has_calls(rest[start]) and start + 1 in indices:
-            index = start + 1
-            messages.append(rest[index])
-        candidates.append(Candidate(CarryKind.PIN, start, 0, messages, "pinned message"))
-    return candidates
-
-
-def pinned_messages(rest: Sequence[Message], pin: Pin | None) -> list[Message]:
-    """Return the messages that *pin* chooses, the very same objects, as a valid conversation.
-
-    It begins with the user and ends with the assistant. A call is kept with its results, and
-    results with their call.
-    """
-    return with_reply(arrange(pins(rest, pin)))

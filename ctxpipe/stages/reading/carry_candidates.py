@@ -1,8 +1,8 @@
 """Find the content that must not be summarized: unknown blocks, references, loaded tools.
 
 Each such piece is a `Candidate` of a `CarryKind`. A compaction carries it over as far as its budget
-allows (`compact.carry`); truncation removes it last. To recognize another kind of content, add it
-to `CarryKind` and write a function from the messages to its candidates.
+allows; truncation removes it last. To recognize another kind of content, add it to `CarryKind`,
+write a function from the messages to its candidates, and call it in `compact.pieces`.
 """
 
 from __future__ import annotations

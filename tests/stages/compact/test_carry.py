@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ctxpipe.messages import Message, blocks, check, is_opaque
 from ctxpipe.placeholders.summaries import CARRIED_LINE, SHORT_REPLY
-from ctxpipe.stages.compact.carry import arrange, attach, select, with_reply
+from ctxpipe.stages.compact.carry import arrange, select, with_reply
+from ctxpipe.stages.compact.pieces import attach
 from ctxpipe.stages.reading.carry_candidates import (
     Candidate,
     CarryKind,

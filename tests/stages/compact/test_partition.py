@@ -33,16 +33,10 @@ from ctxpipe.placeholders.summaries import (
     SUMMARY,
     assemble,
     restored_text,
-    summary_body,
     summary_extras,
 )
 from ctxpipe.stages.compact.evidence import evidence_block
-from ctxpipe.stages.compact.partition import (
-    Replacement,
-    pinned_messages,
-    reason_to_postpone,
-    replacements,
-)
+from ctxpipe.stages.compact.partition import Replacement, reason_to_postpone, replacements
 from ctxpipe.stages.compact.source import Source, gather_facts
 from ctxpipe.stages.reading.unanswered import open_tail
 from ctxpipe.tokens import TokenCounter
@@ -276,49 +270,6 @@ def test_one_that_held_for_a_single_turn_is_not():
     passing: Any = {"role": "system", "content": "x", "clear_at": "next_user_message"}
 
     assert replacement_of([], [user("a"), passing, assistant("b")]).systems == []
-
-
-# Pinned -------------------------------------------------------------------------------------------
-
-
-def test_pinned_messages_are_kept_by_reference_a_call_with_its_result():
-    history = conversation(
-        user("rules"), step("t1", "todo", {"list": [1]}), assistant("ok"), user("go"), user("on")
-    )
-
-    kept = pinned_messages(history, lambda message: message in (history[0], history[1], history[5]))
-
-    indexes = [index for index, message in enumerate(history) if any(message is k for k in kept)]
-    assert indexes == [0, 1, 2, 5]
-    roles = [message["role"] for message in kept]
-    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant"]
-    assert check(kept) == []
-
-
-def test_what_a_compaction_made_is_never_pinned():
-    first = replacement_of(
-        [], conversation(user("a"), step("t1"), user("b")), "S", pin=lambda _message: True
-    )
-    context = first.messages("", [user(restored_text("a.py", "x"))])
-
-    again = pinned_messages(context, lambda _message: True)
-
-    assert sum(1 for message in again if summary_body(message) is not None) == 0
-    assert [text for text in said(again) if text in ("a", "b")] == ["a", "b"]
-
-
-@given(histories(), st.sets(st.integers(0, 30)))
-def test_pinned_messages_are_a_valid_piece_of_conversation(history: list[Message], pins: set[int]):
-    _, rest = split_system(history)
-    assume(not pending_calls(rest))  # the stage puts compaction off
-    chosen = [message for index, message in enumerate(rest) if index in pins]
-
-    kept = pinned_messages(rest, lambda message: any(message is one for one in chosen))
-
-    assert check([*kept, user("go on")]) == []
-    assert all(
-        any(message is one for one in kept) for message in chosen if message["role"] != "system"
-    )
 
 
 # The whole ----------------------------------------------------------------------------------------
