@@ -14,7 +14,7 @@ from .journal.memory import Memory
 from .messages import Message, MessageLike, field
 from .providers.prices import PRICES, Prices
 from .session.conversation import Conversation
-from .session.gate import asked_by_a_stage
+from .session.gate import mark_stage_requests
 from .session.session import Session
 from .session.sessions import ConversationPool
 from .session.settings import CACHE_SECONDS, SessionSettings
@@ -207,7 +207,7 @@ class ContextPipeline:
         with self._claim(session_id) as memory:
             turn_request = Request(system, tools, request or {}, force)
             run = memory.new_turn(messages, turn_request)
-            with Generation(session_id).running(), asked_by_a_stage():
+            with Generation(session_id).running(), mark_stage_requests():
                 result = await run_turn(run)
             memory.apply(run)
             return result

@@ -1,4 +1,4 @@
-"""Who may work on a session: locks, leases, exchanges, deletion, and closing."""
+"""Access to a session: locks, leases, exchanges, deletion, and closing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Access:
     @property
     def is_free_here(self) -> bool:
         """True if the running event loop may use the session, and need not wait for a turn."""
-        return self._gate.is_free_here()
+        return self._gate.is_free_here
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -161,6 +161,6 @@ class Access:
         """Mark a block, also in another thread, as part of the exchange that is running."""
         return self._exchanges.inside()
 
-    def before_claims(self, appended: Sequence[Message]) -> list[Message]:
-        """Return the messages of *appended* before the first one that another exchange answers."""
-        return self._exchanges.before_claims(appended)
+    def before_claims(self, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages* up to the one that another exchange answers, but at least the first."""
+        return self._exchanges.before_claims(messages)

@@ -142,8 +142,8 @@ class _Breakpoints:
     @property
     def available(self) -> int:
         """Number of breakpoints that can still be added (the API allows four)."""
-        used = len(self.message_indices) + self.shared_count + self.automatic
-        return max(0, MAX_CACHE_MARKS - used)
+        count = len(self.message_indices) + self.shared_count + self.automatic
+        return max(0, MAX_CACHE_MARKS - count)
 
     @property
     def caller_decides(self) -> bool:

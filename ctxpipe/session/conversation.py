@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """One conversation of a pipeline with the settings *pipeline*.
+    """A conversation of a pipeline with the settings *pipeline*.
 
     `Session` is its public side. Adapters, the gateway and the tools use these objects directly:
     *turns* shape histories, *owned_history* keeps messages that are appended, *usage* calibrates

@@ -51,8 +51,9 @@ class SessionGate:
         """True if work is running or waits."""
         return self._tasks.count > 0
 
+    @property
     def is_free_here(self) -> bool:
-        """Return True if the running event loop may enter at once, and keeps no other loop out."""
+        """True if the running event loop may enter at once, and keeps no other loop out."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -156,20 +157,20 @@ class Exchanges:
         try:
             yield
         finally:
-            with suppress(ValueError):  # the block ends in another task than it has begun in
+            with suppress(ValueError):  # the block may end in another task
                 _exchanges.reset(token)
 
-    def before_claims(self, appended: Sequence[Message]) -> list[Message]:
-        """Return the messages of *appended* before the first one that another exchange claims."""
+    def before_claims(self, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages* up to the one that another exchange claims, but at least the first."""
         claim_ids = {id(message) for message in self._claims.values()}
-        for count, message in enumerate(appended):
+        for count, message in enumerate(messages):
             if id(message) in claim_ids and count:
-                return list(appended[:count])
-        return list(appended)
+                return list(messages[:count])
+        return list(messages)
 
 
 def is_asked_by_a_stage() -> bool:
-    """Return True inside `asked_by_a_stage`.
+    """Return True inside `mark_stage_requests`.
 
     Such a request is for a summary. If a session shaped it, the session would wait for itself.
     """
@@ -177,7 +178,7 @@ def is_asked_by_a_stage() -> bool:
 
 
 @contextmanager
-def asked_by_a_stage() -> Iterator[None]:
+def mark_stage_requests() -> Iterator[None]:
     """Mark the requests that are made in the block as requests of a stage."""
     token = _is_in_stage.set(True)
     try:

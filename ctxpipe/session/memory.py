@@ -1,4 +1,4 @@
-"""What a session remembers of its conversation."""
+"""Memory of a session: all that is remembered of its conversation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class SessionMemory:
-    """What a session remembers of its conversation, until the conversation is deleted.
+    """All that is remembered of a conversation until it is deleted.
 
-    `Access`, `OwnedHistory`, `SessionUsage` and `Turns` work with this object. Whatever a deletion
-    discards is stored here, so that `forget_deleted` needs to know no other object.
+    `Access`, `OwnedHistory`, `SessionUsage` and `Turns` work with this object. They store here
+    everything that a deletion discards, so `forget_deleted` need not call them.
 
     *pipeline* are the settings of the pipeline, *settings* those of the session.
     """
@@ -148,7 +148,7 @@ class SessionMemory:
 
     @property
     def text_reader(self) -> TextReader | None:
-        """The first storage from which offloaded texts can be read; None if there is none."""
+        """The first storage from which offloaded texts can be read; None without one."""
         for storage in self.storages[1:]:
             if isinstance(storage, TextReader):
                 return storage

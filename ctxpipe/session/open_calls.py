@@ -1,4 +1,4 @@
-"""Calls at the end of a history that have no result yet, and what is appended meanwhile."""
+"""Tool calls without a result at the end of a history, and messages appended after them."""
 
 from __future__ import annotations
 
@@ -33,30 +33,34 @@ the model that the call was interrupted.
 
 OPEN_CALLS = one_of("raise", "interrupted")
 
-_MOST_NAMED = 5
+MAX_NAMED = 5
+"""Largest number of calls that an error names."""
 
 
-def add_appended(history: Sequence[Message], appended: Sequence[Message]) -> list[Message]:
-    """*history* and what was *appended* to it, in order.
+def with_appended(history: Sequence[Message], new_messages: Sequence[Message]) -> list[Message]:
+    """Return *history* followed by *new_messages*, in order, with two exceptions.
 
-    But results come right after the calls that wait for them, whatever was appended before, and a
-    reply that is there already is not added again.
+    Results of open calls are placed directly after these calls. A reply that is the last one of the
+    history already is not added again.
     """
-    grown = list(history)
-    for message in appended:
-        place = len(grown)
-        if message["role"] == "assistant" and _is_repeated(message, grown):
+    messages = list(history)
+    for message in new_messages:
+        if message["role"] == "assistant" and _repeats_last_reply(message, messages):
             continue
+        place = len(messages)
         if has_results(message):
-            waiting = {call.id for call in unanswered_calls(grown)}
-            if any(result.tool_use_id in waiting for result in tool_results([message])):
-                place = _results_end(grown)
-        grown.insert(place, message)
-    return grown
+            open_ids = {call.id for call in unanswered_calls(messages)}
+            if any(result.tool_use_id in open_ids for result in tool_results([message])):
+                place = _end_of_results(messages)
+        messages.insert(place, message)
+    return messages
 
 
-def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
-    """Whether *message* is the newest reply of *history* once more; calls tell by their ids."""
+def _repeats_last_reply(message: Message, history: Sequence[Message]) -> bool:
+    """Return True if *message* is the last reply of *history*.
+
+    After further messages only a reply with calls is recognized, by the ids of the calls.
+    """
     end = index_after_last_reply(history)
     if end == 0 or (end < len(history) and not has_calls(message)):
         return False
@@ -64,14 +68,15 @@ def _is_repeated(message: Message, history: Sequence[Message]) -> bool:
 
 
 def unanswered_calls(history: Sequence[Message]) -> list[ToolCall]:
-    """The calls of the newest reply that nothing after it has answered."""
+    """Return the calls of the last reply that have no result after it."""
     end = index_after_last_reply(history)
-    answered = {result.tool_use_id for result in tool_results(history, end)}
-    return [call for call in tool_calls(history, max(0, end - 1), end) if call.id not in answered]
+    result_ids = {result.tool_use_id for result in tool_results(history, end)}
+    calls = tool_calls(history, max(0, end - 1), end)
+    return [call for call in calls if call.id not in result_ids]
 
 
-def _results_end(history: Sequence[Message]) -> int:
-    """Where the results end that follow the newest reply."""
+def _end_of_results(history: Sequence[Message]) -> int:
+    """Return the index after the results that follow the last reply."""
     end = index_after_last_reply(history)
     while end < len(history) and has_results(history[end]):
         end += 1
@@ -79,9 +84,10 @@ def _results_end(history: Sequence[Message]) -> int:
 
 
 def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
-    """*history* as it may be sent: with the calls at its end answered, or an error that names them.
+    """Return the caller's *history* as it may be sent, without calls that have no result.
 
-    Raises InvalidHistory unless *open_calls* is "interrupted".
+    If *open_calls* is "interrupted", these calls get an error result. Otherwise raises
+    InvalidHistory, which names the calls at the end of the history.
     """
     if open_calls == "interrupted":
         ensure_messages(history)
@@ -93,47 +99,53 @@ def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
 
 
 def close_own_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
-    """As `close_calls`, where what was appended may follow the calls, and nothing is an error."""
+    """Do the same as `close_calls` for a history that the session keeps.
+
+    In it, appended messages may follow the calls. Raises InvalidHistory also if it is empty.
+    """
     if not history:
         raise InvalidHistory("there is nothing to send yet: append a message, or give messages=")
     calls = unanswered_calls(history)
     if open_calls == "raise":
         _ensure_answered(calls)
     if calls:
-        end = _results_end(history)
-        history = [*history[:end], _answer_as_interrupted(calls), *history[end:]]
+        end = _end_of_results(history)
+        history = [*history[:end], _interrupted_results(calls), *history[end:]]
     return close_calls(history, open_calls)
 
 
 def _ensure_answered(calls: Sequence[ToolCall]) -> None:
+    """Raise InvalidHistory, which names the *calls*, if there are any."""
     if not calls:
         return
-    names = [f"{call.name or 'a tool'} ({call.id})" for call in calls[:_MOST_NAMED]]
-    others = len(calls) - _MOST_NAMED
-    if others > 0:
-        names[-1] += f" and {others} others"
+    names = [f"{call.name or 'a tool'} ({call.id})" for call in calls[:MAX_NAMED]]
+    other_count = len(calls) - MAX_NAMED
+    if other_count > 0:
+        names[-1] += f" and {other_count} others"
     raise InvalidHistory(
         f"the history ends with calls that have no result: {', '.join(names)}; "
         'append their results, or give open_calls="interrupted"'
     )
 
 
-def _answer_as_interrupted(calls: Sequence[ToolCall]) -> Message:
+def _interrupted_results(calls: Sequence[ToolCall]) -> Message:
+    """Return a message with an error result for each of *calls*."""
     results: list[Any] = [interrupted_result(call.id) for call in calls]
     return cast("Message", {"role": "user", "content": results})
 
 
 def answer_open_calls(history: list[Message]) -> list[Message]:
-    """*history*, with an error result for each call that was interrupted.
+    """Return *history* with an error result for each call that was interrupted.
 
-    Such calls are followed by the assistant or by nothing. They are not only at the end: the caller
-    has continued such a history, and does not know of our results.
+    Such calls are followed by a message of the assistant, or by no message. They are also in the
+    middle: a caller who continues such a history does not have the results that were added here.
     """
-    answered = list(history)
+    messages = list(history)
     for index in reversed(range(len(history))):
         message = history[index]
         if message["role"] != "assistant" or not has_calls(message):
             continue
         if index + 1 == len(history) or history[index + 1]["role"] == "assistant":
-            answered.insert(index + 1, _answer_as_interrupted(pending_calls(history[: index + 1])))
-    return answered if len(answered) > len(history) else history
+            results = _interrupted_results(pending_calls(history[: index + 1]))
+            messages.insert(index + 1, results)
+    return messages if len(messages) > len(history) else history

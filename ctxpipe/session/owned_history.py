@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ..errors import CtxpipeError, SessionDeleted, safe_text
 from ..messages import Message, check, ensure_messages, ensure_sendable_values, with_content
 from ..messages.identity import says_the_same
-from .open_calls import add_appended
+from .open_calls import with_appended
 
 if TYPE_CHECKING:
     from ..journal.timeline import Step
@@ -64,8 +64,8 @@ class OwnedHistory:
         """Return the values of `for_request`; *insists* is that of `Access.alone`."""
         async with self._access.alone(insists=insists):
             history = await self._memory.journal.newest_history()
-            appended = self._access.before_claims(self.appended)
-            return add_appended(history, appended), len(appended)
+            new_messages = self._access.before_claims(self.appended)
+            return with_appended(history, new_messages), len(new_messages)
 
     def is_answered(self, last: Message) -> bool:
         """Return True if the model has nothing to answer after *last*, the end of the history.
@@ -90,7 +90,7 @@ class OwnedHistory:
         new_messages = [
             _copy(message)
             for message in messages
-            if message["content"] is not self._reply_content  # else it is in the history already
+            if message["content"] is not self._reply_content  # the reply is in the history
         ]
         self._memory.journal.appended.extend(new_messages)
         self._memory.note_change()
@@ -101,21 +101,22 @@ class OwnedHistory:
             return
         message = cast("Message", {"role": "assistant", "content": content})
         self._reply_content = content
-        appended = self._memory.journal.appended
-        for index in reversed(range(len(appended))):  # the caller has appended it while streaming
-            other = appended[index]
+        new_messages = self._memory.journal.appended
+        # The caller may have appended the reply, or its beginning, while it was streamed.
+        for index in reversed(range(len(new_messages))):
+            other = new_messages[index]
             if other["role"] == "assistant" and says_the_same(other, message):
-                del appended[index]
+                del new_messages[index]
         # Messages that were appended since the request come after the reply. It is added before
         # anything is awaited, because the caller has paid for it, and this may be cancelled.
         self._reply = _copy(message)
-        appended.insert(0, self._reply)
+        new_messages.insert(0, self._reply)
         async with self._access.alone():
             await self._write_appended(1)
 
     async def _write_appended(self, count: int) -> None:
         """Add the first *count* appended messages to the timeline and the journal."""
-        await self._write(add_appended(self._memory.history, self.appended[:count]), count)
+        await self._write(with_appended(self._memory.history, self.appended[:count]), count)
 
     async def _write(self, history: list[Message], count: int) -> None:
         """Make *history* the history of the timeline and the journal, without a turn.
@@ -193,7 +194,7 @@ class OwnedHistory:
                     # The timeline may now have messages of other processes, and lack some that
                     # could not be written.
                     if len(self._memory.history) >= len(history):
-                        history = add_appended(self._memory.history, self.appended[:count])
+                        history = with_appended(self._memory.history, self.appended[:count])
                     await self._write(history, count)
 
     def flush_soon(self) -> None:

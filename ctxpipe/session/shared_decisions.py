@@ -200,8 +200,8 @@ def _decisions_in(step: Step) -> list[Decision]:
     """Return the decisions for the texts that the edits of *step* move to files."""
     texts = list(long_message_texts(step.context))
     decisions: list[Decision] = []
-    for moved in find_moved(step.context, step.edits):
-        decision = decision_of(moved, texts)
+    for moved_text in find_moved(step.context, step.edits):
+        decision = decision_of(moved_text, texts)
         if decision is not None:
             decisions.append(decision)
     return decisions

@@ -17,7 +17,7 @@ from ..stages.media.stage import MediaOffload
 from ..stages.reports import Outcome, Result
 from ..turn.run import TurnRun, run_turn
 from ..turn.state import Request
-from .gate import asked_by_a_stage
+from .gate import mark_stage_requests
 
 if TYPE_CHECKING:
     from ..stages.protocol import Stage
@@ -65,12 +65,12 @@ class Turns:
             try:
                 self._agent_model = request.agent_model or self._agent_model
                 request = self._complete(request)
-                compacted = None
-                if memory.next_focus is not None:
-                    compacted = await self._compact_first(history, request, memory.next_focus)
-                result = await self._shape(history, request)
-                if compacted is not None:
-                    result = _join(compacted, result)
+                focus = memory.next_focus
+                if focus is None:
+                    result = await self._shape(history, request)
+                else:
+                    compaction = await self._compact_first(history, request, focus)
+                    result = _join(compaction, await self._shape(history, request))
                 self.count += 1
                 self._usage.note_turn(result, request.options)
                 return result
@@ -114,7 +114,7 @@ class Turns:
                             raise StorageError(errno.EAGAIN, UNKNOWN)
                         is_begun = True
                         run = self._new_run(history, request, stages)
-                        with asked_by_a_stage():
+                        with mark_stage_requests():
                             result = await run_turn(run)
                         return await self._finish(run, result)
                 except SessionDeleted:
@@ -185,7 +185,7 @@ class Turns:
     def compact_next(self, focus: str = "") -> None:
         """Compact the conversation at the beginning of the next turn; see `Session`."""
         self._access.ensure_open()
-        self._compact_stages(focus)  # raises an error if there is none
+        self._compact_stages(focus)  # raises an error without one
         self._memory.next_focus = focus
 
     @property
@@ -211,15 +211,15 @@ class Turns:
     async def _compact_first(self, history: list[Message], request: Request, focus: str) -> Result:
         """Run the compaction that was requested with *focus*; a notice says if it had no effect."""
         stages = self._compact_stages(focus)
-        compacted = await self._shape(history, replace(request, force=True), stages)
+        result = await self._shape(history, replace(request, force=True), stages)
         # A turn that is cancelled before this leaves the compaction to the next one.
         self._memory.next_focus = None
-        if not compacted.changed:
-            reasons = "; ".join(report.reason for report in compacted.reports if report.reason)
+        if not result.changed:
+            reasons = "; ".join(report.reason for report in result.reports if report.reason)
             self._memory.journal.notify(
                 f"the compaction that was asked for changed nothing: {reasons}"
             )
-        return compacted
+        return result
 
     # After a refusal ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a session learns from reported usage and from refusals."""
+"""Calibration by reported usage and refusals; the prompt cache and the observers of a session."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class SessionUsage:
         # first one has rewritten count.
         if start is not None and end is not None:
             memory.rewritten = (context.covered, start, end)
-        covered, start, end = memory.rewritten
-        rewritten = (start, end) if covered == context.covered else None
+        covered_count, start, end = memory.rewritten
+        rewritten = (start, end) if covered_count == context.covered else None
         if breakpoints is None:
             marked_body = with_free_breakpoints(body, rewritten)
         else:
