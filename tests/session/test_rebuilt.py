@@ -18,8 +18,7 @@ from ctxpipe._values import is_encodable
 from ctxpipe.messages import Message, as_blocks, as_dict, blocks, tool_results
 from ctxpipe.messages.identity import says_the_same
 from ctxpipe.stages.offload.gates import RatioGate
-from ctxpipe.stages.reading.moved_texts import placeholder_file
-from ctxpipe.stages.reading.results import text_of
+from ctxpipe.stages.reading.results import placeholder_file, text_of
 
 
 def pipeline(folder: str | Path) -> ContextPipeline:

@@ -52,8 +52,7 @@ from ...placeholders.summaries import safe_summary
 from ...providers.agent_tools import COMMON_READING_TOOLS
 from ..reading.atoms import Atom, atoms, content_text, message_texts
 from ..reading.citations import without_dangling_citations
-from ..reading.moved_texts import placeholder_files
-from ..reading.results import text_of
+from ..reading.results import placeholder_files, text_of
 from ..reading.views import viewed_path
 from .excerpts import LeavingText, TextKind, choose_lines
 from .exchanges import ANSWER_CHARS, answer_of, blocks_to_keep, exchange_length, reports_in

@@ -42,7 +42,7 @@ from ...providers.agent_tools import (
     ReadingTools,
     view,
 )
-from ..reading.moved_texts import placeholder_files
+from ..reading.results import placeholder_files
 from ..reading.views import changes_folder, viewed_path
 from .shown import ShownText
 

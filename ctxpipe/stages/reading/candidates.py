@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from ..._threads.pieces import overlapping_pieces
 from ...messages import Message, ToolCall, ToolResult, strings, tool_calls, tool_results
 from ...placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference
-from .moved_texts import placeholder_file
-from .results import holds_tools, is_placeholder, only_text, stored_text, text_of
+from .results import holds_tools, is_placeholder, only_text, placeholder_file, stored_text, text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ original history again, in which the text is whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -19,41 +19,10 @@ from ...messages import (
     tool_calls,
     tool_results,
     with_content,
-    without_surrogates,
 )
 from ...messages import field as read
-from ...placeholders.names import safe_name
-from ...placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference, is_batch
-from .results import ResultContent, only_text, text_of, with_placeholder
-
-
-def placeholder_file(call_id: str, text: str) -> str | None:
-    """Return the name of the file that the placeholder *text* points to, without its folder.
-
-    *text* is a result of the call *call_id*, or a part of its input. Returns None if it is no
-    placeholder. A tool may print a text that looks like a placeholder, so the result is also None
-    if the name of the file does not contain *call_id* in its safe form. Look for the file only in
-    the folder of the same session.
-    """
-    path = any_reference(text, MAX_PREVIEW_CHARS)
-    if path is None:
-        return None
-    name = path.replace("\\", "/").rsplit("/", 1)[-1]
-    return name if safe_name(without_surrogates(call_id)) in name else None
-
-
-def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the name of the file of each placeholder in *texts*, by placeholder.
-
-    Each of *texts* is a pair of a call's id and a text.
-    """
-    files: dict[str, str] = {}
-    for call_id, text in texts:
-        name = placeholder_file(call_id, text)
-        if name is not None:
-            files[text] = name
-    return files
-
+from ...placeholders.placeholders import is_batch
+from .results import ResultContent, only_text, placeholder_file, text_of, with_placeholder
 
 Placeholders: TypeAlias = dict[int, str]
 """The placeholder of each text that left before, by `lookup_key`.

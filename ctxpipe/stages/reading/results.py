@@ -1,4 +1,4 @@
-"""Read the content of a tool result: its text, its size, and whether it is a placeholder."""
+"""Read the content of a tool result: its text, its size, and the file that a placeholder names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from ...messages import (
     is_text_part,
     kind,
     source_of,
+    without_surrogates,
 )
 from ...messages import field as read
-from ...placeholders.placeholders import media_reference, reference
+from ...placeholders.names import safe_name
+from ...placeholders.placeholders import (
+    MAX_PREVIEW_CHARS,
+    any_reference,
+    media_reference,
+    reference,
+)
 
 ResultContent: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
@@ -134,3 +141,31 @@ def with_placeholder(content: ResultContent, text: str) -> str | list[Any]:
 def holds_tools(result: ToolResult) -> bool:
     """Return True if *result* loads tools, which the model would lose with it."""
     return any(kind(part) == "tool_reference" for part in inner_blocks(result))
+
+
+def placeholder_file(call_id: str, text: str) -> str | None:
+    """Return the name of the file that the placeholder *text* points to, without its folder.
+
+    *text* is a result of the call *call_id*, or a part of its input. Returns None if it is no
+    placeholder. A tool may print a text that looks like a placeholder, so the result is also None
+    if the name of the file does not contain *call_id* in its safe form. Look for the file only in
+    the folder of the same session.
+    """
+    path = any_reference(text, MAX_PREVIEW_CHARS)
+    if path is None:
+        return None
+    name = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return name if safe_name(without_surrogates(call_id)) in name else None
+
+
+def placeholder_files(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the name of the file of each placeholder in *texts*, by placeholder.
+
+    Each of *texts* is a pair of a call's id and a text.
+    """
+    files: dict[str, str] = {}
+    for call_id, text in texts:
+        name = placeholder_file(call_id, text)
+        if name is not None:
+            files[text] = name
+    return files
