@@ -384,9 +384,7 @@ def compare_journals(options: argparse.Namespace, work_folder: Path) -> int:
     """
     versions = {"old": options.beside, "new": THIS_VERSION}
     root = work_folder / "files"
-    figures_by_kind: dict[str, Counter[str]] = {
-        f"written by {name}": Counter() for name in versions
-    }
+    figures_by_kind: dict[str, Counter[str]] = {f"{name} journals": Counter() for name in versions}
     events: Counter[str] = Counter()
     for kind, request in requests(options, MODES_WITH_JOURNAL):
         for writer, version in versions.items():
@@ -404,7 +402,7 @@ def compare_journals(options: argparse.Namespace, work_folder: Path) -> int:
                 for reader, version in versions.items()
             }
             print(f"{kind}, written by {writer}: {', '.join(records['new'])[:80]}", file=sys.stderr)
-            figures = figures_by_kind[f"written by {writer}"]
+            figures = figures_by_kind[f"{writer} journals"]
             compare_records(records["old"], records["new"], figures, events)
             difference = ""
             if options.bytes:

@@ -93,6 +93,23 @@ def test_the_page_quotes_the_figures_of_the_trace():
     assert with_figures(PAGE, traces().figures) == PAGE
 
 
+def test_every_file_and_folder_that_the_page_names_exists():
+    files = re.findall(r"`([\w./]+\.(?:py|toml))`", PAGE)
+    folders = re.findall(r"`((?:tests|ctxpipe|stages)/[\w/]+)`", PAGE)
+
+    assert len(files) > 40
+    for name in [*files, *folders]:
+        is_in_package = any(PACKAGE.rglob(name))  # the table of stages names files of a folder
+        assert is_in_package or (ROOT / name).exists(), name
+
+
+def test_every_class_that_the_page_names_exists():
+    names = set(re.findall(r"`([A-Z]\w*[a-z]\w*)(?:\.\w+)?`", PAGE))
+
+    assert len(names) > 30
+    assert names - {node.name for _, node in classes()} == set()
+
+
 def test_no_class_of_the_wire_its_adapters_and_the_gateway_has_the_name_of_another():
     packages = ("wire.", "adapters.", "gateway.")
     names = [node.name for name, node in classes() if name.startswith(packages)]
