@@ -859,7 +859,8 @@ async def test_forgetting_a_session_changes_no_context():
     contexts: list[list[list[Message]]] = []
     for is_forgetful in (False, True):
         storage = MemoryStorage()
-        stages = [BatchOffload(storage), Compact(ExtractiveSummarizer(), require_archive=False)]
+        compact = Compact(ExtractiveSummarizer(), require_archive=False)
+        stages: list[Stage] = [BatchOffload(storage), compact]
         pipeline = ContextPipeline(stages, budget=Budget(window=2_000), max_sessions=1)
         messages = conversation(user("go"))
         contexts.append([])

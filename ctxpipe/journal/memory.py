@@ -1,4 +1,4 @@
-"""A session's timeline and its journal, kept in step: a turn is in both, or it has not happened."""
+"""The timeline of a session and its journal: a turn is in both, or it has not happened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused, chain
 from ..storage.waiting import Availability, Unavailable
 from ..tokens import Ledger
 from .packing import Packing, Replay
-from .timeline import Step, Timeline
+from .step import Step
+from .timeline import Timeline
 
 REDACTED = (
     "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
@@ -65,7 +66,8 @@ class JournaledState(Protocol):
 class JournalBranch(NamedTuple):
     """One branch of a journal, up to the first *base* entries.
 
-    *replay* is the session as they leave it, *step* what the caller's history is there.
+    *replay* is the session rebuilt from these entries, *step* leads from there to the caller's
+    history.
     """
 
     base: int
@@ -75,16 +77,18 @@ class JournalBranch(NamedTuple):
 
 
 class Memory:
-    """The timeline of a session, and the journal that another process continues from.
+    """The timeline of a session, and the journal from which another process can continue it.
 
-    *state* holds what the ledger has learned, which is written with the turns. *notices* are for
-    the next result. The timeline rests on the first *base* entries of the journal. Entries that
-    others write to the same branch are taken over when the caller's history continues them.
-    Otherwise the next entry of this session begins a branch; so it does where others have begun
-    another history since somebody asked for this one.
+    The *state* is written with the turns. *notices* are those of the next result. The timeline is
+    built from the first *base* entries of the journal. Entries that other processes write to the
+    same branch are taken over if the caller's history continues them. Otherwise the next entry of
+    this session begins a branch. This also happens if other processes have begun another history
+    since the caller asked for this one.
 
-    *appended* are messages that are in no turn yet. Any thread adds at their end; of those at their
-    beginning *taken* are in the turn under way, and leave once it is written.
+    *appended* are messages that are in no turn yet. Any thread may add messages at the end. The
+    first *taken* of them are part of the running turn, and are removed once it is written.
+
+    With *adopts* the caller continues with the context, so that each turn makes it the history.
     """
 
     def __init__(
@@ -103,7 +107,8 @@ class Memory:
         self.timeline: Timeline = self._new_timeline()
         self.is_adopted: bool = adopts
         """Whether the caller has continued with a context as the history, at least once."""
-        self.unreported: int | None = None  # first message of the context that others have changed
+        self.unreported: int | None = None
+        """Index of the first message of the context that another process has changed."""
         self.generation: Generation = Generation(session_id, has_journal=journal is not None)
         self._session_id = session_id
         self._state = state
@@ -113,21 +118,22 @@ class Memory:
         self._packing = Packing(journal, session_id, texts=texts)
         self.is_read: bool = journal is None
         """Whether the journal has been read, if there is one."""
-        self._failing: set[str] = set()  # what fails, and a notice has said so
-        self._waits_for: Availability | None = None  # the store that what is unwritten waits for
-        self._seen: int | None = None  # entries that were there when the history was asked for
+        self._failing: set[str] = set()  # the names of failures that a notice has reported
+        self._waits_for: Availability | None = None  # the store for which the unwritten turns wait
+        self._seen: int | None = None  # number of entries when the caller asked for the history
         self._base = 0
-        self._seal = ""  # of entry number base - 1
+        self._seal = ""  # of the entry with index base - 1
         self._branch = ""
         self.appended: list[Message] = []
         self.taken: int = 0
-        self._doubtful = 0  # appended messages in the entry that was given to the journal last
-        self._found = ""  # the seal of such an entry that is there, and not in the timeline yet
-        self.is_behind: bool = False  # the branch has entries that the history does not continue
-        self._is_shared = False  # others write to this branch
+        self._doubtful = 0  # number of appended messages in the last entry, until it is confirmed
+        self._found = ""  # the seal of such an entry that is in the journal but not in the timeline
+        self.is_behind: bool = False
+        """Whether the branch has entries that the history does not continue."""
+        self._is_shared = False  # True if other processes write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
         self.unwritten: list[dict[str, Any]] = []
-        """Turns that could not be written."""
+        """Turns that could not be written yet."""
         self._saved = self._calibration()
         self._saved_attempts: dict[str, Any] = {}
 
@@ -138,7 +144,7 @@ class Memory:
 
     @contextmanager
     def _notify_failure(self, problem: str, *, of: str) -> Iterator[None]:
-        """An error of a storage, which is called *of*, becomes a notice of *problem*."""
+        """Turn an error of a storage into a notice of *problem*; *of* names the failure."""
         try:
             with storage_errors():
                 yield
@@ -148,9 +154,9 @@ class Memory:
             self._failing.discard(of)
 
     def _note_failure(self, problem: str, error: StorageError, *, of: str = "journal") -> None:
-        """Add a notice of *problem*, the first time of what may fail in many turns.
+        """Add a notice of *problem*, once until that works again.
 
-        The log has one warning for all sessions where the store has made a turn wait.
+        If the store is known to be unavailable, the log has one warning for all sessions.
         """
         is_news = of not in self._failing
         self._failing.add(of)
@@ -163,7 +169,7 @@ class Memory:
             self.notify(text)
 
     def _note_success(self) -> None:
-        """Add a notice when the journal has failed and works again."""
+        """Add a notice if the journal had failed before."""
         if "journal" in self._failing:
             self._failing.discard("journal")
             self.notices.append(BACK)
@@ -171,7 +177,7 @@ class Memory:
     # Reading --------------------------------------------------------------------------------------
 
     async def catch_up(self, history: list[Message]) -> None:
-        """Take over what others have written, as far as *history* continues it.
+        """Take over the entries of other processes, as far as *history* continues them.
 
         A journal that cannot be read now is read in a later turn.
         """
@@ -197,19 +203,19 @@ class Memory:
         else:
             if not self.unwritten:
                 self._note_success()
-        touch = getattr(self._packing.text_reader, "touch", None)  # where it wants to know of use
+        touch = getattr(self._packing.text_reader, "touch", None)  # some storages record the use
         if touch is not None:
             with self._notify_failure("the texts cannot be marked as used", of="texts"):
                 await touch(self._session_id)
 
     async def ensure_not_deleted(self) -> None:
-        """Ask the journal, where nothing was written to it. Raises SessionDeleted."""
+        """Read the journal after a turn that wrote nothing. Raises SessionDeleted."""
         if self._journal is not None:
             with suppress(StorageError):
                 await copy(self._journal).read_news()
 
     async def _has_news(self, journal: Journal) -> bool:
-        """Whether others have written to this branch; entries of other branches are skipped."""
+        """Return True if other processes have written to this branch; skip other branches."""
         entries, is_damaged = await journal.read_news()
         has_news = any(entry.branch == self._branch for entry in entries)
         self._look_for_own(entries)
@@ -218,7 +224,7 @@ class Memory:
         return is_damaged or has_news
 
     def _look_for_own(self, entries: Sequence[Entry]) -> None:
-        """Look for an entry whose writing was cancelled: what it has taken is in the journal."""
+        """Look for an entry whose writing was cancelled; its messages are no longer appended."""
         if self._journal is None or not self._journal.unanswered:
             return
         if any(entry.seal == self._journal.unanswered for entry in entries):
@@ -229,11 +235,11 @@ class Memory:
             self._doubtful = 0
 
     async def _resume(self, journal: Journal, history: list[Message]) -> None:
-        """Continue the branch that *history* has most in common with.
+        """Continue the branch that has most messages in common with *history*.
 
-        Turns before this one may have found no journal to read, and could not be written. The
-        branch takes their place, since *history* has their messages; where there is no such branch,
-        they are written.
+        Earlier turns may have run while the journal could not be read or written. The branch
+        replaces them, because *history* contains their messages. Without such a branch they are
+        written.
         """
         entries, lines = await self._read_lines(journal, history)
         line = max(lines, key=lambda line: line.step.known)
@@ -255,7 +261,7 @@ class Memory:
             self.is_behind = self._is_shared = True
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
-        """Take over what others have written to this branch, unless *history* differs from it."""
+        """Take over the new entries of this branch, unless *history* differs from them."""
         entries, [line, *_] = await self._read_lines(journal, history, self._branch)
         if not self._is_in(entries):
             self._base = 0
@@ -271,7 +277,7 @@ class Memory:
             self.is_behind = True
 
     def _is_in(self, entries: Sequence[Entry]) -> bool:
-        """Whether the entry that the timeline rests on is one of *entries*."""
+        """Return True if *entries* contain the last entry from which the timeline was built."""
         if not self._base:
             return True
         return len(entries) >= self._base and entries[self._base - 1].seal == self._seal
@@ -279,16 +285,16 @@ class Memory:
     async def _read_lines(
         self, journal: Journal, history: list[Message], branch: str | None = None
     ) -> tuple[list[Entry], list[JournalBranch]]:
-        """All entries of *journal*, and what *history* is on *branch*, or on each of them.
+        """Return all entries of *journal*, and how *history* continues *branch*, or each branch.
 
-        A damaged journal is set aside, and its valid entries are kept.
+        A damaged journal is set aside, and its valid entries are retained.
         """
         ensure_messages(history)
         entries, is_damaged = await journal.read()
         self._look_for_own(entries)
         try:
             lines = await in_thread(self._replay_lines, entries, history, branch)
-        except DAMAGED:  # the seals are valid and the entries are not
+        except DAMAGED:  # the seals are valid, but the entries are not
             entries = []
             is_damaged = True
             journal.restart()
@@ -305,10 +311,11 @@ class Memory:
     def _replay_lines(
         self, entries: Sequence[Entry], history: list[Message], branch: str | None
     ) -> list[JournalBranch]:
-        """The line of *history* on *branch*, or on each one, then one for each end that was left.
+        """Return how *history* continues *branch*, or each branch, and each abandoned end.
 
-        A new process that goes back leaves entries on which no other rests. What these have taken
-        out of the context stays out, and a history that returns to them continues them.
+        When a new process goes back, it leaves entries that no other entry continues. If the
+        history returns to them, it continues them: what they have removed from the context stays
+        removed.
         """
         ends: Mapping[str, int] = _ends(entries)
         if branch is not None:
@@ -323,7 +330,7 @@ class Memory:
     def _line(
         self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
     ) -> JournalBranch:
-        """*branch* at its end, or where *history* has left it when that is no later."""
+        """Return *branch* up to its end, or up to the entry at which *history* has left it."""
         numbers = chain(entries, base)
         path = [entries[number] for number in numbers]
         replay = self._packing.replay(path, history, self._new_timeline)
@@ -334,6 +341,7 @@ class Memory:
         return JournalBranch(base, branch, replay, step)
 
     def _take_over(self, line: JournalBranch, entries: Sequence[Entry]) -> None:
+        """Continue from *line*, a branch of *entries*."""
         self.timeline = line.replay.timeline
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
@@ -351,7 +359,7 @@ class Memory:
             self._load_attempts(_path(entries, line.base))
 
     def _first_change(self, other: Timeline) -> int | None:
-        """The first message of the context that *other* does not send as well."""
+        """Return the index of the first message of the context that differs in *other*, or None."""
         ours, theirs = self.timeline.sent, other.sent
         same = common_prefix(ours, theirs)
         shorter = min(len(ours), len(theirs))
@@ -360,7 +368,7 @@ class Memory:
         return None if same == len(ours) else same
 
     async def _restore_files(self) -> None:
-        """Write files again that the context refers to and somebody has deleted."""
+        """Write the files again to which the context refers and which were deleted."""
         texts = self._packing.text_reader
         restored = lost = 0
         if texts is not None:
@@ -374,9 +382,9 @@ class Memory:
 
     @asynccontextmanager
     async def lease(self, seconds: float) -> AsyncIterator[None]:
-        """The session for this process alone, where the storage has leases.
+        """Let no other process run a turn of the session for a while, if the storage has leases.
 
-        It saves money, nothing else: without one the turn goes on.
+        This only saves money: the turn also runs without a lease.
         """
         leased = AsyncExitStack()
         acquire = getattr(self.storage, "lease", None)
@@ -392,11 +400,11 @@ class Memory:
     # Writing --------------------------------------------------------------------------------------
 
     async def write(self, step: Step) -> bool:
-        """Write *step* to the journal; False when others have written one first.
+        """Write *step* to the journal. Return False if another process has written an entry first.
 
-        A failure becomes a notice, and the next entry holds what is missing.
+        A failure becomes a notice, and the next entry contains what could not be written.
         """
-        self._doubtful = self.taken  # if this is cancelled, until the entry is found or is not
+        self._doubtful = self.taken  # if this is cancelled, the entry may still be written
         journal = self._journal
         if journal is None:
             return True
@@ -416,18 +424,18 @@ class Memory:
                     turn["attempts"] = attempts
                 turns = [*turns, turn]
             if self._waits_for is not None:
-                # Before all that is missing is encoded, which takes longer with each turn.
+                # Encoding the unwritten turns takes longer with each turn, so ask first.
                 self._waits_for.refuse_while_unavailable()
             if not await self._append(journal, turns, is_large=is_large or len(turns) > 1):
                 return False
         except StorageError as error:
             self.unwritten = turns
-            journal.unanswered = ""  # the turn counts, wherever its entry is
+            journal.unanswered = ""  # the turn is valid, whether or not its entry was written
             self._note_failure("the journal cannot be written", error)
         else:
             self.unwritten = []
             self._saved = calibration
-            self.is_read = True  # it was empty, or was read before
+            self.is_read = True  # the journal was empty, or was read before
             self._note_success()
         self._saved_attempts = attempts
         self._refused_at = None
@@ -436,7 +444,7 @@ class Memory:
     async def _append(
         self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_large: bool
     ) -> bool:
-        """Append *turns* as one entry; False when entries of others have to be read first."""
+        """Append *turns* as one entry. Return False if entries of others must be read first."""
         begins_branch = self.is_behind and self._is_shared
         branch = self._branch
         while True:
@@ -471,7 +479,7 @@ class Memory:
         return self._state.ledger.factor, dict(self._state.windows)
 
     def _attempts(self) -> dict[str, Any]:
-        """What the stages remember of their attempts, by their places."""
+        """Return the stages' records of failed attempts, by the stage's place."""
         saved: dict[str, Any] = {}
         for place, memory in self._state.memories.items():
             attempts = memory.get(Attempts)
@@ -493,13 +501,13 @@ class Memory:
         self._saved_attempts = self._attempts()
 
     def _has_learned(self) -> bool:
-        """Whether bills and refusals have taught what the journal does not hold."""
+        """Return True if calibration or windows differ notably from those in the journal."""
         factor, windows = self._saved
         drift = abs(self._state.ledger.factor - factor)
         return drift > NOTABLE_DRIFT * factor or self._state.windows != windows
 
     def apply(self, step: Step) -> None:
-        """Take *step* into the timeline, once it is written."""
+        """Apply *step*, which is written, to the timeline."""
         if step.agreement.has_diverged:
             first = step.known if step.undone_count else step.agreement.fresh
             notice = f"{DIVERGED}; message {first} and those after it are new"
@@ -516,16 +524,16 @@ class Memory:
         self.taken = self._doubtful = 0
 
     def flush_when_back(self, holder: object) -> None:
-        """Await ``holder.flush_missing()`` when the store of the journal answers again."""
+        """Have ``holder.flush_missing()`` called when the store of the journal is back."""
         if self._waits_for is not None and self.unwritten:
             self._waits_for.call_when_back(holder)
 
     # The history ----------------------------------------------------------------------------------
 
     async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
-        """The whole history, as `Session.history` describes it.
+        """Return the whole history, as `Session.history` describes it.
 
-        Texts of messages that are *known* already are not read again.
+        Texts of the messages *known* are not read again.
         """
         if self._journal is None:
             if self.is_adopted:
@@ -535,12 +543,12 @@ class Memory:
             raise SettingsError("the journal holds no texts: it was kept with history=False")
         entries = await self._entries()
         if branch is None and self.is_read and not self._is_in(entries):
-            # Gone, and not deleted: the next turn writes it anew.
+            # The journal is missing but was not deleted: the next turn writes it again.
             return list(self.timeline.history)
         if branch and branch not in _ends(entries):
             session = excerpt(self._session_id)
             raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
-        packing = copy(self._packing)  # the session itself takes nothing over here
+        packing = copy(self._packing)  # the session itself must not change here
         try:
             replay = await in_thread(self._longest, packing, entries, branch, known)
         except DAMAGED as error:
@@ -551,13 +559,13 @@ class Memory:
         for reason in lost:
             self.notify(reason)
         if branch is None and not self.is_read and len(self.timeline.history) > len(raw):
-            return list(self.timeline.history)  # of turns that could not be written
+            return list(self.timeline.history)  # it includes turns that could not be written
         return raw
 
     async def newest_history(self) -> list[Message]:
-        """The history with what others have added to it.
+        """Return the history with the messages that other processes have added.
 
-        Raises StorageError where the journal cannot be read, and only the journal has it.
+        Raises StorageError if the journal cannot be read and no other place has the history.
         """
         if self._journal is None:
             return self.timeline.history
@@ -566,7 +574,7 @@ class Memory:
                 return await self.history(None)
             has_news = await self._has_news(copy(self._journal))
         except StorageError as error:
-            # Of a session that others write to, this one may not have the newest messages.
+            # If other processes write to the session, this one may lack the newest messages.
             if self.unwritten or (self.timeline.history and not self._is_shared):
                 self._note_failure("the journal cannot be read", error)
                 return self.timeline.history
@@ -576,7 +584,7 @@ class Memory:
         return await self.history(self._branch, self.timeline.history)
 
     async def branches(self) -> list[str]:
-        """The names of the branches, in order. Raises StorageError."""
+        """Return the names of the branches, in order. Raises StorageError."""
         return sorted(filter(None, _ends(await self._entries())), key=int)
 
     async def _entries(self) -> list[Entry]:
@@ -590,12 +598,15 @@ class Memory:
     def _longest(
         self, packing: Packing, entries: list[Entry], branch: str | None, known: Sequence[Message]
     ) -> Replay:
-        """The longest history; that of *branch*, or of this session once it has read its own."""
+        """Return the longest history, or that of *branch*.
+
+        Without *branch* it is the history of this session, if the journal was read before.
+        """
         if branch is None and self.is_read:
             seals = [entry.seal for entry in entries]
             found = self._found in seals
             path = _path(entries, seals.index(self._found) + 1 if found else self._base)
-            if not found:  # it holds what could not be written before
+            if not found:  # add the turns that could not be written
                 path.append(self._entry(self._branch, self.unwritten))
             return packing.replay(path, known, Timeline)
         ends = _ends(entries)
@@ -605,10 +616,10 @@ class Memory:
 
 
 def _ends(entries: Sequence[Entry]) -> Counter[str]:
-    """How many of *entries* there are up to the last one of each branch, of which "" is first."""
+    """Return the number of *entries* up to the last one of each branch; the first branch is ""."""
     return Counter({"": 0, **{entry.branch: number for number, entry in enumerate(entries, 1)}})
 
 
 def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
-    """The entries that the first *base* rest on, oldest first."""
+    """Return the chain of entries that ends with entry *base* - 1, oldest first."""
     return [entries[number] for number in chain(entries, base)]

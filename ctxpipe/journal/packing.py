@@ -1,4 +1,4 @@
-"""A turn as a journal holds it, and a session rebuilt from its turns."""
+"""Pack turns for a journal, and rebuild a session from the turns in its journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
 from .earlier import EarlierContext
-from .timeline import Step, Timeline
+from .step import Step
+from .timeline import Timeline
 
 _DIGEST = 16  # bytes
 _AT_ONCE = 16  # files that are read side by side
@@ -36,12 +37,13 @@ _LONG = 1_000_000  # characters that are hashed in some milliseconds
 class Replay:
     """A session rebuilt from the entries of its journal.
 
-    Beside its *timeline* this is the *raw* history, which differs from the timeline's where the
-    caller has adopted a context as his history. *files* says, by message of *raw*, which of its
-    texts are in files. *hidden* holds the identities of messages that are not as they were sent.
+    *raw* is the raw history. It differs from that of the *timeline* if the caller has adopted a
+    context as the history. *files* has the texts that are in files, by index of the message in
+    *raw*. *hidden* contains the ids of messages that are not as they were sent.
 
-    *agreed* counts the first messages of the timeline's history that the caller has as well. The
-    latest state that agreed as a whole followed entry *fitting* and had *fitted* messages.
+    The caller has the first *agreed* messages of the timeline's history as well. *fitting* is the
+    number of entries up to the latest one after which the caller had the whole history, which had
+    *fitted* messages then.
     """
 
     timeline: Timeline
@@ -56,11 +58,11 @@ class Replay:
 
     @property
     def has_hidden(self) -> bool:
-        """Whether messages of the context are not as they were sent."""
-        return any(identity in self.hidden for identity in map(id, self.timeline.context))
+        """True if messages of the context are not as they were sent."""
+        return any(id(message) in self.hidden for message in self.timeline.context)
 
     def apply(self, step: Step, files: Mapping[str, list[Any]], history: Sequence[Message]) -> None:
-        """Repeat *step*; *files* says which texts of its messages are in files."""
+        """Repeat *step*; *files* has the texts of its messages that are in files."""
         if step.adopted:
             self.is_adopted = True
             self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
@@ -90,34 +92,34 @@ class Replay:
 
 
 class Packing:
-    """How the turns of a session are written to a journal.
+    """Packs the turns of a session as JSON values for a journal, and unpacks them.
 
-    Secrets are hidden as *storage* does. Without *texts* a message of the history is written as a
-    digest only.
+    Secrets are hidden as *storage* hides them. Without *texts* only the digest of each message of
+    the history is written.
     """
 
     def __init__(self, storage: JournalStorage | None, session_id: str, *, texts: bool) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
         self.text_reader: TextReader | None = texts_of(storage) if storage else None
-        """Where the texts are that the entries refer to."""
+        """Storage of the texts to which the entries refer."""
         self.redact: Redact | None = getattr(storage, "redact", None)
-        """What hides secrets in what is written, if anything does."""
+        """Function that hides secrets in the entries, if there is one."""
         if self.redact:
             self.redact = redact_except_folder(session_folder(session_id), self.redact)
 
     # Packing --------------------------------------------------------------------------------------
 
     def pack(self, step: Step) -> dict[str, Any]:
-        """*step* as JSON values. Raises StorageError when *redact* fails.
+        """Return *step* as JSON values. Raises StorageError if *redact* fails.
 
-        A message that is not written whole has its digest beside it, any other has "".
+        If a message is not written completely, its digest is beside it; other messages have "".
         """
         turn: dict[str, Any] = {"known": step.known}
         if self.texts:
             turn |= self._pack_history(step)
         else:
-            turn["digests"] = list(map(self._digest, map(parse, step.messages)))
+            turn["digests"] = [self._digest(parse(message)) for message in step.messages]
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
@@ -160,7 +162,7 @@ class Packing:
         return turn
 
     def _locations(self, step: Step) -> dict[str, str]:
-        """Where the storage of our texts keeps those that the stages have written in *step*."""
+        """Return where the storage has the texts that the stages have written in *step*."""
         locations: dict[str, str] = {}
         for storage, stored in step.stored:
             if storage == self.text_reader:
@@ -168,8 +170,11 @@ class Packing:
         return locations
 
     def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
-        """*messages* without cache marks and secrets; and the digest of each that had a secret."""
-        plain: list[Any] = list(map(without_marks, messages))
+        """Return *messages* without cache marks and secrets, and the digests of those with secrets.
+
+        Messages without a secret have the digest "".
+        """
+        plain: list[Any] = [without_marks(message) for message in messages]
         digests = [""] * len(plain)
         if not self.redact:
             return plain, digests
@@ -182,7 +187,10 @@ class Packing:
         return hidden, digests
 
     def _move_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> list[Any]:
-        """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
+        """Empty the texts of *packed* that are in files, and return where each of them is.
+
+        *locations* has the files of the texts in *raw*, the message before packing.
+        """
         files: list[Any] = []
         for place, where in find_texts(raw, locations):
             text = replace_text(packed, place, "")
@@ -191,11 +199,12 @@ class Packing:
         return files
 
     def _digest(self, message: Message) -> str:
-        """A keyed digest of what *message* says, by which it is recognized."""
+        """Return a keyed digest of *message*, by which it is recognized."""
         digest = digest_of(message, partial(hmac.new, bytes.fromhex(self.salt), None, "sha256"))
         return digest[:_DIGEST].hex()
 
     def _text_digest(self, text: str) -> str:
+        """Return a keyed digest of *text*."""
         hasher = hmac.new(bytes.fromhex(self.salt), None, "sha256")
         for piece in pieces(text):
             hasher.update(piece.encode("utf-8", "replace"))
@@ -206,16 +215,16 @@ class Packing:
     def replay(
         self, entries: Sequence[Entry], history: Sequence[Message], make: Callable[[], Timeline]
     ) -> Replay:
-        """The session as *entries* leave it; *make* makes its empty timeline.
+        """Rebuild the session from *entries*; *make* returns its empty timeline.
 
-        Messages of *history*, the caller's, replace those that have the same digest, and its texts
-        those that are in files. Invalid entries raise one of `DAMAGED`.
+        Messages of the caller's *history* replace those with the same digest, and its texts replace
+        those in files. Invalid entries raise one of the errors in `DAMAGED`.
         """
         if entries:
             self.salt = entries[0].salt
         turns = [turn for entry in entries for turn in entry.turns]
         known: dict[str, Message] = {}
-        if any(map(_has_digests, turns)):
+        if any(_has_digests(turn) for turn in turns):
             for message in history:
                 known[self._digest(message)] = message
         replay = Replay(make())
@@ -233,16 +242,16 @@ class Packing:
         return replay
 
     async def restore(self, replay: Replay) -> tuple[list[Message], list[str]]:
-        """The raw history of *replay*, with the texts that are in files.
+        """Return the raw history of *replay*, with the texts that are in files.
 
-        A file that is gone leaves an empty text, and a sentence that names the message. Raises
-        StorageError for one that cannot be read now, or was changed.
+        If a file is missing, its text is empty, and the second value has a sentence that names the
+        message. Raises StorageError if a file cannot be read now, or was changed.
         """
         raw: list[Any] = list(replay.raw)
         references = []
         lost: list[str] = []
         for index, files in sorted(replay.files.items()):
-            # A message that the caller has is whole already.
+            # A message that the caller has is complete already.
             message = raw[index]
             missing = [file for file in files if value_at(message, file[0]) == ""]
             if missing:
@@ -265,7 +274,7 @@ class Packing:
         return raw, lost
 
     async def _read(self, where: str, digest: str) -> str:
-        """The text in the file *where*. Raises StorageError unless it has the *digest*."""
+        """Return the text in the file *where*. Raises StorageError unless it has the *digest*."""
         if self.text_reader is None:
             raise StorageError(f"{where} is in another storage: give it to the journal as texts=")
         with storage_errors():
@@ -277,6 +286,7 @@ class Packing:
 
 
 def _has_digests(turn: Mapping[str, Any]) -> bool:
+    """Return True if *turn* has messages that were not written completely."""
     if any(turn.get("digests", ())):
         return True
     edits = list(turn.get("edits", ()))
@@ -288,7 +298,7 @@ def _has_digests(turn: Mapping[str, Any]) -> bool:
 def _fill_texts(
     turn: Mapping[str, Any], files: Mapping[str, list[Any]], texts: Mapping[str, str]
 ) -> Mapping[str, Any]:
-    """*turn* with the *texts*, by their digests, that are in *files*."""
+    """Return *turn* with those of the *texts*, by digest, that are in *files*."""
     if not texts or not files:
         return turn
     messages = list(turn["messages"])
@@ -301,7 +311,7 @@ def _fill_texts(
 
 
 def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: set[int]) -> Step:
-    """*turn* as it was; messages of edits that are not as they were sent are added to *hidden*."""
+    """Return the step in *turn*; add the ids of redacted messages in its edits to *hidden*."""
     digests = turn.get("digests", [])
     packed = turn.get("messages")
     if packed is None:
@@ -357,7 +367,7 @@ def _unpack_edits(
 def _unpack(
     packed: list[Message], digests: Sequence[str], known: Mapping[str, Message]
 ) -> list[Message]:
-    """The messages *packed*, or those of the caller that are *known* by their *digests*."""
+    """Return the messages *packed*, or those in *known* that have one of the *digests*."""
     ensure_messages(packed)
     if not digests:
         return packed

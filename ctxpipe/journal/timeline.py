@@ -4,22 +4,18 @@ the history.
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import starmap
-from operator import is_, itemgetter
-from typing import TypeAlias
+from operator import is_
 
 from ..messages import Message, cache_marks, common_prefix, ensure_messages, is_equal, with_content
-from ..messages.diff import Edit, apply_edits, diff, first_changed_block, place_after
+from ..messages.diff import Edit, apply_edits, diff, place_after
 from ..messages.identity import digest, parse, says_the_same, with_marks, without_marks
-from ..messages.thinking import Stale, mark_stale, shift_stale
+from ..messages.thinking import Stale, mark_stale
 from ..messages.vocabulary import begins_with
 from ..placeholders.summaries import summary_body
-from ..stages.protocol import Stored
 from ..stages.reading.moved_texts import (
     Placeholders,
     first_batch_placeholder,
@@ -34,6 +30,7 @@ from .earlier import (
     undoing_edits,
     were_unanswered,
 )
+from .step import Agreement, Marked, Step
 
 RECENT = 64
 """Number of the newest messages whose cache marks may be moved in place."""
@@ -43,138 +40,6 @@ SLICES = 16
 """Number of turns within which all older messages are checked."""
 LEAST_SLICE = 16
 """The fewest older messages that are checked in a turn."""
-
-Marked: TypeAlias = "tuple[Message, Message]"
-"""A message of the context with other cache marks: in plain form, and as it is sent."""
-
-_content = itemgetter("content")
-
-
-@dataclass(slots=True)
-class Agreement:
-    """How the history of a turn agrees with the timeline, once it was handed in.
-
-    *history* is what was handed in, *raw* the same while the caller keeps the full history. The
-    messages from *fresh* on follow the context that is kept. *moved* lists messages of the history
-    that differ in form only, *marked* those of the context whose cache marks changed. The next
-    check for edits in place begins at *cursor*. *digests* are those of the history and the context
-    after the turn. *timeline* is what the history was compared with. *has_changing_end* is that of
-    `Timeline`, after this turn.
-
-    *is_rewound* says that the history has become shorter, *has_diverged* that it also differs.
-    """
-
-    history: list[Message] = field(default_factory=list)
-    raw: Sequence[Message] | None = None
-    fresh: int = 0
-    moved: list[int] = field(default_factory=list)
-    marked: dict[int, Marked] = field(default_factory=dict)
-    cursor: int = 0
-    digests: tuple[list[bytes], list[bytes]] | None = None
-    is_rewound: bool = False
-    has_diverged: bool = False
-    has_changing_end: bool = False
-    timeline: Timeline | None = field(default=None, repr=False)
-
-
-@dataclass(slots=True)
-class Touched:
-    """What the edits of a turn have touched so far.
-
-    *first* is the first place, a message and a block in it; no edit has touched the last *tail*
-    messages. *is_stored* says that the last stage to do something has written texts to files.
-    """
-
-    first: tuple[int, int] | None = None
-    tail: int = sys.maxsize
-    is_stored: bool = False
-
-
-@dataclass(slots=True)
-class Step:
-    """Turn of a timeline.
-
-    A journal holds eight fields, which repeat the turn on an equal timeline. The first *known*
-    messages of the history are unchanged; if *adopted*, of the context, which the caller continues
-    as the history. *messages* follow them. The stages then make the *edits*, the last first, after
-    which the thinking at *stale* has a stale signature. The turn undoes the newest *undone_count*
-    summaries. *summaries* has an item for each new summary: the number of its first edit, and how
-    many messages of the history it describes. Only a snapshot has *earlier*, those of `Timeline`.
-
-    Others are derived when the turn begins: *context* is the context before any stage, in plain
-    form, and *given* the same with the caller's own objects. The first *kept* messages are those of
-    the last turn, the first *same* unchanged. *agreement* says how the history led to them.
-
-    The others are filled while it runs. *stored* are texts that stages have written to files,
-    *touched* says what the edits have touched. *exceeds_inline_limit* is True if the messages that
-    the turn reads or writes are so long that the event loop would be blocked, so that the work goes
-    to a worker thread. It is decided when the turn begins, and only a long rewrite changes it.
-    """
-
-    known: int
-    adopted: bool
-    messages: list[Message]
-    edits: list[Edit] = field(default_factory=list)
-    stale: Stale = field(default_factory=dict)
-    undone_count: int = 0
-    summaries: dict[int, int] = field(default_factory=dict)
-    earlier: list[EarlierContext] | None = None
-    stored: list[Stored] = field(default_factory=list)
-    given: list[Message] = field(default_factory=list)
-    context: list[Message] = field(default_factory=list)
-    kept: int = 0
-    same: int = 0
-    agreement: Agreement = field(default_factory=Agreement)
-    touched: Touched = field(default_factory=Touched)
-    exceeds_inline_limit: bool = True
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the turn leaves the timeline as it was."""
-        has_news = self.messages or self.edits
-        return not (has_news or self.agreement.is_rewound or self.adopted)
-
-    def place_of(self, index: int) -> int:
-        """Where the context, after the edits so far, has message *index* of the history.
-
-        Where another message replaces it, the place of that one.
-        """
-        place = index - self.agreement.fresh + self.kept
-        timeline = self.agreement.timeline
-        if place < self.kept and timeline is not None:
-            place = bisect_right(timeline.starts, index) - 1
-        for start, stop, messages in self.edits:
-            place = min(place, start) if place < stop else place + len(messages) - stop + start
-        return place
-
-    def edit(
-        self,
-        before: Sequence[Message],
-        after: Sequence[Message],
-        *,
-        equal_count: int = 0,
-        paired: bool = True,
-    ) -> list[Edit]:
-        """Add the edits by which the context *before* has become *after*, and return them.
-
-        *equal_count* and *paired* are those of `diff`.
-        """
-        edits = diff(before, after, equal_count=equal_count, paired=paired)
-        self.add(edits, before)
-        return edits
-
-    def add(self, edits: Sequence[Edit], before: Sequence[Message]) -> None:
-        """Add *edits* of the context *before*, the last first."""
-        if not edits:
-            return
-        last, first = edits[0], edits[-1]
-        place = (first.start, first_changed_block(before, first))
-        touched = self.touched
-        touched.first = min(place, touched.first or place)
-        touched.tail = min(touched.tail, len(before) - last.stop)
-        for edit in edits:
-            self.stale = shift_stale(self.stale, edit)
-        self.edits += edits
 
 
 class Timeline:
@@ -219,15 +84,15 @@ class Timeline:
         self.has_changing_end: bool = False
         """Whether the caller has replaced messages that the model had not answered and that a
         summary described, such as search results that belong to one request only."""
-        self._contents: list[object] = []  # of the history, as they were last seen
-        self._sizes = array("I")  # blocks, or characters, of each
+        self._contents: list[object] = []  # of the messages of the history, in the last turn
+        self._sizes = array("I")  # number of blocks, or characters, of each of them
         self._cursor = 0
         # Of the history and of the context.
         self._digests: tuple[list[bytes], list[bytes]] = ([], [])
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the context is the history as it was handed in."""
+        """True if the context is the unchanged history."""
         return self.context is self.history
 
     # A turn ---------------------------------------------------------------------------------------
@@ -235,14 +100,15 @@ class Timeline:
     def begin(
         self, history: list[Message], *, thorough: bool = False, has_left: bool = False
     ) -> Step:
-        """The step that *history* makes; the timeline does not change until `apply`.
+        """Return the step that leads to *history*; the timeline does not change until `apply`.
 
         A history that was shortened, branched or rebuilt agrees up to its first difference. The
-        caller may also continue the context instead of the history. With *thorough* all known
-        messages are checked for edits in place. With *has_left* the history has left what another
-        timeline holds, which knows what is offloaded there. Raises InvalidHistory.
+        caller may also continue with the context instead of the history. With *thorough* all
+        previous messages are checked for edits in place. *has_left* is True if the history does not
+        continue the entries that other processes have written; then texts that were offloaded there
+        are offloaded again. Raises InvalidHistory.
         """
-        now = list(history)  # what is appended during the turn belongs to the next one
+        now = list(history)  # messages that are appended during the turn belong to the next one
         agreed, moved = _agreement(self.history, now)
         adopted = False
         if agreed < len(self.history) and self.context:
@@ -268,18 +134,18 @@ class Timeline:
         self._prepare(step)
         whole = len(ours)
         agreement.is_rewound = known < whole
-        # No more than the last message may be another, as when results are added to it in place.
+        # Only the last message may differ, for example because results were added to it.
         is_kept = known >= whole - 1 and step.kept >= len(self.context) - 1
         agreement.has_diverged = agreed < whole or not (is_kept and agreement.fresh >= known)
         if self.stale:
             step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
-        if agreement.fresh < known:  # an edit is undone, and the model has answered after it
+        if agreement.fresh < known:  # an edit is undone that the model has seen
             mark_stale(step.stale, step.context, (step.kept, 0))
         if undone:
             self._return_to(step, undone[0])
         else:
             self._note_returned_marks(step)
-        # A journal may have told of another history, whose texts are in the same files.
+        # A journal may have contained another history, whose texts are in the same files.
         has_begun_anew = not whole and bool(self.placeholders)
         if agreement.has_diverged or has_left or has_begun_anew:
             self._offload_again(step, ours)
@@ -446,7 +312,10 @@ class Timeline:
             self.earlier.append(outdated[0]._replace(described_count=OUTDATED))
 
     def _offload_again(self, step: Step, history: Sequence[Message]) -> None:
-        """Have what has left once, and is in what follows *history*, be placeholders again."""
+        """Replace texts in the new messages that were offloaded before by their placeholders.
+
+        The new messages follow *history*.
+        """
         fresh = step.agreement.fresh
         before = apply_edits(step.context, step.edits) if step.edits else step.context
         context = offload_again(self.placeholders, before, step.kept, history, fresh)
@@ -454,11 +323,14 @@ class Timeline:
             return
         step.edit(before, context)
         batch = first_batch_placeholder(context[step.kept :])
-        if batch is not None:  # the model has answered to what it replaces
+        if batch is not None:  # the model has seen the text that it replaces
             mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
 
     def _part_to_keep(self, step: Step) -> tuple[int, int]:
-        """How many messages of the context *step* keeps, and where the history continues them."""
+        """Return the number of messages of the context that *step* retains.
+
+        The second value is the index at which the history continues them.
+        """
         known = step.known
         if step.undone_count:
             return 0, 0
@@ -470,14 +342,14 @@ class Timeline:
         has_gap = fresh < gap_end <= known
         if not has_gap:
             return kept, fresh
-        # What was removed stays removed, unless the caller has gone back to its last message.
+        # Removed messages stay removed, unless the caller has gone back to the last one of them.
         ends_in_gap = gap_end == known < len(self.history)
         if ends_in_gap and not step.messages:
             return kept, fresh
         return kept, gap_end
 
     def _prepare(self, step: Step) -> None:
-        """Derive the context of *step* before any stage."""
+        """Set the context of *step* before any stage."""
         agreement = step.agreement
         is_untouched = self.is_untouched
         step.kept, agreement.fresh = self._part_to_keep(step)
@@ -505,7 +377,7 @@ class Timeline:
             step.given[place] = message
 
     def snapshot(self) -> Step:
-        """The one step that makes this timeline of an empty one."""
+        """Return a single step that turns an empty timeline into this one."""
         return Step(
             0,
             adopted=False,
@@ -529,7 +401,7 @@ class Timeline:
     def _apply(self, step: Step) -> None:
         """Append the new messages of *step*, and apply its edits."""
         agreement = step.agreement
-        if not agreement.history:  # a journal holds only what cannot be derived
+        if not agreement.history:  # a step from a journal, which does not store what is derived
             ours = self.sent if step.adopted else self.history
             agreement.history = [*ours[: step.known], *step.messages]
             self._prepare(step)
@@ -537,8 +409,8 @@ class Timeline:
             self.compute_digests(step)
         self._drop_undone(step)
         known = 0 if step.adopted else min(len(self._contents), step.known)
-        contents = list(map(_content, agreement.history[known:]))
-        sizes = _sizes(contents)  # raises before anything changes
+        contents = [message["content"] for message in agreement.history[known:]]
+        sizes = _sizes(contents)  # raises an error before anything changes
         if step.adopted:
             self.history = list(self.sent)
             count = len(self.history)
@@ -557,7 +429,7 @@ class Timeline:
             self._apply_edits(step)
         self.stale = step.stale
         self._cursor = agreement.cursor
-        # What edits in place are detected from.
+        # Edits in place are detected by these.
         self._contents[known:] = contents
         self._sizes[known:] = array("I", sizes)
         for index in agreement.moved:
@@ -569,7 +441,7 @@ class Timeline:
 
     def _adopt_context(self, step: Step) -> None:
         """Make the context after *step* the history."""
-        self.placeholders.clear()  # what the caller has now is what was sent
+        self.placeholders.clear()  # the caller's messages are those that were sent
         self.history = self.sent
         if not step.edits:
             return
@@ -577,7 +449,7 @@ class Timeline:
         count = len(self.history)
         self.starts[first:] = array("I", range(first, count))
         self.ends[first:] = array("I", range(first + 1, count + 1))
-        contents = list(map(_content, self.history[first:]))
+        contents = [message["content"] for message in self.history[first:]]
         self._contents[first:] = contents
         self._sizes[first:] = array("I", _sizes(contents))
 
@@ -597,9 +469,9 @@ class Timeline:
         self.sent = sent
 
     def _align(self, edit: Edit) -> Edit:
-        """Note in the columns what *edit* replaces; the edit as the context takes it.
+        """Set in `starts` and `ends` what *edit* replaces, and return the edit for the context.
 
-        Its first message replaces all that it removes, the others replace nothing.
+        Its first message replaces everything that it removes, its other messages replace nothing.
         """
         start, stop, messages = edit
         last = self.ends[stop - 1] if stop else 0
@@ -610,13 +482,13 @@ class Timeline:
         self.ends[start:stop] = array("I", [last] * count)
         if stop - start == 1 == count:
             return edit
-        # No message has their marks now.
-        return Edit(start, stop, list(map(without_marks, messages)))
+        # No message of the history has their cache marks now.
+        return Edit(start, stop, [without_marks(message) for message in messages])
 
     # Edits in place -------------------------------------------------------------------------------
 
     def is_edited(self, step: Step) -> bool:
-        """Whether any known message of *step* was given another content, or has grown."""
+        """Return True if a previous message of *step* has new content, or has grown."""
         if self.verify or step.adopted:
             return False
         return self._first_edited(step.agreement.history, 0, step.known) < step.known
@@ -624,29 +496,39 @@ class Timeline:
     def _first_difference(
         self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
     ) -> tuple[int, int]:
-        """How many of the *agreed* messages were not edited, and where the next check begins."""
+        """Return the number of the *agreed* messages before the first one that was edited.
+
+        The second value is the index at which the next check begins.
+        """
         if self.verify:
-            return common_prefix(list(map(digest, now[:agreed])), self._digests[adopted]), 0
+            digests = [digest(message) for message in now[:agreed]]
+            return common_prefix(digests, self._digests[adopted]), 0
         if adopted:
-            return next(filter(self._has_grown, range(agreed)), agreed), 0
+            for place in range(agreed):
+                if self._has_grown(place):
+                    return place, 0
+            return agreed, 0
         newest = max(0, agreed - WATCHED)
         if thorough or not newest:
             return self._first_edited(now, 0, agreed), self._cursor
         start = self._cursor
         if start >= newest:
             start = 0
-        # The older messages become more until all have been checked: two turns are for these.
+        # The number of older messages grows until all have been checked; two slices are for these.
         slice_size = -(-newest // (SLICES - 2))
         stop = min(newest, start + max(LEAST_SLICE, slice_size))
         older = self._first_edited(now, start, stop)
         if older < stop:
-            return older, self._cursor  # to be found again, should the turn fail
+            return older, self._cursor  # so that it is found again if the turn fails
         return self._first_edited(now, newest, agreed), stop
 
     def _first_edited(self, now: Sequence[Message], start: int, stop: int) -> int:
-        """The first message between *start* and *stop* that was edited, *stop* if none was."""
+        """Return the index of the first message from *start* to *stop* that was edited.
+
+        Returns *stop* if none was.
+        """
         try:
-            contents = list(map(_content, now[start:stop]))
+            contents = [message["content"] for message in now[start:stop]]
             sizes = _sizes(contents)
         except (KeyError, TypeError):
             ensure_messages(now)
@@ -660,7 +542,7 @@ class Timeline:
         return stop
 
     def _has_grown(self, place: int) -> bool:
-        """Whether message *place* of the context, if it is the caller's own, has grown."""
+        """Return True if message *place* of the context is the caller's own and has grown."""
         index = self.starts[place]
         if index == len(self.history):
             return False
@@ -670,29 +552,29 @@ class Timeline:
         return _size(message["content"]) != self._sizes[index]
 
     def _differs(self, message: Message, index: int) -> bool:
-        """Whether *message* was edited since it was remembered as number *index*."""
+        """Return True if *message* was edited since it became message *index* of the history."""
         content = self._contents[index]
         if _size(content) != self._sizes[index]:
-            return True  # nobody knows what it said
+            return True  # edited in place: its old content is lost
         if message["content"] is content:
             return False
         return not says_the_same(message, with_content(message, content))
 
     def compute_digests(self, step: Step) -> None:
-        """Compute the digests that `apply` keeps of *step*; a thread may do it before."""
+        """Compute the digests of *step* that `apply` stores; this may be called in a thread."""
         context = apply_edits(step.context, step.edits)
         edit_starts = [edit.start for edit in step.edits]
         same = min([step.kept, *edit_starts])
         known_history = self._digests[step.adopted][: step.known]
         known_context = self._digests[1][:same]
-        new_history = map(digest, step.messages)
-        new_context = map(digest, context[same:])
+        new_history = [digest(message) for message in step.messages]
+        new_context = [digest(message) for message in context[same:]]
         step.agreement.digests = ([*known_history, *new_history], [*known_context, *new_context])
 
     # Cache marks ----------------------------------------------------------------------------------
 
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
-        """The messages of the context that take other cache marks, by place."""
+        """Yield the messages of the context whose cache marks change, with their index."""
         agreement = step.agreement
         if step.adopted:
             for index in agreement.moved:
@@ -716,10 +598,10 @@ class Timeline:
                 yield place, (message, message)
 
     def _note_returned_marks(self, step: Step) -> None:
-        """Report the cache marks that were taken from old messages and are there again.
+        """Report the cache marks that are in old messages again as a change of *step*.
 
-        A mark that the caller has moved is the caller's change; one that had to give way to others
-        comes back once these are fewer.
+        A mark that exceeded the limit of the API is removed; it comes back once there are fewer
+        marks. A mark that the caller has moved is not reported.
         """
         moved = step.agreement.moved
         for place, (message, _) in step.agreement.marked.items():
@@ -731,7 +613,10 @@ class Timeline:
             touched.tail = min(touched.tail, len(step.context) - place - 1)
 
     def _position(self, index: int) -> int | None:
-        """Which message of the context replaces message *index* of the history, and no other."""
+        """Return the index of the message of the context that replaces message *index* alone.
+
+        None if there is no such message.
+        """
         place = bisect_left(self.ends, index + 1)
         if place == len(self.ends):
             return None
@@ -740,7 +625,7 @@ class Timeline:
 
 
 def _mark_count(message: Message) -> int:
-    """Return the number of cache marks in *message*; 0 if its caller has emptied it since."""
+    """Return the number of cache marks in *message*; 0 if the caller has emptied it."""
     try:
         return len(list(cache_marks(message)))
     except (KeyError, TypeError):
@@ -748,25 +633,27 @@ def _mark_count(message: Message) -> int:
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
-    """The messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
-    return list(map(parse, messages[start:], range(start, len(messages))))
+    """Return the messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
+    return [parse(message, index) for index, message in enumerate(messages[start:], start)]
 
 
-def _sizes(contents: list[object]) -> list[int]:
+def _sizes(contents: Sequence[object]) -> list[int]:
+    """Return the number of blocks, or of characters, of each of the *contents*."""
     try:
-        return list(map(len, contents))  # type: ignore[arg-type]
+        return [len(content) for content in contents]  # type: ignore[arg-type]
     except TypeError:  # a content is None
-        return list(map(_size, contents))
+        return [_size(content) for content in contents]
 
 
 def _size(content: object) -> int:
+    """Return the number of blocks, or of characters, of *content*."""
     if content is None:
         return 0
     return len(content)  # type: ignore[arg-type]
 
 
 def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:
-    """How many leading messages say the same, and which of them differ in form.
+    """Return the number of leading messages that say the same, and those that differ in form.
 
     Raises InvalidHistory.
     """
@@ -786,8 +673,8 @@ def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[i
 
 
 def _may_say_the_same(ours: Message, now: Message) -> bool:
-    """Whether *now* says what *ours* does, or did before the caller emptied it."""
+    """Return True if *now* says the same as *ours*, or if the caller has emptied *ours*."""
     try:
         return says_the_same(ours, now)
     except (LookupError, TypeError, AttributeError):
-        return True  # whether its content is another is seen by what is remembered of it
+        return True  # the remembered content shows whether it differs

@@ -13,7 +13,7 @@ from ..messages.identity import says_the_same
 from .open_calls import with_appended
 
 if TYPE_CHECKING:
-    from ..journal.timeline import Step
+    from ..journal.step import Step
     from .access import Access
     from .memory import SessionMemory
 

@@ -36,7 +36,7 @@ from ..storage.generations import Generation
 from ..storage.notes import MAX_NOTES, NoteStorage
 
 if TYPE_CHECKING:
-    from ..journal.timeline import Step
+    from ..journal.step import Step
     from ..stages.protocol import Stage
 
 RENEWED_SECONDS = 86_400.0

@@ -17,7 +17,7 @@ from ..turn.state import learn_window, model_of
 from .breakpoints import with_breakpoints, with_free_breakpoints, with_hour_marks
 
 if TYPE_CHECKING:
-    from ..journal.timeline import Step
+    from ..journal.step import Step
     from ..turn.state import Request
     from .memory import SessionMemory
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from ..journal.memory import Memory
-    from ..journal.timeline import Step
+    from ..journal.step import Step
     from ..messages import Message, Problem
     from ..session.shared_decisions import SharedDecisions
     from ..stages.protocol import Stage

@@ -27,7 +27,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.errors import InvalidHistory
-from ctxpipe.journal.timeline import SLICES, WATCHED, Step, Timeline
+from ctxpipe.journal.step import Step
+from ctxpipe.journal.timeline import SLICES, WATCHED, Timeline
 from ctxpipe.messages import Message, blocks
 from ctxpipe.messages.diff import Edit, apply_edits
 from ctxpipe.messages.identity import parse, says_the_same, without_marks

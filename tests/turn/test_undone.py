@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, MemoryStorage
 from ctxpipe.journal.packing import Packing
-from ctxpipe.journal.timeline import Step, Timeline
+from ctxpipe.journal.step import Step
+from ctxpipe.journal.timeline import Timeline
 from ctxpipe.messages import Message, check, has_calls
 from ctxpipe.messages.diff import apply_edits
 from ctxpipe.placeholders.summaries import summary_body
