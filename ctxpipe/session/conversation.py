@@ -12,10 +12,10 @@ from .turns import Turns
 from .usage import SessionUsage
 
 if TYPE_CHECKING:
+    from ..stages.offload.shared_decisions import SharedDecisions
     from ..storage import JournalStorage
     from ..turn.state import PipelineSettings
     from .settings import SessionSettings
-    from .shared_decisions import SharedDecisions
 
 
 class Conversation:
@@ -33,12 +33,12 @@ class Conversation:
         self, pipeline: PipelineSettings, session_id: str, settings: SessionSettings
     ) -> None:
         SESSION_ID.check("session_id", session_id)
-        self.session_id = session_id
-        self.memory = SessionMemory(pipeline, session_id, settings)
-        self.usage = SessionUsage(self.memory)
-        self.access = Access(self.memory)
-        self.owned_history = OwnedHistory(self.memory, self.access)
-        self.turns = Turns(self.memory, self.access, self.usage, self.owned_history)
+        self.session_id: str = session_id
+        self.memory: SessionMemory = SessionMemory(pipeline, session_id, settings)
+        self.usage: SessionUsage = SessionUsage(self.memory)
+        self.access: Access = Access(self.memory)
+        self.owned_history: OwnedHistory = OwnedHistory(self.memory, self.access)
+        self.turns: Turns = Turns(self.memory, self.access, self.usage, self.owned_history)
 
     @property
     def journal(self) -> JournalStorage | None:

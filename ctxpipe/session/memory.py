@@ -14,9 +14,9 @@ from ..storage.sealed import as_keys
 if TYPE_CHECKING:
     from ..journal.timeline import Timeline
     from ..messages import Message
+    from ..stages.offload.shared_decisions import SharedDecisions
     from ..turn.state import PipelineSettings, State
     from .settings import SessionSettings
-    from .shared_decisions import SharedDecisions
 
 
 class SessionMemory:
@@ -59,9 +59,9 @@ class SessionMemory:
     def __init__(
         self, pipeline: PipelineSettings, session_id: str, settings: SessionSettings
     ) -> None:
-        self.pipeline = pipeline
-        self.session_id = session_id
-        self.settings = settings
+        self.pipeline: PipelineSettings = pipeline
+        self.session_id: str = session_id
+        self.settings: SessionSettings = settings
         self.decisions: SharedDecisions | None = None
         """Texts that the conversations of one name have moved to files."""
         self.on_change: Callable[[], object] | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..journal.memory import Memory
     from ..journal.step import Step
     from ..messages import Message, Problem
-    from ..session.shared_decisions import SharedDecisions
+    from ..stages.offload.shared_decisions import SharedDecisions
     from ..stages.protocol import Stage
     from ..stages.reports import Result, StageReport
     from .state import Request, State

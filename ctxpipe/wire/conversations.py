@@ -41,8 +41,8 @@ from ..placeholders.names import ALL_UNNAMED, SIBLING_CHARS, UNNAMED, hashed_nam
 from ..placeholders.placeholders import OPENING
 from ..providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS, VOLATILE_FIELDS
 from ..session.conversation import Conversation
-from ..session.shared_decisions import SharedDecisions
 from ..settings import MAX_SESSION_ID, SESSION_ID
+from ..stages.offload.shared_decisions import SharedDecisions
 from .body import Body
 from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of

@@ -16,13 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .._logs import logger
-from .._threads.threads import in_thread_if
-from ..errors import SessionDeleted, StorageError, safe_text, storage_errors
-from ..messages import Message
-from ..messages.diff import apply_edits
-from ..stages.offload.again import OffloadAgain, pointers_of, stages_again
-from ..stages.offload.decisions import (
+from ..._logs import logger
+from ..._threads.threads import in_thread_if
+from ...errors import SessionDeleted, StorageError, safe_text, storage_errors
+from ...messages import Message
+from ...messages.diff import apply_edits
+from ...storage.generations import Generation
+from ...storage.notes import MAX_NOTES, NoteStorage
+from .again import OffloadAgain, pointers_of, stages_again
+from .decisions import (
     Decision,
     DecisionMatches,
     RenderingIndex,
@@ -32,12 +34,10 @@ from ..stages.offload.decisions import (
     find_moved,
     long_message_texts,
 )
-from ..storage.generations import Generation
-from ..storage.notes import MAX_NOTES, NoteStorage
 
 if TYPE_CHECKING:
-    from ..journal.step import Step
-    from ..stages.protocol import Stage
+    from ...journal.step import Step
+    from ..protocol import Stage
 
 RENEWED_SECONDS = 86_400.0
 """Seconds after which a decision that is used again is written again, so that it stays stored."""
