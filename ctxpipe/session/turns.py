@@ -96,7 +96,7 @@ class Turns:
         request: Request,
         stages: Mapping[int, Stage] | None = None,
     ) -> Result:
-        """Shape *history*, with its *stages* by place, or with all stages of the pipeline.
+        """Shape *history* and return its context. Only *stages*, by place, run; None means all.
 
         If the conversation was deleted before this, the caller's *history* begins a new one. Raises
         SessionDeleted if it is deleted meanwhile, or if the session keeps the history.

@@ -58,6 +58,20 @@ async def test_a_removed_session_continues_from_its_journal_with_the_same_bytes(
         assert not result.notices
 
 
+def test_a_wrong_setting_of_all_sessions_is_refused_before_the_first_session():
+    with pytest.raises(SettingsError, match="lease_seconds is 'soon'"):
+        Sessions(ContextPipeline(), journal=MemoryStorage(), lease_seconds="soon")
+
+
+def test_a_wrong_setting_is_refused_for_a_session_that_is_in_memory_too():
+    pipeline = ContextPipeline()
+    session = pipeline.session("s")
+
+    with pytest.raises(SettingsError, match="cache_seconds is 'long'"):
+        pipeline.session("s", cache_seconds=cast("Any", "long"))
+    assert session.session_id == "s"
+
+
 async def test_get_returns_the_same_session_while_it_is_in_memory_or_in_use(tmp_path):
     sessions = Sessions(ContextPipeline(), journal=LocalStorage(tmp_path), max_bytes=0)
     session = sessions.get("s")
