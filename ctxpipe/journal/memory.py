@@ -242,9 +242,9 @@ class Memory:
         written.
         """
         entries, lines = await self._read_lines(journal, history)
-        line = max(lines, key=lambda line: line.step.known)
+        line = max(lines, key=lambda line: line.step.unchanged_count)
         has_begun = bool(self.unwritten)
-        if line.step.known or not (entries or has_begun):
+        if line.step.unchanged_count or not (entries or has_begun):
             if line.replay.has_hidden:
                 self.notify(REDACTED)
             if has_begun:
@@ -269,7 +269,7 @@ class Memory:
             self.notify(REPLACED)
             return
         is_at_end = line.base == _ends(entries)[line.branch]
-        is_longer = line.step.known >= len(self.timeline.history)
+        is_longer = line.step.unchanged_count >= len(self.timeline.history)
         if (is_at_end or is_longer) and not line.step.agreement.is_rewound:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
@@ -335,7 +335,7 @@ class Memory:
         path = [entries[number] for number in numbers]
         replay = self._packing.replay(path, history, self._new_timeline)
         step = replay.timeline.begin(history)
-        fits_earlier = replay.fitted > 0 and replay.fitted >= step.known
+        fits_earlier = replay.fitted > 0 and replay.fitted >= step.unchanged_count
         if step.agreement.is_rewound and fits_earlier:
             return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
         return JournalBranch(base, branch, replay, step)
@@ -509,7 +509,7 @@ class Memory:
     def apply(self, step: Step) -> None:
         """Apply *step*, which is written, to the timeline."""
         if step.agreement.has_diverged:
-            first = step.known if step.undone_count else step.agreement.fresh
+            first = step.unchanged_count if step.undone_count else step.agreement.new_start
             notice = f"{DIVERGED}; message {first} and those after it are new"
             if step.undone_count:
                 notice += f", and {UNDONE}"

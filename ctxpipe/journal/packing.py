@@ -73,18 +73,18 @@ class Replay:
         self._compare(step, history)
 
     def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
-        cut = self._spans[step.known]
+        cut = self._spans[step.unchanged_count]
         if cut < len(self.raw):
             self.files = {index: texts for index, texts in self.files.items() if index < cut}
         self.raw[cut:] = step.messages
         new = range(cut, len(self.raw))
         for number, texts in files.items():
             self.files[new[int(number)]] = texts
-        self._spans[step.known + 1 :] = range(cut + 1, len(self.raw) + 1)
+        self._spans[step.unchanged_count + 1 :] = range(cut + 1, len(self.raw) + 1)
 
     def _compare(self, step: Step, history: Sequence[Message]) -> None:
         ours = self.timeline.history
-        agreed = 0 if step.adopted else min(self.agreed, step.known)
+        agreed = 0 if step.adopted else min(self.agreed, step.unchanged_count)
         most = min(len(ours), len(history))
         while agreed < most and says_the_same(ours[agreed], history[agreed]):
             agreed += 1
@@ -115,7 +115,7 @@ class Packing:
 
         If a message is not written completely, its digest is beside it; other messages have "".
         """
-        turn: dict[str, Any] = {"known": step.known}
+        turn: dict[str, Any] = {"known": step.unchanged_count}
         if self.texts:
             turn |= self._pack_history(step)
         else:
@@ -317,7 +317,7 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
     if packed is None:
         packed = [{"role": "user", "content": digest} for digest in digests]
     step = Step(
-        known=turn["known"],
+        unchanged_count=turn["known"],
         adopted=turn.get("adopted", False),
         messages=_unpack(packed, digests, known),
         edits=_unpack_edits(turn.get("edits", ()), known, hidden),
@@ -347,7 +347,7 @@ def _summaries_without_mark(step: Step) -> dict[int, int]:
         if number and edit.stop > step.edits[number - 1].start:
             first = number
         if len(edit.messages) > 1 and summary_body(edit.messages[0]) is not None:
-            summaries[first] = step.known + len(step.messages)
+            summaries[first] = step.unchanged_count + len(step.messages)
     return summaries
 
 

@@ -26,11 +26,12 @@ class Agreement:
     """How the history of a turn agrees with the timeline.
 
     *history* is the list that the caller passed. *raw* is the same list if the caller keeps the
-    full history, otherwise None. The messages from index *fresh* on follow the context that is
-    retained. *moved* lists messages of the history that differ in form only, *marked* those of the
-    context whose cache marks changed. The next check for edits in place begins at *cursor*.
-    *digests* are those of the history and the context after the turn. The history was compared with
-    *timeline*. *has_changing_end* is that of `Timeline`, after this turn.
+    full history, otherwise None. The messages from index *new_start* on follow the retained part of
+    the context. *form_changes* lists messages of the history that differ in form only.
+    *mark_changes* has the messages of the context whose cache marks change. The next check for
+    edits in place begins at *cursor*. *digests* are those of the history and the context after the
+    turn. The history was compared with *timeline*. *has_changing_end* is that of `Timeline`, after
+    this turn.
 
     *is_rewound* is True if the history has lost messages, *has_diverged* if others have taken their
     place.
@@ -38,9 +39,9 @@ class Agreement:
 
     history: list[Message] = field(default_factory=list)
     raw: Sequence[Message] | None = None
-    fresh: int = 0
-    moved: list[int] = field(default_factory=list)
-    marked: dict[int, Marked] = field(default_factory=dict)
+    new_start: int = 0
+    form_changes: list[int] = field(default_factory=list)
+    mark_changes: dict[int, Marked] = field(default_factory=dict)
     cursor: int = 0
     digests: tuple[list[bytes], list[bytes]] | None = None
     is_rewound: bool = False
@@ -68,18 +69,18 @@ class Step:
     """What one turn changes in a timeline.
 
     The first eight fields are stored in a journal; they repeat the turn on an equal timeline. The
-    first *known* messages of the history are unchanged. If *adopted* is True, they are the first
-    messages of the context, because the caller continues with the context as the history. The
-    *messages* follow them. Then the stages make the *edits*, the last edit of each stage first.
+    first *unchanged_count* messages of the history are unchanged. If *adopted* is True, they are
+    the first messages of the context, because the caller continues with the context as the history.
+    The *messages* follow them. Then the stages make the *edits*, the last edit of each stage first.
     After that the thinking at *stale* has a stale signature. The turn undoes the newest
     *undone_count* summaries. *summaries* has an item for each new summary: the index of its first
     edit, and the number of messages of the history that it describes. Only a snapshot has
     *earlier*, the earlier contexts of the `Timeline`.
 
     The next fields are derived when the turn begins. *context* is the context before any stage, in
-    plain form, and *given* the same with the caller's own objects. Its first *kept* messages are
-    those of the last turn, and the first *same* of them are unchanged. *agreement* says how the
-    history agrees with the timeline.
+    plain form, and *sent_context* the same with the caller's own objects. Its first
+    *retained_count* messages are those of the last turn, and the first *same_count* of them are
+    unchanged. *agreement* says how the history agrees with the timeline.
 
     The others are filled while it runs. *stored* are texts that stages have written to files,
     *touched* says what the edits have touched. *exceeds_inline_limit* is True if the messages that
@@ -87,7 +88,7 @@ class Step:
     to a worker thread. It is decided when the turn begins, and only a long rewrite changes it.
     """
 
-    known: int
+    unchanged_count: int
     adopted: bool
     messages: list[Message]
     edits: list[Edit] = field(default_factory=list)
@@ -96,10 +97,10 @@ class Step:
     summaries: dict[int, int] = field(default_factory=dict)
     earlier: list[EarlierContext] | None = None
     stored: list[Stored] = field(default_factory=list)
-    given: list[Message] = field(default_factory=list)
+    sent_context: list[Message] = field(default_factory=list)
     context: list[Message] = field(default_factory=list)
-    kept: int = 0
-    same: int = 0
+    retained_count: int = 0
+    same_count: int = 0
     agreement: Agreement = field(default_factory=Agreement)
     touched: Touched = field(default_factory=Touched)
     exceeds_inline_limit: bool = True
@@ -116,9 +117,9 @@ class Step:
         *index* is its index in the history. If another message replaces it, the result is the index
         of that one.
         """
-        place = index - self.agreement.fresh + self.kept
+        place = index - self.agreement.new_start + self.retained_count
         timeline = self.agreement.timeline
-        if place < self.kept and timeline is not None:
+        if place < self.retained_count and timeline is not None:
             place = bisect_right(timeline.starts, index) - 1
         for start, stop, messages in self.edits:
             if place >= stop:

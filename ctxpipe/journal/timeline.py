@@ -120,7 +120,7 @@ class Timeline:
         known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(history, known)
         agreement = Agreement(
-            now, moved=moved[: bisect_left(moved, known)], cursor=cursor, timeline=self
+            now, form_changes=moved[: bisect_left(moved, known)], cursor=cursor, timeline=self
         )
         step = Step(known, adopted, now[known:], agreement=agreement)
         ours = self.sent if adopted else self.history
@@ -135,12 +135,14 @@ class Timeline:
         whole = len(ours)
         agreement.is_rewound = known < whole
         # Only the last message may differ, for example because results were added to it.
-        is_kept = known >= whole - 1 and step.kept >= len(self.context) - 1
-        agreement.has_diverged = agreed < whole or not (is_kept and agreement.fresh >= known)
+        is_kept = known >= whole - 1 and step.retained_count >= len(self.context) - 1
+        agreement.has_diverged = agreed < whole or not (is_kept and agreement.new_start >= known)
         if self.stale:
-            step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
-        if agreement.fresh < known:  # an edit is undone that the model has seen
-            mark_stale(step.stale, step.context, (step.kept, 0))
+            step.stale = {
+                place: block for place, block in self.stale.items() if place < step.retained_count
+            }
+        if agreement.new_start < known:  # an edit is undone that the model has seen
+            mark_stale(step.stale, step.context, (step.retained_count, 0))
         if undone:
             self._return_to(step, undone[0])
         else:
@@ -185,9 +187,9 @@ class Timeline:
         self, earlier: Sequence[EarlierContext], step: Step, history: Sequence[Message]
     ) -> int:
         """Return how many of the summaries after *earlier* describe only messages of *history*."""
-        if not earlier or earlier[-1].described_count <= step.known:
+        if not earlier or earlier[-1].described_count <= step.unchanged_count:
             return len(earlier)
-        known = step.known
+        known = step.unchanged_count
         if known < len(history) and self._message_has_grown(known, history[known], step.adopted):
             known += 1
         return bisect_right(earlier, known, key=lambda context: context.described_count)
@@ -217,7 +219,7 @@ class Timeline:
             return [EarlierContext(len(self.context), 0, undoing)]
         if earlier is None or step.undone_count:
             return []
-        if not self._has_summary_of([earlier], step.known):
+        if not self._has_summary_of([earlier], step.unchanged_count):
             return []
         shifted: list[Edit] = []
         for start, stop, messages in earlier.edits:
@@ -242,7 +244,7 @@ class Timeline:
 
     def _return_to(self, step: Step, earlier: EarlierContext) -> None:
         """Add the edits to *step* that turn what is left of the history into *earlier*."""
-        edits = [edit for edit in earlier.edits if edit.stop <= step.known]
+        edits = [edit for edit in earlier.edits if edit.stop <= step.unchanged_count]
         step.add(edits, step.context)
         context = apply_edits(step.context, edits)
         touched = step.touched
@@ -302,12 +304,12 @@ class Timeline:
         if step.undone_count:
             undone = self.earlier[-step.undone_count :]
             del self.earlier[-step.undone_count :]
-            self.has_changing_end = self._has_changing_end_after(undone, step.known)
+            self.has_changing_end = self._has_changing_end_after(undone, step.unchanged_count)
             return
         valid_count = self._count_valid_summaries(self.earlier, step, step.agreement.history)
         outdated = self.earlier[valid_count:]
         del self.earlier[valid_count:]
-        kept_context = step.context[: step.kept]
+        kept_context = step.context[: step.retained_count]
         if outdated and any(summary_body(message) is not None for message in kept_context):
             self.earlier.append(outdated[0]._replace(described_count=OUTDATED))
 
@@ -316,22 +318,22 @@ class Timeline:
 
         The new messages follow *history*.
         """
-        fresh = step.agreement.fresh
+        fresh = step.agreement.new_start
         before = apply_edits(step.context, step.edits) if step.edits else step.context
-        context = offload_again(self.placeholders, before, step.kept, history, fresh)
+        context = offload_again(self.placeholders, before, step.retained_count, history, fresh)
         if context is before:
             return
         step.edit(before, context)
-        batch = first_batch_placeholder(context[step.kept :])
+        batch = first_batch_placeholder(context[step.retained_count :])
         if batch is not None:  # the model has seen the text that it replaces
-            mark_stale(step.stale, context, (step.kept + batch[0], batch[1]))
+            mark_stale(step.stale, context, (step.retained_count + batch[0], batch[1]))
 
     def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """Return the number of messages of the context that *step* retains.
 
         The second value is the index at which the history continues them.
         """
-        known = step.known
+        known = step.unchanged_count
         if step.undone_count:
             return 0, 0
         if step.adopted:
@@ -352,29 +354,31 @@ class Timeline:
         """Set the context of *step* before any stage."""
         agreement = step.agreement
         is_untouched = self.is_untouched
-        step.kept, agreement.fresh = self._part_to_keep(step)
-        if agreement.moved or not is_untouched:
-            agreement.marked = dict(self._new_marks(step))
-        step.same = min(step.kept, min(agreement.marked, default=step.kept))
+        step.retained_count, agreement.new_start = self._part_to_keep(step)
+        if agreement.form_changes or not is_untouched:
+            agreement.mark_changes = dict(self._new_marks(step))
+        step.same_count = min(
+            step.retained_count, min(agreement.mark_changes, default=step.retained_count)
+        )
         new = step.messages
-        if agreement.fresh < step.known:
-            new = agreement.history[agreement.fresh :]
-        plain = parse_from(agreement.history, agreement.fresh)
-        are_plain = all(map(is_, plain, new)) and all(starmap(is_, agreement.marked.values()))
+        if agreement.new_start < step.unchanged_count:
+            new = agreement.history[agreement.new_start :]
+        plain = parse_from(agreement.history, agreement.new_start)
+        are_plain = all(map(is_, plain, new)) and all(starmap(is_, agreement.mark_changes.values()))
         is_sent_plain = self.sent is self.context
         if are_plain and (is_untouched or (step.adopted and is_sent_plain)):
             step.context = agreement.history
-            step.given = agreement.history
+            step.sent_context = agreement.history
             return
-        step.context = [*self.context[: step.kept], *plain]
-        step.given = step.context
-        for place, (message, _) in agreement.marked.items():
+        step.context = [*self.context[: step.retained_count], *plain]
+        step.sent_context = step.context
+        for place, (message, _) in agreement.mark_changes.items():
             step.context[place] = message
         if is_sent_plain and are_plain:
             return
-        step.given = [*self.sent[: step.kept], *new]
-        for place, (_, message) in agreement.marked.items():
-            step.given[place] = message
+        step.sent_context = [*self.sent[: step.retained_count], *new]
+        for place, (_, message) in agreement.mark_changes.items():
+            step.sent_context[place] = message
 
     def snapshot(self) -> Step:
         """Return a single step that turns an empty timeline into this one."""
@@ -403,12 +407,12 @@ class Timeline:
         agreement = step.agreement
         if not agreement.history:  # a step from a journal, which does not store what is derived
             ours = self.sent if step.adopted else self.history
-            agreement.history = [*ours[: step.known], *step.messages]
+            agreement.history = [*ours[: step.unchanged_count], *step.messages]
             self._prepare(step)
         if self.verify and agreement.digests is None:
             self.compute_digests(step)
         self._drop_undone(step)
-        known = 0 if step.adopted else min(len(self._contents), step.known)
+        known = 0 if step.adopted else min(len(self._contents), step.unchanged_count)
         contents = [message["content"] for message in agreement.history[known:]]
         sizes = _sizes(contents)  # raises an error before anything changes
         if step.adopted:
@@ -416,13 +420,13 @@ class Timeline:
             count = len(self.history)
             self.starts = array("I", range(count))
             self.ends = array("I", range(1, count + 1))
-        del self.history[step.known :]
+        del self.history[step.unchanged_count :]
         self.history += step.messages
-        for index in agreement.moved:
+        for index in agreement.form_changes:
             self.history[index] = agreement.history[index]
         end = len(self.history)
-        self.starts[step.kept :] = array("I", range(agreement.fresh, end))
-        self.ends[step.kept :] = array("I", range(agreement.fresh + 1, end + 1))
+        self.starts[step.retained_count :] = array("I", range(agreement.new_start, end))
+        self.ends[step.retained_count :] = array("I", range(agreement.new_start + 1, end + 1))
         if step.context is agreement.history and not step.edits:
             self.context = self.sent = self.history
         else:
@@ -432,7 +436,7 @@ class Timeline:
         # Edits in place are detected by these.
         self._contents[known:] = contents
         self._sizes[known:] = array("I", sizes)
-        for index in agreement.moved:
+        for index in agreement.form_changes:
             content = self.history[index]["content"]
             self._contents[index] = content
             self._sizes[index] = _size(content)
@@ -456,8 +460,8 @@ class Timeline:
     def _apply_edits(self, step: Step) -> None:
         context = list(step.context)
         sent = context
-        if step.given is not step.context:
-            sent = list(step.given)
+        if step.sent_context is not step.context:
+            sent = list(step.sent_context)
         for number, edit in enumerate(step.edits):
             if number in step.summaries:
                 self._remember_context(context, sent, edit, step.summaries[number])
@@ -491,7 +495,10 @@ class Timeline:
         """Return True if a previous message of *step* has new content, or has grown."""
         if self.verify or step.adopted:
             return False
-        return self._first_edited(step.agreement.history, 0, step.known) < step.known
+        return (
+            self._first_edited(step.agreement.history, 0, step.unchanged_count)
+            < step.unchanged_count
+        )
 
     def _first_difference(
         self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
@@ -564,8 +571,8 @@ class Timeline:
         """Compute the digests of *step* that `apply` stores; this may be called in a thread."""
         context = apply_edits(step.context, step.edits)
         edit_starts = [edit.start for edit in step.edits]
-        same = min([step.kept, *edit_starts])
-        known_history = self._digests[step.adopted][: step.known]
+        same = min([step.retained_count, *edit_starts])
+        known_history = self._digests[step.adopted][: step.unchanged_count]
         known_context = self._digests[1][:same]
         new_history = [digest(message) for message in step.messages]
         new_context = [digest(message) for message in context[same:]]
@@ -577,19 +584,19 @@ class Timeline:
         """Yield the messages of the context whose cache marks change, with their index."""
         agreement = step.agreement
         if step.adopted:
-            for index in agreement.moved:
+            for index in agreement.form_changes:
                 now = agreement.history[index]
                 yield index, (parse(now), now)
             return
         known = min(len(agreement.history), len(self.history))
         recent = range(max(0, known - RECENT), known)
-        for index in {*agreement.moved, *recent}:
+        for index in {*agreement.form_changes, *recent}:
             place = self._position(index)
-            if place is None or place >= step.kept:
+            if place is None or place >= step.retained_count:
                 continue
             now = agreement.history[index]
             if self.sent[place] is self.history[index]:
-                if index in agreement.moved:
+                if index in agreement.form_changes:
                     yield place, (parse(now), now)
                 continue
             before = self.context[place]
@@ -603,8 +610,8 @@ class Timeline:
         A mark that exceeded the limit of the API is removed; it comes back once there are fewer
         marks. A mark that the caller has moved is not reported.
         """
-        moved = step.agreement.moved
-        for place, (message, _) in step.agreement.marked.items():
+        moved = step.agreement.form_changes
+        for place, (message, _) in step.agreement.mark_changes.items():
             is_moved = step.adopted or self.starts[place] in moved
             if is_moved or _mark_count(message) <= _mark_count(self.context[place]):
                 continue

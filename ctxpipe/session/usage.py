@@ -62,13 +62,13 @@ class SessionUsage:
             tools=request.tools,
             options=request.options,
             earlier=self._memory.timeline,
-            known_count=step.known,
+            known_count=step.unchanged_count,
             new_messages=step.messages,
             is_rewound=step.agreement.is_rewound,
             exceeds_inline_limit=step.exceeds_inline_limit,
             stored=step.stored,
             rewritten_from=rewritten_from,
-            edited_from=step.kept if step.agreement.has_diverged else None,
+            edited_from=step.retained_count if step.agreement.has_diverged else None,
         )
         for observer in self.observers:
             for notice in await observer.shaped(context):

@@ -32,24 +32,24 @@ async def align(run: TurnRun) -> None:
     step = await in_thread(begin) if is_large else begin()
     run.step = step
     # After a turn that failed, the totals may describe fewer messages.
-    step.same = min(step.same, run.state.agreed)
-    if step.agreement.is_rewound or step.same < step.kept:
-        is_large = is_bulky(step.context, max(0, step.same - 1))
+    step.same_count = min(step.same_count, run.state.agreed)
+    if step.agreement.is_rewound or step.same_count < step.retained_count:
+        is_large = is_bulky(step.context, max(0, step.same_count - 1))
     step.exceeds_inline_limit = is_large
     if timeline.adopts:
         # Agents add results and cache marks to the last message in place.
-        step.same = min(step.same, max(0, known_count - 1))
-    run.state.rewind(step.same)
+        step.same_count = min(step.same_count, max(0, known_count - 1))
+    run.state.rewind(step.same_count)
     if not memory.is_adopted and not step.adopted:
         step.agreement.raw = step.agreement.history
     if memory.unreported is not None:
         # The caller may have sent what was there before the change of another process.
-        mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
+        mark_stale(step.stale, step.context, (max(memory.unreported, step.retained_count), 0))
     run.changes = []
     run.reports = []
     run.repeated_stages = {}
     if run.decisions is not None:
         has_diverged = step.agreement.has_diverged or memory.is_behind
         run.repeated_stages = await run.decisions.stages_for(
-            step, run.state.settings.stages, is_first_sight=step.kept == 0 or has_diverged
+            step, run.state.settings.stages, is_first_sight=step.retained_count == 0 or has_diverged
         )

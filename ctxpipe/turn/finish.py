@@ -84,8 +84,8 @@ def _messages_to_send(run: TurnRun) -> list[Message]:
     step = run.step
     if run.memory.timeline.adopts and not step.edits:
         return run.history
-    if step.given is step.context:
+    if step.sent_context is step.context:
         return run.messages
     if not step.edits:
-        return step.given
-    return apply_edits(step.given, step.edits)
+        return step.sent_context
+    return apply_edits(step.sent_context, step.edits)

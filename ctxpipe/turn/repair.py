@@ -127,12 +127,12 @@ def _repair_new_messages(run: TurnRun) -> tuple[Problem, ...]:
     step = run.step
     context = apply_edits(step.context, step.edits) if step.edits else step.context
     run.messages = context
-    if not step.kept and index_after_thinking(context):
+    if not step.retained_count and index_after_thinking(context):
         place = _first_rewritten(context)
         if place is not None:
             mark_stale(step.stale, context, place)
     # A reply that was the last message may have called what is answered only now.
-    start = step.same
+    start = step.same_count
     if start and context[start - 1]["role"] == "assistant":
         start -= 1
     other_marks = other_marks_of(run.request)

@@ -75,7 +75,7 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
     settings = state.settings
     request = run.request
     tracked = Tracked(
-        max(0, step.same - 1),
+        max(0, step.same_count - 1),
         step.exceeds_inline_limit,
         state.fact_sums,
         can_search=state.overhead.can_search,
@@ -110,9 +110,9 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
 def _mark_batch_stale(run: TurnRun) -> None:
     """Mark thinking as stale after the first text that the repeated stages have moved to a file."""
     step = run.step
-    batch = first_batch_placeholder(run.messages[step.kept :])
+    batch = first_batch_placeholder(run.messages[step.retained_count :])
     if batch is not None:
-        mark_stale(step.stale, run.messages, (step.kept + batch[0], batch[1]))
+        mark_stale(step.stale, run.messages, (step.retained_count + batch[0], batch[1]))
 
 
 async def _ask_each(

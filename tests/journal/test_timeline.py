@@ -83,7 +83,7 @@ def test_without_a_change_the_context_is_the_history():
 
     begun = turn(timeline, history)
 
-    assert begun.context == begun.given == history
+    assert begun.context == begun.sent_context == history
     assert not begun.agreement.has_diverged
     assert timeline.history is timeline.context is timeline.sent
 
@@ -105,7 +105,7 @@ def test_what_the_caller_appends_during_a_turn_belongs_to_the_next():
 
     assert len(begun.context) == 3
     following = timeline.begin(history)
-    assert (following.known, following.messages) == (3, [assistant("later")])
+    assert (following.unchanged_count, following.messages) == (3, [assistant("later")])
     assert following.context == history
 
 
@@ -116,7 +116,7 @@ def test_after_a_change_only_what_is_new_is_added():
     begun = turn(timeline, [*history, *chat(2)])
 
     assert begun.context == [*SUMMARY, user("go on"), *chat(2)]
-    assert (begun.kept, begun.same, begun.agreement.fresh) == (3, 3, 5)
+    assert (begun.retained_count, begun.same_count, begun.agreement.new_start) == (3, 3, 5)
 
 
 def test_the_same_history_again_is_an_idle_step():
@@ -134,7 +134,7 @@ def test_a_turn_that_did_not_end_leaves_no_trace():
     lost.edit(lost.context, SUMMARY)
 
     begun = timeline.begin([*history, assistant("kept")])
-    assert (begun.known, begun.context[-1]) == (3, assistant("kept"))
+    assert (begun.unchanged_count, begun.context[-1]) == (3, assistant("kept"))
     assert not begun.agreement.is_rewound
     assert timeline.context == timeline.history == history
 
@@ -162,7 +162,7 @@ def test_a_known_message_that_is_no_message_any_more_is_refused_and_changes_noth
     with pytest.raises(InvalidHistory, match="message 1"):
         timeline.begin([history[0], cast("Message", {"role": "assistant"}), history[2]])
 
-    assert timeline.begin(history).known == 3
+    assert timeline.begin(history).unchanged_count == 3
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_history_rebuilt_equal_is_the_known_one():
 
     begun = turn(timeline, copy.deepcopy(history))
 
-    assert (begun.known, begun.context) == (6, SUMMARY)
+    assert (begun.unchanged_count, begun.context) == (6, SUMMARY)
     assert not begun.agreement.has_diverged
 
 
@@ -200,7 +200,7 @@ def test_sdk_objects_rebuilt_as_dicts_are_the_known_ones():
 
     begun = turn(timeline, [history[0], parse(answered), history[2]])
 
-    assert begun.known == 3
+    assert begun.unchanged_count == 3
     assert not begun.agreement.is_rewound
     assert timeline.history[1] == parse(answered)
 
@@ -212,7 +212,12 @@ def test_a_branch_is_cut_back_to_the_common_beginning():
     begun = turn(timeline, [*history[:4], user("another way")])
 
     assert begun.context == [*history[:4], user("another way")]
-    assert (begun.known, begun.kept, begun.agreement.is_rewound, begun.agreement.has_diverged) == (
+    assert (
+        begun.unchanged_count,
+        begun.retained_count,
+        begun.agreement.is_rewound,
+        begun.agreement.has_diverged,
+    ) == (
         4,
         4,
         True,
@@ -238,7 +243,11 @@ def test_a_cut_into_what_was_summarized_begins_anew():
     begun = turn(timeline, history[:3])
 
     assert begun.context == history[:3]
-    assert (begun.kept, begun.agreement.fresh, begun.agreement.has_diverged) == (0, 0, True)
+    assert (begun.retained_count, begun.agreement.new_start, begun.agreement.has_diverged) == (
+        0,
+        0,
+        True,
+    )
 
 
 def test_a_cut_into_a_gap_brings_back_what_was_taken_out_before_the_cut():
@@ -250,7 +259,7 @@ def test_a_cut_into_a_gap_brings_back_what_was_taken_out_before_the_cut():
     begun = turn(timeline, history[:5])
 
     assert begun.context == [*history[:2], offloaded, *history[3:5]]
-    assert (begun.kept, begun.agreement.fresh) == (3, 3)
+    assert (begun.retained_count, begun.agreement.new_start) == (3, 3)
 
 
 def test_a_cut_right_after_a_gap_leaves_out_what_was_taken_out():
@@ -285,7 +294,7 @@ def test_messages_taken_out_in_two_places_by_one_stage_leave_the_middle_known():
     begun = turn(timeline, history[:7])
 
     assert begun.context == [*history[:2], *history[4:7]]
-    assert (begun.kept, begun.agreement.fresh) == (4, 6)
+    assert (begun.retained_count, begun.agreement.new_start) == (4, 6)
 
 
 def test_what_a_stage_put_in_stays_where_the_cut_lies_after_it():
@@ -308,7 +317,7 @@ def test_results_appended_in_place_to_the_last_message_are_noticed():
 
     begun = turn(timeline, history)
     assert begun.context == history
-    assert (begun.known, begun.agreement.is_rewound, begun.agreement.has_diverged) == (
+    assert (begun.unchanged_count, begun.agreement.is_rewound, begun.agreement.has_diverged) == (
         2,
         True,
         False,
@@ -321,7 +330,7 @@ def test_a_text_exchanged_in_place_in_the_last_message_is_noticed():
 
     exchange(history[-1], "something else")
 
-    assert turn(timeline, history).known == 2
+    assert turn(timeline, history).unchanged_count == 2
 
 
 @pytest.mark.parametrize("index", [0, 1, WATCHED - 1])
@@ -332,7 +341,7 @@ def test_a_content_exchanged_in_place_near_the_end_is_noticed_at_once(index):
     exchange(history[index], "edited")
 
     begun = turn(timeline, history)
-    assert begun.known == index
+    assert begun.unchanged_count == index
     assert begun.context == history
     assert begun.agreement.has_diverged is (index < WATCHED - 1)
 
@@ -344,7 +353,7 @@ def test_the_first_of_several_edits_in_place_is_the_one_that_counts():
     for index in (7, 3, 5):
         exchange(history[index], f"edited {index}")
 
-    assert turn(timeline, history).known == 3
+    assert turn(timeline, history).unchanged_count == 3
 
 
 def test_an_edit_in_place_under_a_summary_takes_the_summary_back():
@@ -354,7 +363,7 @@ def test_an_edit_in_place_under_a_summary_takes_the_summary_back():
     exchange(history[2], "edited")
 
     begun = turn(timeline, history)
-    assert (begun.known, begun.kept, begun.context) == (2, 0, history)
+    assert (begun.unchanged_count, begun.retained_count, begun.context) == (2, 0, history)
 
 
 def test_an_edit_in_place_after_a_summary_keeps_it():
@@ -378,7 +387,7 @@ def test_an_older_content_is_noticed_within_so_many_turns(index, action):
     else:
         cast("Any", history[index]["content"]).append(text("more"))
 
-    noticed = [turn(timeline, history).known for _ in range(SLICES)]
+    noticed = [turn(timeline, history).unchanged_count for _ in range(SLICES)]
     assert min(noticed) == index
 
 
@@ -392,7 +401,7 @@ def test_however_fast_the_history_grows_no_older_message_is_left_out(grows_by):
         noticed = []
         for _ in range(SLICES):
             history += chat(grows_by)
-            noticed.append(turn(timeline, history).known)
+            noticed.append(turn(timeline, history).unchanged_count)
         late += [] if index in noticed else [index]
 
     assert late == []
@@ -403,10 +412,10 @@ def test_an_older_edit_that_a_failed_turn_has_noticed_is_noticed_by_the_next():
     turn(timeline, history)
     exchange(history[40], "edited")
 
-    while (step := timeline.begin(history)).known == 500:
+    while (step := timeline.begin(history)).unchanged_count == 500:
         timeline.apply(step)
 
-    assert timeline.begin(history).known == 40
+    assert timeline.begin(history).unchanged_count == 40
 
 
 def test_a_thorough_look_notices_every_exchanged_content():
@@ -415,7 +424,7 @@ def test_a_thorough_look_notices_every_exchanged_content():
 
     exchange(history[7], "edited")
 
-    assert timeline.begin(history, thorough=True).known == 7
+    assert timeline.begin(history, thorough=True).unchanged_count == 7
 
 
 def test_whether_a_known_content_was_edited_can_be_asked_of_a_step():
@@ -425,7 +434,7 @@ def test_whether_a_known_content_was_edited_can_be_asked_of_a_step():
 
     begun = timeline.begin(history)
 
-    assert begun.known == 1000
+    assert begun.unchanged_count == 1000
     assert timeline.is_edited(begun)
 
 
@@ -453,7 +462,7 @@ def test_a_content_exchanged_for_one_that_says_the_same_is_no_edit():
 
     exchange(history[3], [{**text(cast("str", history[3]["content"])), **MARK}])
 
-    assert turn(timeline, history).known == 9
+    assert turn(timeline, history).unchanged_count == 9
 
 
 @pytest.mark.parametrize("verify", [False, True])
@@ -465,7 +474,7 @@ def test_an_edit_inside_a_known_block_is_noticed_with_verify_only(verify):
     cast("Any", history[2]["content"])[0]["content"] = "new"
 
     begun = turn(timeline, history)
-    assert begun.known == (2 if verify else 5)
+    assert begun.unchanged_count == (2 if verify else 5)
     assert begun.agreement.has_diverged is verify
 
 
@@ -475,7 +484,7 @@ def test_with_verify_every_old_edit_is_noticed_at_once():
 
     exchange(history[3], "edited")
 
-    assert turn(timeline, history).known == 3
+    assert turn(timeline, history).unchanged_count == 3
 
 
 def test_with_verify_moving_a_cache_mark_is_no_edit():
@@ -497,7 +506,7 @@ def test_a_caller_who_goes_on_with_the_context_is_recognized():
 
     begun = turn(timeline, [*SUMMARY, *chat(1)])
 
-    assert (begun.adopted, begun.known, begun.agreement.has_diverged) == (True, 2, False)
+    assert (begun.adopted, begun.unchanged_count, begun.agreement.has_diverged) == (True, 2, False)
     assert begun.context == [*SUMMARY, *chat(1)]
 
 
@@ -509,7 +518,7 @@ def test_an_adopted_context_is_the_history_from_then_on():
 
     begun = turn(timeline, adopted[:4])
 
-    assert (begun.adopted, begun.known, begun.context) == (False, 4, adopted[:4])
+    assert (begun.adopted, begun.unchanged_count, begun.context) == (False, 4, adopted[:4])
 
 
 def test_a_caller_who_adopts_the_context_and_cuts_it_at_once_is_recognized():
@@ -520,7 +529,7 @@ def test_a_caller_who_adopts_the_context_and_cuts_it_at_once_is_recognized():
 
     assert (
         begun.adopted,
-        begun.known,
+        begun.unchanged_count,
         begun.agreement.is_rewound,
         begun.agreement.has_diverged,
     ) == (
@@ -539,7 +548,7 @@ def test_a_context_adopted_from_json_is_recognized():
 
     begun = turn(timeline, [*json.loads(json.dumps(context)), user("on")])
 
-    assert (begun.adopted, begun.known) == (True, 6)
+    assert (begun.adopted, begun.unchanged_count) == (True, 6)
 
 
 def test_a_step_that_adopts_is_not_idle():
@@ -574,8 +583,8 @@ def test_results_appended_in_place_to_an_adopted_context_reach_it(is_adopted):
     cast("Any", context[-1]["content"]).append(tool_result("b"))
 
     begun = turn(timeline, context)
-    assert begun.context == begun.given == timeline.history == timeline.context == context
-    assert begun.known == 2 if is_adopted else begun.adopted
+    assert begun.context == begun.sent_context == timeline.history == timeline.context == context
+    assert begun.unchanged_count == 2 if is_adopted else begun.adopted
 
 
 def test_with_verify_an_edit_in_an_adopted_context_is_noticed():
@@ -587,7 +596,7 @@ def test_with_verify_an_edit_in_an_adopted_context_is_noticed():
     cast("Any", context[2]["content"])[0]["content"] = "edited"
 
     begun = turn(timeline, context)
-    assert (begun.adopted, begun.known) == (True, 2)
+    assert (begun.adopted, begun.unchanged_count) == (True, 2)
 
 
 # Objects of the SDK -----------------------------------------------------------------------------
@@ -599,7 +608,7 @@ def test_the_context_is_plain_and_what_is_given_holds_the_callers_own_objects():
     begun = turn(Timeline(), history)
 
     assert begun.context == [user("go"), assistant(text("a")), user("on")]
-    assert all(one is other for one, other in zip(begun.given, history, strict=True))
+    assert all(one is other for one, other in zip(begun.sent_context, history, strict=True))
 
 
 def test_after_a_change_the_callers_own_objects_still_stand_wherever_it_is_untouched():
@@ -609,9 +618,9 @@ def test_after_a_change_the_callers_own_objects_still_stand_wherever_it_is_untou
 
     begun = turn(timeline, [*history, user("on"), said("c")])
 
-    assert begun.given == [*history[:2], user("short"), history[3], user("on"), said("c")]
-    assert begun.given[1] is history[1]
-    assert begun.context == list(map(parse, begun.given))
+    assert begun.sent_context == [*history[:2], user("short"), history[3], user("on"), said("c")]
+    assert begun.sent_context[1] is history[1]
+    assert begun.context == list(map(parse, begun.sent_context))
 
 
 def test_what_a_stage_has_made_of_an_sdk_object_is_given_as_it_made_it():
@@ -620,7 +629,7 @@ def test_what_a_stage_has_made_of_an_sdk_object_is_given_as_it_made_it():
 
     begun = turn(timeline, history)
 
-    assert begun.given[1] == begun.context[1] == assistant("short")
+    assert begun.sent_context[1] == begun.context[1] == assistant("short")
     assert timeline.history[1] is history[1]
 
 
@@ -631,7 +640,7 @@ def test_objects_of_the_sdk_that_come_later_part_the_context_from_what_is_given(
     begun = turn(timeline, [*history, said("a")])
 
     assert begun.context == [*history, assistant(text("a"))]
-    assert begun.given[3] == said("a")
+    assert begun.sent_context[3] == said("a")
     assert timeline.sent[:3] == timeline.context[:3] == history
 
 
@@ -642,8 +651,8 @@ def test_a_context_with_objects_of_the_sdk_can_be_adopted():
 
     begun = turn(timeline, [*timeline.sent, user("on")])
 
-    assert (begun.adopted, begun.known) == (True, 4)
-    assert begun.given[1] is history[1]
+    assert (begun.adopted, begun.unchanged_count) == (True, 4)
+    assert begun.sent_context[1] is history[1]
     assert timeline.context[1] == assistant(text("a"))
 
 
@@ -658,7 +667,7 @@ def test_a_reply_that_cannot_be_sent_is_refused_by_its_message(
     with pytest.raises(InvalidHistory, match="message 3, block 0"):
         timeline.begin([*history, reply(broken)])
 
-    assert timeline.begin(history).known == 3
+    assert timeline.begin(history).unchanged_count == 3
 
 
 # Cache marks ------------------------------------------------------------------------------------
@@ -671,7 +680,7 @@ def test_marks_moved_by_rebuilding_are_taken_from_the_history():
     begun = turn(timeline, [*history, marked(user("next"))])
 
     assert begun.context == [*history, marked(user("next"))]
-    assert begun.same == 3  # the message that lost its mark has other bytes
+    assert begun.same_count == 3  # the message that lost its mark has other bytes
 
 
 def test_marks_moved_in_place_reach_a_rewritten_message():
@@ -683,7 +692,7 @@ def test_marks_moved_in_place_reach_a_rewritten_message():
     del cast("Any", history[2]["content"])[0]["cache_control"]
 
     begun = turn(timeline, [*history, *step("t2")])
-    assert begun.context[2] == begun.given[2] == user(tool_result("t1", "short"))
+    assert begun.context[2] == begun.sent_context[2] == user(tool_result("t1", "short"))
     assert timeline.context[2] == user(tool_result("t1", "short"))
 
 
@@ -694,7 +703,7 @@ def test_marks_moved_in_copies_reach_a_rewritten_message():
     begun = turn(timeline, [*history[:2], marked(history[2]), history[3]])
 
     assert begun.context == [*history[:2], marked(user("short")), history[3]]
-    assert begun.same == 2
+    assert begun.same_count == 2
 
 
 def test_marks_inside_a_tool_result_follow_the_history():
@@ -734,8 +743,8 @@ def test_a_marked_object_of_the_sdk_is_given_as_it_is():
 
     begun = turn(timeline, now)
 
-    assert begun.given[1] is now[1]
-    assert (begun.known, begun.same, begun.context) == (3, 1, now)
+    assert begun.sent_context[1] is now[1]
+    assert (begun.unchanged_count, begun.same_count, begun.context) == (3, 1, now)
 
 
 def test_a_replayed_timeline_takes_its_marks_from_the_history():
@@ -930,7 +939,7 @@ class Life:
             context = after
         if begun.touched.first is not None:
             mark_stale(begun.stale, context, begun.touched.first)
-        self.received = apply_edits(begun.given, begun.edits)
+        self.received = apply_edits(begun.sent_context, begun.edits)
         recorded = copy.copy(begun)
         self.timeline.apply(begun)
         assert self.timeline.context == context
@@ -978,11 +987,14 @@ def test_a_turn_begins_with_the_kept_context_and_the_history_after_it(data: st.D
 
         begun = life.timeline.begin(life.history)
 
-        assert begun.given == [*kept[: begun.kept], *life.history[begun.agreement.fresh :]]
-        assert begun.context == list(map(parse, begun.given))
-        assert life.history == [*life.history[: begun.known], *begun.messages]
-        assert begun.agreement.fresh <= begun.known
-        assert begun.same <= begun.kept
+        assert begun.sent_context == [
+            *kept[: begun.retained_count],
+            *life.history[begun.agreement.new_start :],
+        ]
+        assert begun.context == list(map(parse, begun.sent_context))
+        assert life.history == [*life.history[: begun.unchanged_count], *begun.messages]
+        assert begun.agreement.new_start <= begun.unchanged_count
+        assert begun.same_count <= begun.retained_count
         life.turn()
 
 
@@ -993,7 +1005,9 @@ def test_recorded_steps_replayed_give_an_equal_timeline(data: st.DataObject):
         life.act()
         done = life.turn()
 
-        again.apply(Step(done.known, done.adopted, list(done.messages), done.edits, done.stale))
+        again.apply(
+            Step(done.unchanged_count, done.adopted, list(done.messages), done.edits, done.stale)
+        )
 
         assert again.history == life.timeline.history
         assert again.context == life.timeline.context
@@ -1008,13 +1022,23 @@ def test_a_replayed_timeline_goes_on_as_the_first_one_would(data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 5))):
         life.act()
         done = life.turn()
-        again.apply(Step(done.known, done.adopted, list(done.messages), done.edits, done.stale))
+        again.apply(
+            Step(done.unchanged_count, done.adopted, list(done.messages), done.edits, done.stale)
+        )
     life.act()
 
     one, other = life.timeline.begin(life.history), again.begin(life.history)
 
-    assert (one.known, one.adopted, one.kept) == (other.known, other.adopted, other.kept)
-    assert (one.given, one.context, one.stale) == (other.given, other.context, other.stale)
+    assert (one.unchanged_count, one.adopted, one.retained_count) == (
+        other.unchanged_count,
+        other.adopted,
+        other.retained_count,
+    )
+    assert (one.sent_context, one.context, one.stale) == (
+        other.sent_context,
+        other.context,
+        other.stale,
+    )
 
 
 @given(st.data())
@@ -1114,5 +1138,5 @@ def test_a_timeline_that_adopts_its_context_continues_it_as_the_history():
 
     begun = timeline.begin([*shorter, assistant("new")])
 
-    assert (begun.known, begun.kept, begun.adopted) == (4, 4, False)
+    assert (begun.unchanged_count, begun.retained_count, begun.adopted) == (4, 4, False)
     assert begun.messages == [assistant("new")]

@@ -122,15 +122,15 @@ class SharedDecisions:
         With *is_first_sight* no request of the conversation has sent the new messages in *step*.
         """
         # A long message may repeat a text that another process has moved.
-        if is_first_sight or any(long_message_texts(step.context, step.kept)):
+        if is_first_sight or any(long_message_texts(step.context, step.retained_count)):
             await self.refresh(stages)
-        if not self._by_key or len(step.context) == step.kept:
+        if not self._by_key or len(step.context) == step.retained_count:
             return {}
         pointers = pointers_of(stages)
         if not pointers:
             return {}
         context = apply_edits(step.context, step.edits) if step.edits else step.context
-        start = step.kept
+        start = step.retained_count
         if step.undone_count:  # the earlier context that it returns to has been sent
             start = max(0, len(context) - len(step.messages))
         matches = await in_thread_if(
