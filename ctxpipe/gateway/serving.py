@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import select
 import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import anyio
 import h11
 import uvicorn
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import READING_PATH, Gateway
@@ -22,6 +24,8 @@ from .settings import GatewaySettings
 BACKLOG = 2048
 HEAD_SECONDS = 10.0
 """Maximum time for receiving the head of a request."""
+QUIET_SECONDS = 3.0
+"""Time for which idle connections stay open after the gateway is stopped."""
 COLLECTION_SECONDS = 1.0
 """Interval of the check whether garbage can be collected."""
 MAX_COLLECTION_DELAY_SECONDS = 600.0
@@ -56,7 +60,8 @@ class Serving:
         # protocol; without it a small chunk waits 40 ms for the previous one's acknowledgement.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
-            self.gateway.app,
+            self._answer,
+            interface="asgi3",
             http=_Protocol,
             h11_max_incomplete_event_size=MAX_HEAD,
             ws="none",
@@ -70,7 +75,7 @@ class Serving:
             timeout_graceful_shutdown=settings.drain_seconds,
         )
         config.load()  # here, because it imports modules, which would block the event loop
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
 
     @property
     def url(self) -> str:
@@ -99,6 +104,21 @@ class Serving:
         while not self.is_running and time.monotonic() < deadline:
             time.sleep(0.01)
         return self.is_running
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; while the gateway ends, announce that the connection will be closed.
+
+        Otherwise the client would use it again, and that request would be lost.
+        """
+
+        async def send_last(message: Message) -> None:
+            """Send *message*, with the header that announces the end of the connection."""
+            if message["type"] == "http.response.start" and self._server.should_exit:
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self.gateway.app(scope, receive, send_last)
 
     async def run(self) -> None:
         """Serve requests until `stop` is called or a signal arrives."""
@@ -151,6 +171,33 @@ class Serving:
         self._server.should_exit = True
 
 
+class _Server(uvicorn.Server):
+    """A server that accepts all connections that clients have opened before it stops listening."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all connections; those that wait to be accepted are answered first.
+
+        The system would reset them if the socket were closed.
+        """
+        loop = asyncio.get_running_loop()
+        waiting: list[socket.socket] = []
+        for listener in sockets or []:
+            with suppress(BlockingIOError):
+                while True:
+                    connection, _ = listener.accept()
+                    waiting.append(connection)
+        for server in self.servers:
+            server.close()
+        for connection in waiting:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._new_protocol, connection)
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, as uvicorn creates it."""
+        return _Protocol(self.config, self.server_state, self.lifespan.state)
+
+
 class _Protocol(H11Protocol):
     """HTTP with a time limit for heads, and with errors for invalid HTTP in the form of the API."""
 
@@ -174,6 +221,29 @@ class _Protocol(H11Protocol):
             self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def shutdown(self) -> None:
+        """Close the connection after its reply, or later if it is idle; called at the end.
+
+        A client may be sending a request on an idle connection, which would be lost. So idle
+        connections stay open for QUIET_SECONDS; the reply to a request that arrives meanwhile is
+        the last one of its connection.
+        """
+        if self.cycle is None or self.cycle.response_complete:
+            seconds = min(QUIET_SECONDS, self.config.timeout_graceful_shutdown or 0)
+            self.loop.call_later(seconds, self._close_if_idle)
+        else:
+            super().shutdown()
+
+    def _close_if_idle(self) -> None:
+        """Close the connection, unless a request has arrived, even if it was not read yet."""
+        if self.transport.is_closing():
+            return
+        file = self.transport.get_extra_info("socket").fileno()
+        has_arrived = bool(select.select([file], [], [], 0)[0])
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and not has_arrived:
+            self.transport.close()
 
     def _should_upgrade(self) -> bool:
         """Return False, without uvicorn's warning: the gateway itself answers 426."""

@@ -123,3 +123,44 @@ async def test_a_request_may_take_longer_than_its_head(tmp_path, monkeypatch):
         writer.write(b"{}")
         assert b"200" in await asyncio.wait_for(reader.readline(), 30)
         writer.close()
+
+
+# The end ------------------------------------------------------------------------------------------
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def read_reply(reader):
+    """The head of a reply, whose body is read too."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]))
+    return head.lower()
+
+
+async def test_a_request_on_an_idle_connection_is_answered_after_the_stop_and_is_its_last(tmp_path):
+    async with gateways.serving("http://127.0.0.1:9", tmp_path) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
+        before = await read_reply(reader)
+        gateway.stop()
+        await asyncio.sleep(0.3)  # the server notices it within 0.1 s
+        writer.write(HEALTH)
+        after = await read_reply(reader)
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+    assert b"connection: close" not in before
+    assert b"connection: close" in after
+
+
+async def test_an_idle_connection_is_closed_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "QUIET_SECONDS", 0.05)
+    async with gateways.serving("http://127.0.0.1:9", tmp_path) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
+        await read_reply(reader)
+        gateway.stop()
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
