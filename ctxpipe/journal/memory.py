@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .._logs import logger
 from .._text import count_phrase
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import in_thread
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import Message, common_prefix, ensure_messages
 from ..messages.identity import says_the_same
@@ -419,7 +419,10 @@ class Memory:
         journal.unanswered = ""
         try:
             if is_news or not step.is_idle:
-                turn = await in_thread_if(is_large, self._packing.pack, step)
+                if is_large:
+                    turn = await in_thread(self._packing.pack, step)
+                else:
+                    turn = self._packing.pack(step)
                 if is_news:
                     turn["attempts"] = attempts
                 turns = [*turns, turn]

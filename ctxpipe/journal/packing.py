@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._threads.pieces import pieces
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread
 from .._values import copy_containers, find_texts, replace_text, value_at
 from ..errors import StorageError, storage_errors
 from ..messages import Message, ensure_messages, strings
@@ -280,7 +280,11 @@ class Packing:
         with storage_errors():
             file = await self.text_reader.read(where)
         text = file.text
-        if await in_thread_if(len(text) > _LONG, self._text_digest, text) != digest:
+        if len(text) > _LONG:
+            text_digest = await in_thread(self._text_digest, text)
+        else:
+            text_digest = self._text_digest(text)
+        if text_digest != digest:
             raise StorageError(errno.EILSEQ, f"{where} was changed")
         return text
 

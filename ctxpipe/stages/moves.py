@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
 from ..placeholders.locations import SCHEME, is_url
@@ -162,8 +162,9 @@ async def worthwhile_moves(
     if not candidates:
         return []
     await turn.counter.warm()
-    is_long = _is_long([candidate.chars for candidate in candidates])
-    return await in_thread_if(is_long, _cheaper_moves, pointers, turn, candidates, rules)
+    if _is_long([candidate.chars for candidate in candidates]):
+        return await in_thread(_cheaper_moves, pointers, turn, candidates, rules)
+    return _cheaper_moves(pointers, turn, candidates, rules)
 
 
 def _is_long(sizes: Sequence[int]) -> bool:
@@ -240,8 +241,9 @@ async def move_texts(turn: Turn, moves: Sequence[Move], act: Act) -> Change:
     Raises StorageError if no text can be written.
     """
     files = await act(moves[0].pointers.storage, [(move.key, move.text) for move in moves])
-    is_long = _is_long([len(move.text) for move in moves])
-    return await in_thread_if(is_long, _point_to_files, turn, moves, files)
+    if _is_long([len(move.text) for move in moves]):
+        return await in_thread(_point_to_files, turn, moves, files)
+    return _point_to_files(turn, moves, files)
 
 
 # Writing ------------------------------------------------------------------------------------------

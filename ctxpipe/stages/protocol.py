@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    runtime_checkable,
+)
 
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread
 from ..messages import FactSums, Message, is_bulky
 from ..tokens import Budget, Ledger, TokenCounter
 
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
     from .reports import Detail
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Tracked(NamedTuple):
@@ -90,6 +100,17 @@ class Turn:
             return self.tracked.exceeds_inline_limit  # for all messages that are new in this turn
         return is_bulky(self.messages, start)
 
+    async def call_from(
+        self, start: int, work: Callable[[*Arguments], T], *arguments: *Arguments
+    ) -> T:
+        """Call *work*, which reads the messages from *start* on, and return its result.
+
+        It is called in a worker thread if reading them would block the event loop too long.
+        """
+        if self.exceeds_inline_limit(start):
+            return await in_thread(work, *arguments)
+        return work(*arguments)
+
     @property
     def counter(self) -> TokenCounter:
         """The pipeline's only token counter (exact, not calibrated)."""
@@ -100,8 +121,7 @@ class Turn:
         fact_sums = FactSums() if self.tracked is None else self.tracked.fact_sums
         start = fact_sums.message_count
         if start < len(self.messages):
-            is_large = self.exceeds_inline_limit(start)
-            await in_thread_if(is_large, fact_sums.extend, self.messages)
+            await self.call_from(start, fact_sums.extend, self.messages)
         return fact_sums
 
     async def raw_tokens(self) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from .._threads.pieces import join, pieces
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import in_thread
 from ..errors import StorageError, storage_errors
 from ..messages import is_encodable, json_pieces
 from ..settings import Requirement
@@ -89,7 +89,10 @@ class Journal:
 
         A large entry is encoded in a thread, with *is_bulk*. Raises StorageError.
         """
-        line = await in_thread_if(is_bulk, self._seal_entry, entry)
+        if is_bulk:
+            line = await in_thread(self._seal_entry, entry)
+        else:
+            line = self._seal_entry(entry)
         self.unanswered = _seal_of(line)
         append = partial(self.storage.append, self._session_id, self.count, line)
         is_written = await self._ask(append)

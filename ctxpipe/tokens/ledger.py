@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
-from .._threads.threads import in_thread_if
+from .._threads.threads import in_thread
 from ..messages import Message, common_prefix, is_equal
 from ..providers.refusals import LEAST_SHARE, Refusal
 from .billed import context_tokens, part_after_summary, server_summary
@@ -234,10 +234,12 @@ class Ledger:
         after_tokens = await self.total(after, unchanged_count=min(same, first))
         self.rewind(first)
         if tokens_per_char is not None:
-            is_long = len(after) - same > _MANY_ESTIMATES
-            sums, min_tokens = await in_thread_if(
-                is_long, self._estimate_sums, before, after, same, tokens_per_char
-            )
+            if len(after) - same > _MANY_ESTIMATES:
+                sums, min_tokens = await in_thread(
+                    self._estimate_sums, before, after, same, tokens_per_char
+                )
+            else:
+                sums, min_tokens = self._estimate_sums(before, after, same, tokens_per_char)
             if min_tokens > after_tokens:
                 is_estimate = min_tokens < sums[-1]
                 return Savings(sums, sums[-1] - after_tokens, is_estimate=is_estimate)
@@ -294,8 +296,10 @@ class Ledger:
         same = self._count_unchanged(messages, unchanged_count)
         if same < max(len(messages), len(self._messages)):
             new_messages = messages[same:]
-            is_long = len(new_messages) > _MANY_MESSAGES
-            summaries = await in_thread_if(is_long, _summaries, new_messages, same)
+            if len(new_messages) > _MANY_MESSAGES:
+                summaries = await in_thread(_summaries, new_messages, same)
+            else:
+                summaries = _summaries(new_messages, same)
             effective_messages = new_messages
             if summaries:  # rare, so that most calls do not go through the messages again
                 effective_messages = [part_after_summary(message) for message in new_messages]

@@ -17,7 +17,7 @@ from json import JSONDecodeError
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from .._logs import logger
-from .._threads.threads import in_thread, in_thread_if
+from .._threads.threads import in_thread
 from .._values import JsonDict, JsonObject
 from ..errors import SettingsError, safe_text
 from ..messages import Message, as_blocks, field, kind, pending_calls
@@ -423,9 +423,10 @@ class HttpExchange(Exchange):
                 raw = await in_thread(decode, raw, encoding)
             self._decoded = raw
             earlier_bodies = self._conversations.bodies()
-            body = await in_thread_if(
-                len(raw) > MAX_INLINE_BYTES, read_body, raw, self.format.key, *earlier_bodies
-            )
+            if len(raw) > MAX_INLINE_BYTES:
+                body = await in_thread(read_body, raw, self.format.key, *earlier_bodies)
+            else:
+                body = read_body(raw, self.format.key, *earlier_bodies)
             self.reason: str = NOT_SHAPEABLE
             self.body = body
         except TooDeep as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
+import pytest
 from histories import chat, user
 
 from ctxpipe import BatchOffload, Budget, DirectOffload, LocalStorage, Turn
@@ -54,6 +56,16 @@ async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches():
     longer = replace(first, messages=[*first.messages, user("xx")])
 
     assert list(await longer.prefix_sums()) == [0, 4, 10, 12]
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_what_reads_new_messages_is_called_in_a_thread_only_if_they_are_long(is_long: bool):
+    tracked = Tracked(0, exceeds_inline_limit=is_long, fact_sums=FactSums())
+    asked = turn("four", tracked=tracked)
+
+    caller_thread = await asked.call_from(0, threading.get_ident)
+
+    assert (caller_thread != threading.get_ident()) is is_long
 
 
 def test_a_record_is_made_once_and_found_again_by_its_kind():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 from ..._text import short_repr
-from ..._threads.threads import in_thread, in_thread_if
+from ..._threads.threads import in_thread
 from ...errors import SettingsError, StorageError
 from ...placeholders.names import content_hash, session_folder
 from ...placeholders.notes import StepsNote, note_of
@@ -172,8 +172,9 @@ class Collapse:
         sums = await turn.prefix_sums()
         stop = fact_sums.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
-        is_large = turn.exceeds_inline_limit(index.message_count)
-        await in_thread_if(is_large, index.extend, turn.messages, stop, sums, turn.counter)
+        await turn.call_from(
+            index.message_count, index.extend, turn.messages, stop, sums, turn.counter
+        )
         table = index.table(fact_sums, sums, self.keep_recent)
         if not table.freed:
             return Skip("no exchange is old enough to collapse")

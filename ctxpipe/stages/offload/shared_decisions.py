@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..._logs import logger
-from ..._threads.threads import in_thread_if
+from ..._threads.threads import in_thread
 from ...errors import SessionDeleted, StorageError, safe_text, storage_errors
 from ...messages import Message
 from ...messages.diff import apply_edits
@@ -101,7 +101,10 @@ class SharedDecisions:
                 self._start_new_generation()
         if answer is not None:
             self._version, notes = answer
-            await in_thread_if(len(notes) > _MANY_NOTES, self._load, notes)
+            if len(notes) > _MANY_NOTES:
+                await in_thread(self._load, notes)
+            else:
+                self._load(notes)
 
     def _load(self, notes: Sequence[str]) -> None:
         decisions = [decode_decision(note) for note in notes]
@@ -133,9 +136,10 @@ class SharedDecisions:
         start = step.retained_count
         if step.undone_count:  # the earlier context that it returns to has been sent
             start = max(0, len(context) - len(step.messages))
-        matches = await in_thread_if(
-            step.exceeds_inline_limit, self._find_matches, context, start, is_first_sight
-        )
+        if step.exceeds_inline_limit:
+            matches = await in_thread(self._find_matches, context, start, is_first_sight)
+        else:
+            matches = self._find_matches(context, start, is_first_sight)
         if not matches:
             return {}
         return stages_again(matches, start, pointers)
@@ -151,7 +155,10 @@ class SharedDecisions:
         """Remember the texts that *step* of the session *session_id* has moved to files."""
         if not step.edits:
             return
-        decisions = await in_thread_if(step.exceeds_inline_limit, _decisions_in, step)
+        if step.exceeds_inline_limit:
+            decisions = await in_thread(_decisions_in, step)
+        else:
+            decisions = _decisions_in(step)
         now = time.monotonic()
         due = [decision for decision in decisions if self._is_due(decision.key, now)]
         for decision in due:

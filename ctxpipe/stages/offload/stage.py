@@ -7,7 +7,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ..._text import count_phrase, short_repr
-from ..._threads.threads import in_thread_if
 from ...errors import SettingsError
 from ...placeholders.placeholders import BATCH, DIRECT, Preview
 from ...providers.agent_tools import READ_BACK_TOOLS
@@ -98,9 +97,8 @@ class DirectOffload(Moving):
         start = index_after_last_reply(turn.messages)
         moves: list[Move] = []
         if (await turn.fact_sums()).result_chars(start) >= rules.least_chars:
-            is_large = turn.exceeds_inline_limit(max(0, start - 1))
-            candidates = await in_thread_if(
-                is_large, offload.candidates, turn.messages, start, rules
+            candidates = await turn.call_from(
+                max(0, start - 1), offload.candidates, turn.messages, start, rules
             )
             moves = await worthwhile_moves(self._pointers, turn, candidates, rules)
         if start < len(turn.messages):
@@ -179,8 +177,7 @@ class BatchOffload(Moving):
         """
         rules = recall_rules(turn, self.storage, self._rules)
         index = turn.recall(offload.CandidateIndex)
-        is_large = turn.exceeds_inline_limit(index.message_count)
-        await in_thread_if(is_large, index.extend, turn.messages, rules)
+        await turn.call_from(index.message_count, index.extend, turn.messages, rules)
         end = (await turn.fact_sums()).recent_from(self.keep_recent)
         scan, candidates = index.between(turn.protected, end)
         leaving: Sequence[OffloadCandidate] | str

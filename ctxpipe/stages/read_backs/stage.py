@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ..._text import short_repr
-from ..._threads.threads import in_thread, in_thread_if
+from ..._threads.threads import in_thread
 from ...errors import StorageError, safe_text, storage_errors
 from ...messages import ToolResult, rewrite
 from ...placeholders.names import session_folder
@@ -86,8 +86,9 @@ class TrimReadBacks(Moving):
         if (await turn.fact_sums()).result_chars(start) <= self.max_chars:
             return [], []
         rules = recall_rules(turn, self.storage, self._rules)
-        is_large = turn.exceeds_inline_limit(max(0, start - 1))
-        read_backs = await in_thread_if(is_large, long_read_backs, turn.messages, start, rules)
+        read_backs = await turn.call_from(
+            max(0, start - 1), long_read_backs, turn.messages, start, rules
+        )
         moves: list[Move] = []
         cuts: list[tuple[ToolResult, str]] = []
         for read_back in read_backs:
