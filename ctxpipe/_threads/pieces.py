@@ -48,6 +48,13 @@ def join(texts: Iterable[str]) -> str:
     return whole
 
 
+def take_out(texts: list[str]) -> Iterator[str]:
+    """Yield *texts* in their order and remove each from the list, so that it can be freed."""
+    texts.reverse()
+    while texts:
+        yield texts.pop()
+
+
 def _parts(texts: Iterable[str]) -> Iterator[str]:
     """Yield *texts* in the same order, joined into parts of at least _PIECE_CHARS characters.
 

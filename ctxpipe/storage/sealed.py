@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from .._threads.pieces import join, pieces
+from .._threads.pieces import join, pieces, take_out
 from .._threads.threads import in_thread
 from ..errors import StorageError, storage_errors
 from ..messages import is_encodable, json_pieces
@@ -175,8 +175,8 @@ class Journal:
         body = list(json_pieces(values, ensure_ascii=False))
         if not all(is_encodable(piece) for piece in body):
             body = list(json_pieces(values))
-        body = [f"{self._seals(body)[0]} ", *body][::-1]
-        return join(body.pop() for _ in range(len(body)))  # frees each piece: no second copy
+        body.insert(0, f"{self._seals(body)[0]} ")
+        return join(take_out(body))  # so that the entry is in memory only once
 
     def _seals(self, body: Iterable[str]) -> list[str]:
         """Return the seals of the pieces of *body* as the next entry, one for each key."""
