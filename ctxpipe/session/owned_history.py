@@ -130,7 +130,7 @@ class OwnedHistory:
             memory.journal.taken = count
             if await memory.journal.write(step):
                 self.apply(step)
-                memory.state.agreed = min(memory.state.agreed, step.same_count)
+                memory.state.summed_count = min(memory.state.summed_count, step.same_count)
         finally:
             memory.journal.taken = 0
 

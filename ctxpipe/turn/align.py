@@ -32,7 +32,7 @@ async def align(run: TurnRun) -> None:
     step = await in_thread(begin) if is_large else begin()
     run.step = step
     # After a turn that failed, the totals may describe fewer messages.
-    step.same_count = min(step.same_count, run.state.agreed)
+    step.same_count = min(step.same_count, run.state.summed_count)
     if step.agreement.is_rewound or step.same_count < step.retained_count:
         is_large = is_bulky(step.context, max(0, step.same_count - 1))
     step.exceeds_inline_limit = is_large

@@ -72,14 +72,14 @@ class State:
     """What a conversation remembers beside its messages: running totals and the stages' records.
 
     It saves time and keeps circuit breakers open, and never decides what a context contains. The
-    totals in *ledger* and *fact_sums* describe the first *agreed* messages of the last context.
-    *memories* has the records of the stages, by the stage's place. *windows* has, by model, the
-    size above which the model has refused a request.
+    totals in *ledger* and *fact_sums* describe the first *summed_count* messages of the last
+    context. *memories* has the records of the stages, by the stage's place. *windows* has, by
+    model, the size above which the model has refused a request.
     """
 
     settings: PipelineSettings
     ledger: Ledger
-    agreed: int = 0
+    summed_count: int = 0
     memories: dict[int, dict[object, Any]] = field(default_factory=dict, repr=False)
     fact_sums: FactSums = field(default_factory=FactSums, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
@@ -88,7 +88,7 @@ class State:
     def rewind(self, length: int) -> None:
         """Drop what the running totals say of messages from index *length* of the context on."""
         self.fact_sums.rewind(length)
-        self.agreed = min(self.agreed, length)
+        self.summed_count = min(self.summed_count, length)
         self.ledger.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
@@ -102,7 +102,7 @@ class State:
 
         Also drops the records that only a cancelled turn leaves to the next one.
         """
-        self.agreed = context_length
+        self.summed_count = context_length
         for memory in self.memories.values():
             memory.pop(FinishedSummary, None)
 
