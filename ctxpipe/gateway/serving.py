@@ -223,26 +223,23 @@ class _Protocol(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def shutdown(self) -> None:
-        """Close the connection after its reply, or later if it is idle; called at the end.
+        """Close the connection once it has been idle; called when the gateway ends.
 
-        A client may be sending a request on an idle connection, which would be lost. So idle
-        connections stay open for QUIET_SECONDS; the reply to a request that arrives meanwhile is
-        the last one of its connection.
+        A client may be sending a request on it, which would be lost. So it stays open for
+        QUIET_SECONDS, or until the reply to such a request has announced its end.
         """
-        if self.cycle is None or self.cycle.response_complete:
-            seconds = min(QUIET_SECONDS, self.config.timeout_graceful_shutdown or 0)
-            self.loop.call_later(seconds, self._close_if_idle)
-        else:
-            super().shutdown()
+        seconds = min(QUIET_SECONDS, self.config.timeout_graceful_shutdown or 0)
+        self.loop.call_later(seconds, self._close_once_idle)
 
-    def _close_if_idle(self) -> None:
-        """Close the connection, unless a request has arrived, even if it was not read yet."""
+    def _close_once_idle(self) -> None:
+        """Close the connection; try later if a request has arrived or is being answered."""
         if self.transport.is_closing():
             return
         file = self.transport.get_extra_info("socket").fileno()
         has_arrived = bool(select.select([file], [], [], 0)[0])
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and not has_arrived:
+        if has_arrived or (self.cycle is not None and not self.cycle.response_complete):
+            self.loop.call_later(QUIET_SECONDS, self._close_once_idle)
+        else:
             self.transport.close()
 
     def _should_upgrade(self) -> bool:

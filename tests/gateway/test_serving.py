@@ -131,7 +131,7 @@ async def test_a_request_may_take_longer_than_its_head(tmp_path, monkeypatch):
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def read_reply(reader):
+async def read_reply(reader: asyncio.StreamReader) -> bytes:
     """The head of a reply, whose body is read too."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
     await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r")[0]))
