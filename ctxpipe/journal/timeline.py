@@ -207,7 +207,9 @@ class Timeline:
             return False
         return self.has_changing_end or were_unanswered(undone, known)
 
-    def _adopted_contexts(self, step: Step, earlier: EarlierContext | None) -> list[EarlierContext]:
+    def _contexts_after_adoption(
+        self, step: Step, earlier: EarlierContext | None
+    ) -> list[EarlierContext]:
         """Return the context before the newest summary, as edits of the context after *step*.
 
         *earlier* was that context before *step*.
@@ -399,7 +401,7 @@ class Timeline:
         earlier = self.earlier[-1] if self.earlier else None
         self._apply(step)
         if step.earlier is None:
-            self.earlier = self._adopted_contexts(step, earlier)
+            self.earlier = self._contexts_after_adoption(step, earlier)
         self._adopt_context(step)
 
     def _apply(self, step: Step) -> None:

@@ -110,7 +110,7 @@ def close_own_calls(history: list[Message], open_calls: OpenCalls) -> list[Messa
         _ensure_answered(calls)
     if calls:
         end = _end_of_results(history)
-        history = [*history[:end], _interrupted_results(calls), *history[end:]]
+        history = [*history[:end], _error_results(calls), *history[end:]]
     return close_calls(history, open_calls)
 
 
@@ -128,7 +128,7 @@ def _ensure_answered(calls: Sequence[ToolCall]) -> None:
     )
 
 
-def _interrupted_results(calls: Sequence[ToolCall]) -> Message:
+def _error_results(calls: Sequence[ToolCall]) -> Message:
     """Return a message with an error result for each of *calls*."""
     results: list[Any] = [interrupted_result(call.id) for call in calls]
     return cast("Message", {"role": "user", "content": results})
@@ -146,6 +146,6 @@ def answer_open_calls(history: list[Message]) -> list[Message]:
         if message["role"] != "assistant" or not has_calls(message):
             continue
         if index + 1 == len(history) or history[index + 1]["role"] == "assistant":
-            results = _interrupted_results(pending_calls(history[: index + 1]))
+            results = _error_results(pending_calls(history[: index + 1]))
             messages.insert(index + 1, results)
     return messages if len(messages) > len(history) else history

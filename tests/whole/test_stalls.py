@@ -31,8 +31,11 @@ from ctxpipe.messages import (
     without_surrogates,
 )
 from ctxpipe.stages.offload import selection as offload
+from ctxpipe.stages.read_backs import selection as read_backs
+from ctxpipe.stages.read_backs import stage as read_backs_stage
 from ctxpipe.stages.read_backs.selection import _lines
 from ctxpipe.stages.truncate import selection as truncate
+from ctxpipe.stages.truncate import shortening
 from ctxpipe.turn import judge, repair
 
 
@@ -112,8 +115,9 @@ async def test_a_short_turn_needs_no_thread(threads, tmp_path):
 
 @pytest.mark.parametrize("count", [30, 300])
 async def test_truncation_is_done_in_a_thread(count, threads, tmp_path):
-    for work in ("editable_region", "file_views", "filter_calls", "delete_center", "join_parts"):
-        threads.watch(truncate, work)
+    threads.watch(truncate, "editable_region")
+    for work in ("file_views", "filter_calls", "delete_center", "join_parts"):
+        threads.watch(shortening, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
 
     result = await ContextPipeline([stage], budget=Budget(window=5_000)).run(
@@ -140,8 +144,9 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     monkeypatch,
     tmp_path,
 ):
-    threads.watch(offload, "contains_excerpt")
-    monkeypatch.setattr(offload, "MOST_COMPARED", most)
+    threads.watch(read_backs_stage, "contains_excerpt")
+    for module in (read_backs, read_backs_stage):
+        monkeypatch.setattr(module, "MOST_COMPARED", most)
     storage = LocalStorage(tmp_path)
     text = "".join(f"line {number}\n" for number in range(20_000))
     [where] = await storage.write([("s/t0.md", text)])
@@ -213,7 +218,7 @@ def test_json_made_in_steps_is_the_same(value):
 def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int):
     text = "\n".join(lines)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(offload, "_STEP_CHARS", step)
+        patched.setattr(read_backs, "_STEP_CHARS", step)
 
         assert list(_lines(text)) == text.splitlines()
 
