@@ -112,7 +112,7 @@ async def test_the_usage_that_is_billed_reaches_the_client_and_the_page(tmp_path
 
     assert reply.usage_metadata.prompt_token_count == api.requests[0].tokens
     assert turn.model == GEMINI
-    assert turn.dollars
+    assert turn.bill.dollars
 
 
 @every_way
