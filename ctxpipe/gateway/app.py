@@ -75,7 +75,7 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
+        self.settings: GatewaySettings = settings
         self._records: defaultdict[str, GatewayRecord] = defaultdict(GatewayRecord)
         self._labels: dict[str, str] = {}
         self.is_off = False

@@ -22,7 +22,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from .record import BUCKETS, GatewayRecord
 
@@ -110,7 +109,7 @@ def snapshot(record: GatewayRecord) -> GatewayRecord:
     return GatewayRecord.of_all([replace(record, turns=deque())])
 
 
-class GatewayMetrics(Collector):
+class GatewayMetrics:
     """The metrics of *tenants*, and of the *stores*, whose values are True if they can be used."""
 
     def __init__(self, tenants: Sequence[TenantTotals], stores: Mapping[str, bool]) -> None:
