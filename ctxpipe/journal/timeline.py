@@ -127,8 +127,11 @@ class Timeline:
         earlier = self._contexts_before(step)
         valid_count = self._count_valid_summaries(earlier, step, now)
         undone = earlier[valid_count:]
-        if self.adopts and not self._has_summary_of(undone, known):
-            undone = []
+        undone_until = known
+        if self.adopts:
+            undone_until = self._count_with_growth(step, now)
+            if not self._has_summary_of(undone, undone_until):
+                undone = []
         step.undone_count = len(undone)
         agreement.has_changing_end = self._has_changing_end_after(undone, known)
         self._prepare(step)
@@ -141,10 +144,11 @@ class Timeline:
             step.stale = {
                 place: block for place, block in self.stale.items() if place < step.retained_count
             }
-        if agreement.new_start < known:  # an edit is undone that the model has seen
+        is_returning = self.adopts and bool(undone)
+        if agreement.new_start < known or is_returning:  # an edit is undone that the model has seen
             mark_stale(step.stale, step.context, (step.retained_count, 0))
         if undone:
-            self._return_to(step, undone[0])
+            self._return_to(step, undone[0], undone_until)
         else:
             self._note_returned_marks(step)
         # A journal may have contained another history, whose texts are in the same files.
@@ -189,10 +193,15 @@ class Timeline:
         """Return how many of the summaries after *earlier* describe only messages of *history*."""
         if not earlier or earlier[-1].described_count <= step.unchanged_count:
             return len(earlier)
-        known = step.unchanged_count
-        if known < len(history) and self._message_has_grown(known, history[known], step.adopted):
-            known += 1
-        return bisect_right(earlier, known, key=lambda context: context.described_count)
+        length = self._count_with_growth(step, history)
+        return bisect_right(earlier, length, key=lambda context: context.described_count)
+
+    def _count_with_growth(self, step: Step, history: Sequence[Message]) -> int:
+        """Return the number of leading messages that are unchanged, or have only grown."""
+        length = step.unchanged_count
+        if length < len(history) and self._message_has_grown(length, history[length], step.adopted):
+            length += 1
+        return length
 
     def _has_summary_of(self, undone: Sequence[EarlierContext], known: int) -> bool:
         """Return True if the summary after *undone* is among the first *known* messages.
@@ -244,9 +253,9 @@ class Timeline:
             before = with_content(before, content)
         return has_only_grown(before, now)
 
-    def _return_to(self, step: Step, earlier: EarlierContext) -> None:
-        """Add the edits to *step* that turn what is left of the history into *earlier*."""
-        edits = [edit for edit in earlier.edits if edit.stop <= step.unchanged_count]
+    def _return_to(self, step: Step, earlier: EarlierContext, length: int) -> None:
+        """Add the edits to *step* that turn the first *length* messages into *earlier*."""
+        edits = [edit for edit in earlier.edits if edit.stop <= length]
         step.add(edits, step.context)
         context = apply_edits(step.context, edits)
         touched = step.touched

@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pytest
-from histories import assistant, chat, step, system, text, tool_result, user
+from histories import assistant, chat, step, system, tool_result, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffloa
 from ctxpipe.journal.packing import Packing
 from ctxpipe.journal.step import Step
 from ctxpipe.journal.timeline import Timeline
-from ctxpipe.messages import Message, as_blocks, check, has_calls
+from ctxpipe.messages import Message, check, has_calls
 from ctxpipe.messages.diff import apply_edits
 from ctxpipe.placeholders.summaries import summary_body
 from ctxpipe.session import Session
@@ -196,21 +196,6 @@ async def test_a_caller_of_run_who_takes_back_the_newest_message_has_the_context
     assert marks_in(result.messages) <= marks_in(before[:-1])
     again = await built.run([*result.messages, assistant("yes"), user("on")], session_id="s")
     assert again.messages[: len(result.messages)] == result.messages
-
-
-async def test_words_that_a_caller_of_run_adds_to_the_message_of_a_summary_are_sent():
-    built, life = pipeline(MemoryStorage()), new_life()
-    for _ in range(50):
-        life.work(1)
-        life.history = (await built.run(list(life.history), session_id="s")).messages
-        if is_summary(life.history[0]):
-            break
-    added = text("and something else")
-    summary = user(*map(dict, cast("Any", as_blocks(life.history[0]))), added)
-
-    result = await built.run([summary], session_id="s")
-
-    assert added in as_blocks(result.messages[0])
 
 
 # Where it goes back to --------------------------------------------------------------------------
