@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,6 @@ def test_each_package_has_a_line():
     command = [sys.executable, "scripts/sizes.py", "turn", "journal"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
 
-    first, second = ran.stdout.splitlines()
-    assert first.startswith("turn: ")
-    assert second.startswith("journal: Timeline has ")
+    for package, line in zip(("turn", "journal"), ran.stdout.splitlines(), strict=True):
+        form = rf"{package}: [A-Z]\w+ has \d+ methods, {package}/\w+\.py has \d+ lines"
+        assert re.fullmatch(form, line)
