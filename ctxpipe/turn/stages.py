@@ -108,7 +108,7 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
 
 
 def _mark_batch_stale(run: TurnRun) -> None:
-    """Mark thinking as stale after the first text that the repeated stages have moved to a file."""
+    """Mark thinking as stale if it comes after the first text that was moved to a file again."""
     step = run.step
     batch = first_batch_placeholder(run.messages[step.retained_count :])
     if batch is not None:
@@ -120,13 +120,13 @@ async def _ask_each(
 ) -> None:
     """Ask *stages*, apply their changes to the context, and add their reports to those of the turn.
 
-    For a plan the stages report what they would do. Only reports of what was done are logged and
-    passed to ``on_report``.
+    For a plan the stages report what they would do; these reports are not logged, and not passed
+    to ``on_report``.
     """
     step = run.step
     settings = run.state.settings
     is_debugging = logger.isEnabledFor(logging.DEBUG)
-    tokens: int | None = None  # counted once a stage has answered: what it removes need not be
+    tokens: int | None = None  # counted after the first answer: removed text is never counted
     for place, stage in stages.items():
         turn = turn_of(run.messages, memory=run.state.memories.setdefault(place, {}))
         if run.tracer is None:
@@ -146,7 +146,8 @@ async def _ask_each(
         if report.error is not None and settings.on_error == "raise":
             raise report.error
         if report.outcome is not Outcome.SKIPPED or report.detail is not None:
-            # The stage has taken time, in which the session may have been deleted.
+            # The session may have been deleted while the stage worked. If the stage stored nothing,
+            # no storage has noticed that, and the turn asks before it ends.
             step.touched.is_stored = change is not None and change.stored is not None
         if change is not None:
             _apply_change(run, change, report.first_changed_index or 0)
@@ -169,10 +170,10 @@ def _apply_change(run: TurnRun, change: Change, first: int) -> None:
 async def _ask_stage(
     run: TurnRun, stage: Callable[[Turn], Any], turn: Turn, tokens: int | None
 ) -> tuple[Change | None, StageReport]:
-    """Ask one stage about a turn of *tokens*, and report on it; None: they are not counted yet.
+    """Ask one stage, and return its change, if it is accepted, and the report.
 
-    For a plan it answers without writing anything or calling a model. The change is None unless it
-    is accepted.
+    *tokens* is the size of the context, or None if it is not counted yet. For a plan the stage
+    answers without writing anything or calling a model.
     """
     started = perf_counter()
     change: Change | None = None
@@ -211,8 +212,8 @@ async def _ask_stage(
 async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:
     """Return what *stage* answers.
 
-    Raises SettingsError if it is no async function, and CtxpipeError if something that it has
-    waited for was cancelled and the turn itself was not.
+    Raises SettingsError if the stage returns something that cannot be awaited, and CtxpipeError if
+    something that the stage waited for was cancelled and the turn itself was not.
     """
     asked = stage(turn)
     if not (isinstance(asked, CoroutineType) or isawaitable(asked)):

@@ -1,4 +1,4 @@
-"""The settings of a pipeline, what a conversation remembers, and what a turn is asked for."""
+"""The settings of a pipeline, the memory of a conversation, and the request of a turn."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from ..summarizers import AgentModel
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
-"""Function that is called with each change that a stage proposes, before it is used.
+"""Function that is called with each change that a stage proposes, before the change is made.
 
-It refuses the change by returning True, or a sentence with the reason; False accepts it.
+It returns False to accept the change. To refuse it, it returns True or a sentence with the reason.
 """
 
 Thinking: TypeAlias = Literal["keep", "strip", "protect"]
-"""Treatment of thinking whose signature a rewrite has made invalid; see `ContextPipeline`."""
+"""What happens to signed thinking when text before it is rewritten; see `ContextPipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """The parts of a model request that matter to a turn, without the messages.
 
-    *options* are the other arguments of the request. With *force* the stages act below their
+    *options* are its other arguments, such as the model. With *force* the stages act below their
     thresholds too. *cache_expired* is True if the provider's prompt cache is known to have expired.
+    *agent_model* is the model object of the agent, if an adapter lends it to write summaries.
     """
 
     system: object = field(default=None, repr=False)
@@ -56,7 +57,7 @@ class Request:
 
 
 class Overhead(NamedTuple):
-    """System prompt and tools of the last request, and their raw *tokens*.
+    """System prompt and tools of the last request, and their *tokens* as tiktoken counts them.
 
     *can_search* is True if `search_history` is one of the tools.
     """
@@ -69,12 +70,13 @@ class Overhead(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """What a conversation remembers beside its messages: running totals and the stages' records.
+    """Memory of a conversation beside its messages: running totals and the records of stages.
 
-    It saves time and keeps circuit breakers open, and never decides what a context contains. The
-    totals in *ledger* and *fact_sums* describe the first *summed_count* messages of the last
-    context. *memories* has the records of the stages, by the stage's place. *windows* has, by
-    model, the size above which the model has refused a request.
+    The totals in *ledger* and *fact_sums* describe the first *summed_count* messages of the newest
+    context; they save counting these again. *memories* has the records of each stage, by the
+    stage's position in the pipeline: for example the circuit breaker of `Compact`. *windows* has
+    the largest size that a model accepts, by model, as its refusals have shown; the key None is
+    for requests that name no model.
     """
 
     settings: PipelineSettings
@@ -86,7 +88,7 @@ class State:
     windows: dict[str | None, int] = field(default_factory=dict)
 
     def rewind(self, length: int) -> None:
-        """Drop what the running totals say of messages from index *length* of the context on."""
+        """Make totals and records describe only the first *length* messages of the context."""
         self.fact_sums.rewind(length)
         self.summed_count = min(self.summed_count, length)
         self.ledger.rewind(length)
@@ -98,9 +100,10 @@ class State:
                     rewind(length)
 
     def end_turn(self, context_length: int) -> None:
-        """Note the number of messages in the new context, which the totals describe.
+        """Record that the totals describe all *context_length* messages of the new context.
 
-        Also drops the records that only a cancelled turn leaves to the next one.
+        Also drops finished summaries that no stage has used: only a cancelled turn keeps one for
+        the next turn.
         """
         self.summed_count = context_length
         for memory in self.memories.values():
@@ -133,8 +136,9 @@ class PipelineSettings:
     def budget_for(self, state: State, model: str | None) -> Budget:
         """Return the budget of a request to *model*.
 
-        It is lower than that of the pipeline if the model has refused a shorter request. It is also
-        lower if the budget names no window, and the listed window of the model is smaller.
+        The window is smaller than that of the pipeline's budget if a refusal has shown that the
+        model accepts less. It is also smaller if the caller gave no window and genai-prices lists a
+        smaller one for the model.
         """
         window = state.windows.get(model, self.budget.window)
         if self.budget.is_default and model is not None:
@@ -145,10 +149,12 @@ class PipelineSettings:
 def learn_window(
     refusal: Refusal, state: State, budget: Budget, model: str | None, tokens: int
 ) -> str:
-    """Store the window that *refusal* shows for *model* in *state*, and return a notice of that.
+    """Store the window that *refusal* shows for *model* in *state*; return a sentence for the log.
 
-    Returns "" if the window is not smaller than that of the *budget*. If only a code reports that a
-    prompt of *tokens* was too long, the window is at most that long.
+    If the refusal names no number but its error code says that the prompt was too long, the window
+    is at most *tokens*, the estimated size of that prompt, or the size that the model last accepted
+    if that is larger. Returns "" if nothing was stored, because the window is not smaller than that
+    of *budget*.
     """
     window = refusal.window
     is_named = window is not None

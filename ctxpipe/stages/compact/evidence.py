@@ -15,26 +15,29 @@ from ...placeholders.placeholders import shorten
 from ...placeholders.summaries import EVIDENCE, EVIDENCE_END, INTRODUCTION, archive_lines
 from ..reading.conversation_facts import ConversationFacts
 
-# The parts of the evidence block: each is a heading and its lines.
+# Headings and labels of the evidence.
 _INDEX = "More paths: "
 _NOTE = "Note: "
 _WRITTEN = "Files written:"
 _NAMED = "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
-_MAX_REQUEST_CHARS = 4000  # a longer one is cut, head and tail
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
 
+_MAX_REQUEST_CHARS = 4000  # of a longer request only its head and tail are shown
+
 Count: TypeAlias = Callable[[str], int]
+"""Function that returns the number of tokens of a text."""
 
 
 def evidence_block(evidence: ConversationFacts, tokens: int, count: Count) -> tuple[str, list[str]]:
     """Return the text that follows a summary, and the paths that do not fit into it.
 
-    The paths may take *tokens* tokens and so may the requests; the commands may take a fifth of
-    that, the identifiers a tenth. The first request, the archives, the index and the notes are
-    always included, and so is the last request if it is nowhere else. *count* returns the tokens of
-    a text.
+    Each kind of fact has a limit of its own: *tokens* tokens for the paths, as many again for the
+    requests, a fifth of *tokens* for the commands and a tenth for the identifiers. Some facts are
+    always included, whatever their size: the archives, the file with more paths (``index``), the
+    notes, the first request, and the last request if it is not among the messages that stay in the
+    context. *count* returns the tokens of a text.
     """
     paths, surplus_paths = _split_paths(evidence.paths, tokens, count)
     lines = [
@@ -101,7 +104,11 @@ def _request_lines(evidence: ConversationFacts, max_tokens: int, line_tokens: Co
 
 
 def cut_text(text: str, limit: int, archive: str, redact: Callable[[str], str]) -> str:
-    """Return *text*; if it has more than *limit* characters, its head and tail."""
+    """Return *text*, or only its head and tail if it has more than *limit* characters.
+
+    The cut text names *archive*, the file with the whole text. *redact* is applied before cutting,
+    because it would not recognize half a secret; a text that is not cut is returned unchanged.
+    """
     if len(text) <= limit:
         return text
     return shorten(redact(text), limit, archive)
@@ -110,7 +117,7 @@ def cut_text(text: str, limit: int, archive: str, redact: Callable[[str], str]) 
 def _path_lines(paths: Sequence[str], written: Mapping[str, bool]) -> list[str]:
     """Return lines with *paths* by folder, such as ``src/app/: main.py, util.py``.
 
-    Paths that were *written* come first.
+    Files that were written come first. *written* has, for each path, True if the file was written.
     """
     lines: list[str] = []
     for heading, is_written in ((_WRITTEN, True), (_NAMED, False)):

@@ -13,9 +13,10 @@ from ...providers.agent_tools import ADDED_LINE, ANY_GUTTER, CUT, GUTTER, NOTE, 
 
 _LONG_LINE = 2000  # characters; agents shorten longer lines
 _PIECE = 200  # characters of a long line that are compared at once
-_MAX_ADDED_LINE = 400  # characters; agents add no longer lines of their own
+_MAX_ADDED_LINE = 400  # characters; a longer line was not added by an agent
 
-# A view with line numbers and a frame has at most so many times, plus so many, characters.
+# Line numbers and a header make a view longer than the file. A text with more than _MAX_GROWTH
+# times the characters of the file, plus _MAX_ADDED_CHARS, is not compared with it.
 _MAX_GROWTH = 8
 _MAX_ADDED_CHARS = 100_000
 
@@ -30,10 +31,14 @@ class ShownText(NamedTuple):
 def reason_to_withhold(views: Iterable[ShownText], text: str, redact: Callable[[str], str]) -> str:
     """Return the reason why a file with this *text* must not come back; "" if it may.
 
-    *views* are the texts that showed the file. A result may be a refusal in any words, and a tool
-    may hide a part of the file. So the views must have at least one line of *text*, and no line
-    that *text* lacks, unless a later call could have changed the file, or all of *text* was shown.
-    *redact* has been applied to *text*.
+    *views* are the texts that showed the file or were written to it. A result may be a refusal in
+    any words, and a tool may hide a part of the file. So there are two conditions:
+
+    - At least one line of *text* is in a view.
+    - *text* has every line of each view that is current. This is not required if every line of
+      *text* was shown.
+
+    *redact* is applied to the views; it has been applied to *text*.
     """
     file_lines = _FileLines.of(text)
     shown_forms: set[str] = set()
@@ -80,8 +85,8 @@ class _FileLines:
     def read(self, shown_text: str) -> list[_ShownLine]:
         """Return the lines that *shown_text* shows of the file, without lines that agents add.
 
-        If none of them is in the file and the text looks like JSON, the lines are those of the
-        texts in the JSON.
+        If none of them is in the file and the text looks like JSON, the texts inside the JSON are
+        read instead, provided that one of their lines is in the file.
         """
         lines = self._read(shown_text)
         if self.prove_any(lines) or shown_text.lstrip()[:1] not in ("{", "["):
@@ -101,7 +106,7 @@ class _FileLines:
         for line in view(shown_text).text.split("\n"):
             forms = [line, GUTTER.sub("", line), ANY_GUTTER.sub("", line.lstrip(), count=1)]
             plain_forms = tuple(_plain(form) for form in forms)
-            # An empty form is left of an empty line with a number.
+            # Only the number remains of an empty line of the file.
             if all(plain_forms) and not self._is_added(plain_forms):
                 lines.append(plain_forms)
         return lines
@@ -113,7 +118,7 @@ class _FileLines:
         return any(ADDED_LINE.fullmatch(form) for form in line)
 
     def has(self, line: _ShownLine) -> bool:
-        """Return True if *line* is a line of the file, or the rest of one that was too long."""
+        """Return True if *line* is a line of the file, or a long line that the tool has cut."""
         if not self.lines.isdisjoint(line):
             return True
         if not self.long or len(line[-1]) < _PIECE:

@@ -17,13 +17,13 @@ from ..reading.user_commands import commands_in
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The *messages* that evidence is taken from, and the *archives* of the messages before them.
+    """Messages from which the facts of a compaction are gathered.
 
-    *earlier* has the facts of the conversation before *messages*. *is_raw* is True for the caller's
-    own history: every text of the user in it counts as the user's, in any form. Otherwise the
-    messages may have texts of ctxpipe, and a text in the form of one is not taken for the user's
-    words. *redact* is applied to texts before they are cut, since it would not recognize half a
-    secret.
+    *archives* are the paths of the archives of earlier compactions, and *earlier* has the facts
+    that these found. *is_raw* is True if *messages* are the caller's history: then every text of
+    the user in it is taken for the user's words. Otherwise they are a context, in which ctxpipe has
+    written texts too; a text that has the form of one of these is not taken for the user's words.
+    *redact* is applied to texts before they are cut, because it would not recognize half a secret.
     """
 
     messages: Sequence[Message]
@@ -35,7 +35,7 @@ class Source:
     def words_in(self, messages: Sequence[Message]) -> list[str]:
         """Return the user's words in each of *messages* that has some, oldest first.
 
-        *messages* are some of the source's.
+        *messages* is a part of the messages of this source.
         """
         if not self.is_raw:
             words = [own_words(message) for message in messages]
@@ -47,7 +47,8 @@ class Source:
 def gather_facts(source: Source) -> ConversationFacts:
     """Return the facts in the messages of *source*, after those of its earlier conversation.
 
-    Paths, commands and identifiers are redacted. One that comes again moves to the end.
+    Paths, commands and identifiers are redacted, and each is listed once, at the place where it
+    occurred last. The user's requests are unchanged, and a repeated request is listed again.
     """
     messages = source.messages
     redact = source.redact
@@ -73,7 +74,7 @@ def gather_facts(source: Source) -> ConversationFacts:
     )
 
 
-_MAX_LINE_READ = 10_000  # characters; enough even of a command of megabytes
+_MAX_LINE_READ = 10_000  # characters of a command that are put on one line before it is cut
 _MAX_LINE = 200
 
 
@@ -90,18 +91,20 @@ def after_summary(
     archived_messages: Sequence[Message],
     as_stored: Callable[[Message], Message],
 ) -> list[Message]:
-    """Return the messages that came after the compaction that *messages* begin with.
+    """Return the messages that were added after the last compaction.
 
-    *archived_messages* are those that this compaction archived. *as_stored* returns a message as it
-    is in an archive, redacted. Everything that the compaction put into the context is left out: the
-    summary, files, and archived messages that it carried over.
+    *messages* is a context that begins with the summary of that compaction, and *archived_messages*
+    are the messages that it archived. Everything that the compaction itself put into the context is
+    left out: the summary, restored files, and archived messages that it carried over. *as_stored*
+    returns a message in the redacted form that it has in an archive.
     """
     archived_digests = {digest(message) for message in archived_messages}
     archived_block_digests: set[bytes] = set()
     index = leading_count(messages)
     for message in messages[index:]:
         if not is_connective(message) and digest(as_stored(message)) not in archived_digests:
-            # It may be a message of single blocks that were carried over. Texts never are.
+            # Some blocks of archived messages are carried over alone, in a message of their own.
+            # Text blocks never are, so a message with a text is a new one.
             if any(texts(message)):
                 break
             if not archived_block_digests:
@@ -111,6 +114,7 @@ def after_summary(
                 break
         index += 1
     later_messages = list(messages[index:])
+    # If the user's unanswered words were too long, the compaction carried over a cut copy of them.
     pending_words = [
         own_words(message) for message in archived_messages[open_tail(archived_messages) :]
     ]
@@ -121,9 +125,10 @@ def after_summary(
 
 
 def _block_digests(message: Message) -> list[bytes]:
-    """Return the digest of each block of *message*, as a message of its own.
+    """Return a digest for each block of *message*, and for each block inside its results.
 
-    The blocks in results have one, too: references in them may have been carried on.
+    Each digest is that of a message with only this block. References inside results may have been
+    carried over without the rest of the result.
     """
     content: list[Block] = []
     for block in as_blocks(message):

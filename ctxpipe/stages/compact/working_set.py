@@ -72,19 +72,19 @@ def working_set(
     work_dir: str = "",
     offloaded: Mapping[str, str] | None = None,
 ) -> list[WorkingFile]:
-    """Return the files that calls in *messages* read, the most recent first, each once.
+    """Return the files that calls in *messages* read or failed to read, newest first, each once.
 
-    - A call counts only if it has a result that reports no failure. If the result was moved to a
-      file, its text is looked up in *offloaded*, by its placeholder.
-    - The newest attempt decides: a file whose last read failed is *denied* until a later call
-      succeeds. A failed call that reads denies every path that it names; a failed command line that
-      prints files denies every word in it. A call without a result decides nothing, and neither
-      does a failed write.
-    - A command line that succeeded shows its file only if *shell* is True, and only as long as the
-      shell's folder is known.
-    - No text of a message is trusted to name a file.
+    - The newest attempt decides: a file whose last read failed is *denied* until a later call reads
+      it. A call without a result decides nothing, and neither does a failed write.
+    - A failed call denies the one path that it reads; if that is not clear, all paths that it
+      names. A failed command line that prints files does so too, whatever *shell* is.
+    - *offloaded* has the texts of results that were moved to files, by the text of the placeholder.
+      A result whose text is not there counts as failed, since it may be a refusal.
+    - A command line that succeeded reads its file only if *shell* is True. A relative path counts
+      only until the shell has changed its folder.
+    - A message that looks like a restored file is not trusted.
 
-    *tools*, *shell* and *work_dir* are explained in `trusting_working_set`.
+    *tools*, *shell* and *work_dir* are those of `trusting_working_set`.
     """
     latest: dict[str, WorkingFile] = {}
     views: dict[str, list[tuple[int, str]]] = {}
@@ -117,7 +117,7 @@ def working_set(
         has_left_folder = has_left_folder or changes_folder(call)
     files: list[WorkingFile] = []
     for key, file in reversed(latest.items()):
-        # No call after this one could have changed the file.
+        # The newest call that could have changed the file: what was shown since then is current.
         last_change = max(last_command, last_writes.get(key, -1))
         file_views = tuple(
             ShownText(text, is_current=number >= last_change) for number, text in views.get(key, ())
@@ -169,8 +169,8 @@ def _calls_with_results(
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     """Return True if *result* may be a failure; *by_shell* if it is that of a command line."""
     if any(block_text(part) is None for part in inner_blocks(result)):
-        # Not the view of a text file. It may even be an error: a repair removes the error mark of
-        # a result that has an image.
+        # Not the view of a text file. It may even be an error: the repair of a history removes
+        # `is_error` from a result with an image.
         return True
     if field(result, "is_error"):
         return True
@@ -191,10 +191,10 @@ def trusting_working_set(
 
     *tools* are the tools that read files. If *shell* is True, command lines that print a file count
     as reading it. Spellings that mean the same path below *work_dir* are one file. A file that an
-    earlier compaction brought back counts as read before everything after it.
+    earlier compaction restored counts as read before all calls.
 
-    This function trusts every call with any result, and every message that looks like a restored
-    file. `working_set` trusts neither.
+    A call counts even if it failed or has no result, and so does every message that looks like a
+    restored file. `working_set` trusts neither.
     """
     files: list[WorkingFile] = []
     for message in reversed(messages):  # a compaction puts the most recent file first

@@ -33,17 +33,17 @@ class Weight(NamedTuple):
         )
 
     def fits(self, limit: Weight) -> bool:
-        """Return True if no part is larger than that of *limit*."""
+        """Return True if characters, images and pages are each at most those of *limit*."""
         return (
             self.chars <= limit.chars and self.images <= limit.images and self.pages <= limit.pages
         )
 
 
 def is_movable(value: object) -> bool:
-    """Return True if *value* is an image or document that may leave its message.
+    """Return True if *value* is an image or document that can be moved to a file.
 
-    Its data must be in the message, not behind a URL or an id. Documents with citations stay:
-    replies point to them by their number.
+    Its data must be in the message, not behind a URL or an id. A document with citations is not
+    moved: replies cite documents by their number in the request.
     """
     if not isinstance(value, Mapping) or kind(value) not in MEDIA:
         return False
@@ -53,13 +53,16 @@ def is_movable(value: object) -> bool:
 
 
 def media_in(message: Message) -> list[JsonDict]:
-    """Return the images and documents that may leave *message*, those in results included."""
+    """Return the images and documents of a user's *message* that can be moved to files.
+
+    Those inside tool results are included. Returns [] for a message of the assistant.
+    """
     movable_blocks: list[JsonDict] = []
     if message["role"] != "user" or not blocks(message):
         return movable_blocks
 
     def collect(value: Any) -> object:
-        """Add *value* to the result if it may be moved, and return None; else return it."""
+        """Add *value* to the list if it can be moved, and return None; else return *value*."""
         if not is_movable(value):
             return value
         movable_blocks.append(value)
@@ -70,10 +73,7 @@ def media_in(message: Message) -> list[JsonDict]:
 
 
 def _weight(message: Message) -> Weight:
-    """Return the characters of all movable images and documents of *message*, and their number.
-
-    Images are counted one by one, documents by their pages.
-    """
+    """Return the weight of all movable images and documents of *message*."""
     weight = Weight()
     for block in media_in(message):
         data = block["source"]["data"]
@@ -85,13 +85,20 @@ def _weight(message: Message) -> Weight:
 
 
 def weights_of(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
-    """Return the weight of the media in each message at *places* that has some to move."""
+    """Return the weight of the movable media of each message at *places*, by place.
+
+    Messages without movable media are left out.
+    """
     weights = {place: _weight(messages[place]) for place in places}
     return {place: weight for place, weight in weights.items() if any(weight)}
 
 
 def older_than_budget(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
-    """Return the indices of *weights* without the newest ones that together fit into *keep*."""
+    """Return the places of the messages whose media must go, oldest first.
+
+    *weights* has the weight of each message with media by its place, in ascending order. The newest
+    of them stay, as many as together fit into *keep*.
+    """
     places = list(weights)
     total = Weight()
     while places:
@@ -106,7 +113,7 @@ def older_than_budget(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
 
 
 def stored_text(block: Mapping[str, object]) -> str:
-    """Return the text of the file for *block*: its JSON without its cache mark."""
+    """Return the text of the file for *block*: its JSON without ``cache_control``."""
     return canonical_json({key: value for key, value in block.items() if key != "cache_control"})
 
 
@@ -116,14 +123,14 @@ def file_name(text: str) -> str:
 
 
 def is_media_file(name: str) -> bool:
-    """Return True if *name* has the form of the name of a file with an image or document."""
+    """Return True if a file with this *name*, extension included, has an image or document."""
     return _NAME.fullmatch(name) is not None
 
 
 def media_block_of(name: str, text: str) -> JsonDict | None:
     """Return the image or document in the file *name* with this *text*.
 
-    Returns None if the name does not belong to the text.
+    Returns None if *name* is not that of a media file, or has the digest of another text.
     """
     match = _NAME.fullmatch(name)
     if match is None or content_hash(text, _DIGITS) != match[1]:
@@ -134,7 +141,7 @@ def media_block_of(name: str, text: str) -> JsonDict | None:
 def placeholder_of(block: Mapping[str, Any], path: str) -> str:
     """Return the text that replaces an image or document *block*, which is stored at *path*.
 
-    It names the media type, the size in pixels or pages if it can be read, and the bytes.
+    It names the media type, the size in pixels or pages if it can be read, and the number of bytes.
     """
     source = block["source"]
     data = source["data"]
@@ -162,7 +169,10 @@ def with_placeholders(message: Message, placeholders: Mapping[str, str]) -> Mess
     """
 
     def replace(value: Any) -> object:
-        """Return *value*, or a text block with its placeholder and cache mark if there is one."""
+        """Return the text block that replaces *value*; *value* itself if it has no placeholder.
+
+        The text block keeps the ``cache_control`` of *value*.
+        """
         placeholder = placeholders.get(stored_text(value)) if is_movable(value) else None
         if placeholder is None:
             return value

@@ -20,22 +20,23 @@ from ..reading.unanswered import open_tail
 from ..window import holds_context, is_short, window_holds
 
 _TOKENS_PER_WORD = 2
-_EVIDENCE_TOKENS = 6_000
+_EVIDENCE_TOKENS = 6_000  # of the paths, commands and requests that follow a summary
 _TARGET_DIVISOR = 4  # summary and evidence take at most a quarter of the budget's target
 
 
 async def moves_to_fit_window(
     pointers: Pointers, turn: Turn, start: int, moves: Sequence[Move], rules: OffloadRules
 ) -> list[Move]:
-    """Return the moves that are needed for the results from message *start* on to fit the window.
+    """Return further moves, beside *moves*, so that the unanswered results fit the window.
 
-    *start* is the message after the last reply.
+    *moves* are already decided. *start* is the index of the first message after the last reply.
 
-    Old messages can be summarized, so they count only with what a compaction would keep of them.
-    The rest is the system prompt, the tools, and what the model has not answered. If that alone
-    exceeds the window, the largest results leave, however short, until it is below the budget's
-    trigger; *moves* leave anyway. A result that was read back from a file leaves only if the others
-    are not enough. A preview stays visible, unless it does not fit either.
+    Old messages can be summarized, so they count only with an estimate of what a compaction would
+    keep. To this are added the system prompt, the tools, and what the model has not answered. If
+    the sum exceeds the window, results are moved to files, the largest first and below the usual
+    minimum length too, until the sum is below the budget's trigger and the window holds it. Results
+    that were read back from files are moved only if moving all others is not enough. All moved
+    results keep a preview; if the sum is then still too large, none does.
     """
     fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
     if fits:

@@ -37,7 +37,10 @@ def has_text(block: Block) -> bool:
 
 
 def is_text(content: ResultContent) -> bool:
-    """Return True if a tool result is a string, or consists of text blocks only."""
+    """Return True if a tool result is a string, or one or more text blocks and nothing else.
+
+    A text block that is the placeholder of an image or document does not count as text.
+    """
     if isinstance(content, str):
         return True
     if not content:
@@ -70,8 +73,7 @@ def stored_text(content: ResultContent, *, indent: int | None) -> str:
     """Return the text of the file for a tool result.
 
     A string is stored unchanged. Text blocks are stored as JSON, compact if *indent* is None. If
-    other blocks hold text too, such as search results, the file has the text of all blocks, with
-    their sources.
+    other blocks hold text too, such as search results, the file has the plain texts of all blocks.
     """
     if isinstance(content, str):
         return content
@@ -102,7 +104,10 @@ def result_characters(content: ResultContent) -> int:
 
 
 def only_text(content: ResultContent) -> str:
-    """Return the first text of a tool result if it is the only one; otherwise ""."""
+    """Return the text of a tool result if it is a string, or its first block is its only text.
+
+    Returns "" otherwise.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     parts = _parts_with_text(content)
@@ -146,10 +151,10 @@ def holds_tools(result: ToolResult) -> bool:
 def placeholder_file(call_id: str, text: str) -> str | None:
     """Return the name of the file that the placeholder *text* points to, without its folder.
 
-    *text* is a result of the call *call_id*, or a part of its input. Returns None if it is no
-    placeholder. A tool may print a text that looks like a placeholder, so the result is also None
-    if the name of the file does not contain *call_id* in its safe form. Look for the file only in
-    the folder of the same session.
+    *text* is a result of the call *call_id*, or a part of its input. Returns None if *text* is no
+    placeholder. A tool may print a text that looks like a placeholder, so this function also
+    returns None if the name of the file does not contain *call_id* in its safe form. The caller
+    must look for the file only in the folder of the same session.
     """
     path = any_reference(text, MAX_PREVIEW_CHARS)
     if path is None:

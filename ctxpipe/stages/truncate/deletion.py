@@ -1,4 +1,4 @@
-"""Choose the block of messages around the center of the middle that is deleted."""
+"""Delete a run of messages around the center of a history, so that its beginning and end stay."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..reading.user_commands import extract_commands
 from .parts import EditableRegion, Part, fits, without_moving_thinking
 from .selection import Window
 
-_MAX_WIDENING = 64  # units by which a block may grow or shrink until its edges fit
+_MAX_WIDENING = 64  # units by which the run may grow or shrink until its edges fit
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Places of parts that are removed together, or stay.
+    """Places of messages that are removed together or stay together.
 
-    A unit is a turn's call with its results, or a single message. *stays* is True if it is pinned
-    or has a command of the user.
+    A unit is an assistant message with tool calls and the results of these, or a single message.
+    *stays* is True if one of its messages is pinned or has a command of the user.
     """
 
     span: range
@@ -35,15 +35,21 @@ def delete_center(
     window: Window = "average",
     marker: str = "",
 ) -> list[Part]:
-    """Delete one block of whole turns around the center of the middle.
+    """Delete one run of messages around the center of the part that may be edited.
 
-    *sizes* are the tokens of each part, *excess* the tokens to save. With the window "average" the
-    block has ceil(excess / average size in the middle) messages. With "covering" it has at least as
-    many, and also whole turns until their sizes cover the excess. The block is widened until roles
-    alternate at its edges; if no width fits, the neighbors are joined. A message with a user's
-    ``<command>`` stays as a hole in the block. *marker* is put after the user's words before it.
+    *sizes* are the tokens of each message, *excess* the tokens to save. A call is deleted with its
+    results. *window* decides how long the run is:
 
-    Returns the very same list if nothing can be deleted.
+    - "average": ceil(excess / average size of the messages that may be deleted) messages. That may
+      save less than *excess*.
+    - "covering": as many messages, and more until their sizes are at least *excess*.
+
+    If the messages before and after the run cannot follow each other, the run becomes a little
+    longer; then messages of one role at its edges may also be joined, and the run longer or shorter
+    by up to 63 units. Pinned messages and messages with a user's ``<command>`` inside the run stay.
+    *marker* is added to the last message of the user before the run.
+
+    Returns the very same list if there is nothing to save, or nothing that can be deleted.
     """
     units = _units(parts, sizes, region)
     deletable = [unit for unit in units if not unit.stays]
@@ -69,9 +75,9 @@ def delete_center(
 
 
 def _units(parts: Sequence[Part], sizes: Sequence[int], region: EditableRegion) -> list[_Unit]:
-    """Return the groups of messages that leave together, if they are wholly in the middle.
+    """Return the units that are completely inside the part that may be edited.
 
-    *sizes* are the tokens of *parts*. A group with a pinned message or a command is marked to stay.
+    *sizes* are the tokens of *parts*.
     """
     units: list[_Unit] = []
     for span in groups([part.message for part in parts]):
@@ -89,7 +95,8 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], region: EditableRegion) 
 def _around_center(units: Sequence[_Unit], message_count: int, tokens: int) -> range:
     """Return the range of units around the center to delete.
 
-    They have *message_count* messages and *tokens* tokens or more; all units if they have fewer.
+    Those of them that do not stay have at least *message_count* messages and at least *tokens*
+    tokens. If all units together have fewer, the range has all units.
     """
     edges = [unit.span.start for unit in units]
     edges.append(units[-1].span.stop)
@@ -111,16 +118,17 @@ def _around_center(units: Sequence[_Unit], message_count: int, tokens: int) -> r
 
 
 def _blocks_to_try(best_block: range, unit_count: int) -> Iterator[tuple[slice, bool]]:
-    """Yield blocks of units near *best_block*, the best first.
+    """Yield *best_block* and other ranges of units near it, the best first.
 
-    The second value is True if the messages at the edges of the block may be joined. First come
-    blocks up to two units longer without joining, then longer ones and shorter ones with joining.
+    The second value is True if the messages at the edges of the range may be joined. First come
+    *best_block* and ranges up to two units longer, without joining; then all of these and longer
+    ones with joining; then shorter ones with joining.
     """
     tries = [(longer, False) for longer in range(3)]
     tries += [(longer, True) for longer in range(_MAX_WIDENING)]
     tries += [(-shorter, True) for shorter in range(1, min(len(best_block), _MAX_WIDENING))]
     for length_change, can_join in tries:
-        # A longer block begins earlier, a shorter one later.
+        # A longer range begins earlier than the best one, a shorter one later.
         direction = -1 if length_change > 0 else 1
         for shift in range(abs(length_change) + 1):
             start = best_block.start + direction * shift
@@ -130,7 +138,9 @@ def _blocks_to_try(best_block: range, unit_count: int) -> Iterator[tuple[slice, 
 
 
 def _add_marker(parts: list[Part], marker: str) -> list[Part]:
-    """Return *parts* with *marker* after the last words or results of the user.
+    """Return *parts* with *marker* at the end of the last message of the user.
+
+    A message between a call of a server's tool and its result cannot be changed and is skipped.
 
     Returns the very same list if *marker* is "".
     """
