@@ -36,7 +36,12 @@ _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'[ \t\n\r]*+(%b|[][{}:,]|[^][{}:," \t\n\r]++)' % _STRING, re.DOTALL)
 """Blanks and one token: a string, a bracket, a colon, a comma, a number or a word."""
 _FLAT = rb'(?:[^][{}"]++|%b)*+' % _STRING
-_OUTER_BRACKET = re.compile(rb'(?:[^][{}"]++|%b|[{[]%b[]}])*+[][{}]' % (_STRING, _FLAT), re.DOTALL)
+# The groups are atomic and the repetitions in them are not possessive, because Python 3.11.2, which
+# Debian 12 has, continues behind a bracket that the last, failed repetition of "*+" has read. The
+# inner group is for memory: a repetition that is not possessive stores each of its steps.
+_OUTER_BRACKET = re.compile(
+    rb'(?>(?:(?>(?:[^][{}"]++|%b|[{[]%b[]}]){1,500}))*)[][{}]' % (_STRING, _FLAT), re.DOTALL
+)
 """Everything up to the next bracket of a list or object that contains another one.
 
 Lists and objects without brackets inside, which are the most frequent, are skipped in one step.
