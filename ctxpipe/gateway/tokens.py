@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -115,15 +116,21 @@ def read_tokens(path: Path) -> list[str]:
     """Return the lines of the token file at *path*, without empty lines and comments.
 
     Raises SettingsError if the file has no token or an invalid one, if it cannot be read, or if
-    other users than its owner may read it.
+    other users than its owner may read it. Its group may read it too if root owns it and does not
+    run the gateway.
     """
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise SettingsError(f"the token file {path} cannot be read: {reason}") from error
-    if mode & 0o077:
+    forbidden = 0o077
+    # PostgreSQL has the same rule for its key file. Root owns the file of a service that must not
+    # change its own tokens, and every secret that Kubernetes mounts; the service reads it by group.
+    if status.st_uid == 0 and os.geteuid() != 0:
+        forbidden = 0o037
+    if status.st_mode & forbidden:
         raise SettingsError(f"the token file may be read by others: chmod 600 {path}")
     token_lines: Sequence[str] = [
         line for line in lines if line.strip() and not line.startswith("# ")

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_comments_and_empty_lines_of_a_token_file_are_skipped(tmp_path):
     file.write_text(f"# of the team\n\n{OLD} name=alice\n")
     file.chmod(0o600)
     assert read_tokens(file) == [f"{OLD} name=alice"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own a file as root")
+def test_the_group_of_a_service_may_read_a_token_file_that_root_owns_but_not_change_it(
+    tmp_path, monkeypatch
+):
+    file = tmp_path / "tokens"
+    file.write_text(f"{OLD} name=alice\n")
+    monkeypatch.setattr(os, "geteuid", lambda: 10_001)
+    file.chmod(0o640)
+    assert read_tokens(file) == [f"{OLD} name=alice"]
+    for mode in (0o660, 0o644):
+        file.chmod(mode)
+        with pytest.raises(SettingsError, match="may be read by others"):
+            read_tokens(file)
 
 
 async def test_tokens_with_one_name_continue_the_same_conversations(tmp_path):
