@@ -175,7 +175,7 @@ async def test_claude_reads_back_by_the_tools_that_the_gateway_serves(tmp_path):
     assert all(READ_BACK in tools for tools in asked)
 
 
-LOOKS = 30
+LOOKS = 60  # Claude Code sends each image with 400,000 characters
 MOST_BYTES = 20_000_000
 
 
