@@ -1,4 +1,4 @@
-"""What clients notice while two gateways on one port are restarted, reloaded, and lose their store.
+"""Failed requests and sums while two gateways on one port restart, reload and lose their store.
 
     python benchmarks/bench_gateway_restarts.py [--minutes N]
 
@@ -38,7 +38,7 @@ RESTART_SECONDS = 20.0
 LOCK_SECONDS = 5.0
 THINKING_SECONDS = 2.0
 TOKENS = [f"the token of team {number} name=team-{number}" for number in range(3)]
-SPARE = "a token that nobody shows"
+SPARE = "a token that no client sends"
 
 
 class BillingUpstream:
@@ -199,7 +199,7 @@ async def disturb(gateways: Gateways, end: float) -> int:
 
 
 def lock(database: Path) -> None:
-    """Hold the lock of *database*, so that nobody reads or writes it, for LOCK_SECONDS."""
+    """Hold the lock of *database*, so that no gateway can read or write it, for LOCK_SECONDS."""
     connection = sqlite3.connect(database, timeout=30, isolation_level=None)
     try:
         connection.execute("begin exclusive")

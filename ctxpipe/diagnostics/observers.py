@@ -25,7 +25,7 @@ DEFAULT_OBSERVERS = (
 
 
 class EarlierTurns(Protocol):
-    """What a session remembers of the turns before: the part that observers read."""
+    """History and context of the turns before, as observers read them."""
 
     @property
     def history(self) -> Sequence[Message]:

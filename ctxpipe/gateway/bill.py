@@ -23,7 +23,7 @@ BILLED_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class TurnBill:
-    """What the API reported for a turn, summaries included.
+    """Tokens and dollars of a turn, as the API reported them, summaries included.
 
     *tokens* are the billed tokens by kind: "input" is the part of prompts that the cache neither
     read nor wrote, "cache_read" and "cache_write" are the other parts, "output" are the replies.

@@ -1,1 +1,1 @@
-"""What a session writes down: the timeline of a conversation and the entries of its journal."""
+"""The timeline of a conversation, and the journal in which a session stores it."""

@@ -48,7 +48,7 @@ NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written b
 
 
 class JournaledState(Protocol):
-    """What a journal saves of a session beside its messages.
+    """Values of a session that a journal saves beside the messages.
 
     The *ledger* has the calibration of token counts, *windows* the context windows that refusals
     have shown, by model, and *memories* the records of the stages, by the stage's place.
@@ -59,7 +59,7 @@ class JournaledState(Protocol):
     memories: dict[int, dict[object, Any]]
 
     def rewind(self, length: int) -> None:
-        """Drop what the running totals say of messages from index *length* of the context on."""
+        """Make totals and records describe only the first *length* messages of the context."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What one turn changes in a timeline, as a journal stores it and as the turn needs it."""
+"""The changes of one turn to a timeline, as a journal stores them and as the turn needs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Marked: TypeAlias = "tuple[Message, Message]"
 
 @dataclass(slots=True)
 class Agreement:
-    """How the history of a turn agrees with the timeline.
+    """Result of comparing the history of a turn with the timeline.
 
     *history* is the list that the caller passed. *raw* is the same list if the caller keeps the
     full history, otherwise None. The messages from index *new_start* on follow the retained part of
@@ -66,7 +66,7 @@ class Touched:
 
 @dataclass(slots=True)
 class Step:
-    """What one turn changes in a timeline.
+    """Changes of one turn to a timeline.
 
     The first eight fields are stored in a journal; they repeat the turn on an equal timeline. The
     first *unchanged_count* messages of the history are unchanged. If *adopted* is True, they are

@@ -691,7 +691,10 @@ def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[i
 
 
 def _may_say_the_same(ours: Message, now: Message) -> bool:
-    """Return True if *now* says the same as *ours*, or if the caller has emptied *ours*."""
+    """Return True if two messages say the same, or if the caller has emptied the remembered one.
+
+    *ours* is the message as the session remembers it, *now* as the caller has passed it.
+    """
     try:
         return says_the_same(ours, now)
     except (LookupError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Judge what a stage proposes: is it valid, does it save tokens, and does nobody object?"""
+"""Judge the change that a stage proposes: it must be valid, save tokens, and not be vetoed."""
 
 from __future__ import annotations
 

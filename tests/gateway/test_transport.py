@@ -29,7 +29,7 @@ def certificates(monkeypatch):
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory) -> Path:
-    """A folder with a certificate for ``localhost`` that nobody has signed, and its key."""
+    """A folder with a self-signed certificate for ``localhost``, and its key."""
     folder: Path = tmp_path_factory.mktemp("authority")
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.pem")]
