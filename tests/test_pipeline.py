@@ -924,6 +924,26 @@ async def test_a_run_at_the_same_time_works_on_a_copy_that_is_not_remembered():
     assert factors[1] == factors[2] == factors[3] > factors[0]
 
 
+async def test_the_memory_of_a_session_is_used_again_after_a_run_that_failed():
+    message_counts: list[int] = []
+
+    async def remember(turn: Turn):
+        record = turn.recall(Counting)
+        message_counts.append(record.known)
+        record.known = len(turn.messages)
+        if len(message_counts) == 1:
+            raise ValueError("the first run fails")
+
+    pipeline = ContextPipeline([remember], on_error="raise")
+    with pytest.raises(ValueError, match="the first run fails"):
+        await pipeline.run(chat(3), session_id="s")
+    await pipeline.run(HISTORY, session_id="s")
+    await pipeline.run(HISTORY, session_id="s")
+
+    # The last message may still change, so no record describes it.
+    assert message_counts[2] == len(HISTORY) - 1
+
+
 async def test_a_session_in_use_is_not_forgotten():
     known: list[tuple[str, int]] = []
     is_inside = anyio.Event()
