@@ -13,6 +13,7 @@ from typing import cast
 
 from .._values import JsonObject
 from ..messages import Message, as_blocks, blocks, kind
+from .claude_branches import find_taken_back
 from .records import FileRecord, RecordedMessage, Recording, as_message, message_with_details
 
 ROLES = ("user", "assistant")
@@ -28,16 +29,21 @@ def read(records: Iterable[FileRecord]) -> Recording:
 
     The lines of one reply become one message, and the results of its tools become one message
     after it. Omitted are the conversations of subagents, the summaries of earlier compactions (the
-    file still has the messages that they summarize), texts that only the user saw, and records that
-    are not messages.
+    file still has the messages that they summarize), texts that only the user saw, turns that the
+    user took back, and records that are not messages.
     """
     entries: list[RecordedMessage] = []
     omitted_counts: Counter[str] = Counter()
     places_of_replies: dict[str, int] = {}  # index in entries by the reply's id
     line_ids: set[str] = set()
+    records = list(records)
+    main_lines = [record.fields for record in records if not record.fields.get("isSidechain")]
+    abandoned_lines = {id(main_lines[index]) for index in find_taken_back(main_lines)}
     for record in records:
         line = record.fields
         reason = _reason_to_omit(line, line_ids)
+        if not reason and id(line) in abandoned_lines:
+            reason = "taken back by the user"
         if reason:
             omitted_counts[reason] += 1
             continue

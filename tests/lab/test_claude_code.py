@@ -83,3 +83,17 @@ def test_records_outside_the_main_conversation_are_left_out_and_counted(line: di
 
     assert found.messages == plain.messages
     assert found.dropped[why] == plain.dropped.get(why, 0) + 1
+
+
+def test_turns_that_the_user_took_back_are_left_out_and_counted():
+    prompts = [code_line("user", "Go.", uuid="1", parentUuid=None)]
+    prompts.append(code_line("assistant", [text("A")], id="a", uuid="2", parentUuid="1"))
+    taken = [code_line("user", "All.", uuid="3", parentUuid="2")]
+    taken.append(code_line("assistant", [text("B")], id="b", uuid="4", parentUuid="3"))
+    rest = [code_line("user", "One.", uuid="5", parentUuid="2")]
+    rest.append(code_line("assistant", [text("C")], id="c", uuid="6", parentUuid="5"))
+
+    found = parse_transcript(lines(*prompts, *taken, *rest))
+
+    assert found.messages == parse_transcript(lines(*prompts, *rest)).messages
+    assert found.dropped == {"taken back by the user": 2}
