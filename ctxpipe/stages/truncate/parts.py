@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from ...messages import THINKING, Message, as_blocks, blocks, has_thinking, kind, with_content
 
@@ -18,15 +19,24 @@ class Part:
     message: Message
 
 
+class Ends(NamedTuple):
+    """The index of the first request of a history, and the index where its last turn begins."""
+
+    first_request: int
+    last_turn: int
+
+
 @dataclass(frozen=True, slots=True)
 class EditableRegion:
     """The messages of a history that may be edited, as indices.
 
-    Messages in the *middle* may be edited, except those that are *pinned*. Messages in *stay* must
-    not change at all, not even by being joined with another one. Thinking may be removed from
-    messages in *movable*: those of the middle that are not in an open tool loop.
+    *ends* are the first request and the last turn, between which the *middle* is. Messages in the
+    middle may be edited, except those that are *pinned*. Messages in *stay* must not change at all,
+    not even by being joined with another one. Thinking may be removed from messages in *movable*:
+    those of the middle that are not in an open tool loop.
     """
 
+    ends: Ends
     middle: range
     stay: AbstractSet[int]
     movable: range

@@ -25,7 +25,7 @@ from ...providers.agent_tools import READING_TOOLS, ReadingTools
 from ..reading.carry_candidates import blocks_to_carry
 from ..reading.pins import Pin
 from ..reading.unanswered import index_after_last_reply
-from .parts import EditableRegion, Part
+from .parts import EditableRegion, Ends, Part
 
 Window: TypeAlias = Literal["average", "covering"]
 """Amount to delete: ceil(excess / average) messages, or whole turns until they cover the excess."""
@@ -53,22 +53,28 @@ class MiddleRules:
 # The middle ---------------------------------------------------------------------------------------
 
 
+def find_ends(messages: Sequence[Message]) -> Ends:
+    """Return the indices of the first request and of the last turn, both of which stay."""
+    return Ends(_first_request(messages), _last_turn(messages))
+
+
 def middle(
     messages: Sequence[Message],
     sums: Sequence[int],
+    ends: Ends,
     start: Fraction | float = MIDDLE_START,
     end: Fraction | float = MIDDLE_END,
     protected_count: int = 0,
 ) -> range:
     """Return the indices of the middle: the messages between *start* and *end* of the tokens.
 
-    ``sums[n]`` are the tokens of the first n messages; those of the head do not count. The first
-    request, the last turn and the first *protected_count* messages are never in the middle.
+    ``sums[n]`` are the tokens of the first n messages; those of the head do not count. What is not
+    between the *ends*, and the first *protected_count* messages, are never in the middle.
     """
     head = head_length(messages)
     by_tokens = middle_range(sums[head:], start, end)
-    first = max(by_tokens.start + head, first_request(messages) + 1, protected_count)
-    stop = min(by_tokens.stop + head, last_turn(messages))
+    first = max(by_tokens.start + head, ends.first_request + 1, protected_count)
+    stop = min(by_tokens.stop + head, ends.last_turn)
     return range(first, stop) if first < stop else range(0)
 
 
@@ -87,7 +93,7 @@ def middle_range(sums: Sequence[int], start: Fraction | float, end: Fraction | f
     return range(first, stop) if first < stop else range(0)
 
 
-def first_request(messages: Sequence[Message]) -> int:
+def _first_request(messages: Sequence[Message]) -> int:
     """Return the index of the first request, after messages that have unknown blocks only."""
     first = head_length(messages)
     for index in range(first, len(messages)):
@@ -113,7 +119,7 @@ def indices_to_carry(messages: Sequence[Message]) -> set[int]:
     return indices
 
 
-def last_turn(messages: Sequence[Message]) -> int:
+def _last_turn(messages: Sequence[Message]) -> int:
     """Return the index where the last turn begins.
 
     The last turn has the unanswered messages, and the calls whose results are among them.
@@ -126,12 +132,13 @@ def last_turn(messages: Sequence[Message]) -> int:
 
 def editable_region(
     messages: Sequence[Message],
+    ends: Ends,
     middle: range,
     *,
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
 ) -> EditableRegion:
-    """Return the region with the *middle*, where the messages *pinned* stay.
+    """Return the region with the *middle* between the *ends*; the messages *pinned* stay.
 
     The first request and the last turn stay unchanged. If *strict* is True, so does every message
     outside the middle: nothing is joined with it.
@@ -140,45 +147,38 @@ def editable_region(
     if strict:
         stay = frozenset(all_indices) - frozenset(middle)
     else:
-        stay = frozenset({first_request(messages), *all_indices[last_turn(messages) :]})
+        stay = frozenset({ends.first_request, *all_indices[ends.last_turn :]})
     movable_end = min(middle.stop, open_loop(messages))
-    return EditableRegion(middle, stay | pinned, range(middle.start, movable_end), pinned)
+    return EditableRegion(ends, middle, stay | pinned, range(middle.start, movable_end), pinned)
 
 
 # Reports ------------------------------------------------------------------------------------------
 
 
 def breakdown_by_source(
-    messages: Sequence[Message],
-    parts: Sequence[Part],
-    sizes: Sequence[int],
-    region: EditableRegion,
-    overhead: int,
+    parts: Sequence[Part], sizes: Sequence[int], region: EditableRegion, overhead: int
 ) -> str:
     """Return a text that says where the remaining tokens are, the largest share first.
 
-    *parts* are what is left of *messages*, *sizes* their tokens, *overhead* those of the system
+    *parts* are what is left of the messages, *sizes* their tokens, *overhead* those of the system
     prompt and the tools.
     """
-    first = first_request(messages)
-    last = last_turn(messages)
     shares = Counter({"the system prompt and the tools": overhead})
     for part, tokens in zip(parts, sizes, strict=True):
-        shares[_region_name(part.index, first, last, region.middle)] += tokens
+        shares[_region_name(part.index, region)] += tokens
     largest = shares.most_common()
     return ", ".join(f"{tokens:,} tokens in {name}" for name, tokens in largest if tokens)
 
 
-def _region_name(index: int, first: int, last: int, middle: range) -> str:
-    """Return the name of the part of a history that message *index* is in, for a report.
-
-    *first* is the index of the first request, *last* that of the last turn.
-    """
-    if index < first:
+def _region_name(index: int, region: EditableRegion) -> str:
+    """Return the name of the part of a history that message *index* is in, for a report."""
+    ends = region.ends
+    middle = region.middle
+    if index < ends.first_request:
         return "the system messages"
-    if index >= last:
+    if index >= ends.last_turn:
         return "the last turn"
-    if index == first:
+    if index == ends.first_request:
         return "the first request"
     if index in middle:
         return "file views, commands, references and texts of the middle"

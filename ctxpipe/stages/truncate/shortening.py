@@ -138,7 +138,7 @@ async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
     detail = Truncated(task.tokens, tokens_after, call_count, len(folds), deleted_count)
     if tokens_after > task.limit:
         holds = await in_thread(
-            truncate.breakdown_by_source, messages, remaining, tokens, region, task.overhead
+            truncate.breakdown_by_source, remaining, tokens, region, task.overhead
         )
         detail = replace(detail, still_over=True, holds=holds)
     if not call_count and not deleted_count:
@@ -165,10 +165,11 @@ def _survey(
         stays |= pinned_indices(messages, rules.pin)
     # The server reads nothing before its own summary.
     protected = max(task.protected, after_compaction(messages))
-    middle = truncate.middle(messages, task.sums, rules.start, rules.end, protected)
-    region = truncate.editable_region(messages, middle, strict=task.strict, pinned=stays)
+    ends = truncate.find_ends(messages)
+    middle = truncate.middle(messages, task.sums, ends, rules.start, rules.end, protected)
+    region = truncate.editable_region(messages, ends, middle, strict=task.strict, pinned=stays)
     views = file_views(messages, rules.reading_tools, rules.shell)
-    end = truncate.last_turn(messages) if task.strict else len(messages)
+    end = ends.last_turn if task.strict else len(messages)
     may_change = set(range(protected, end)) - stays
     foldable_views = [view for view in views if view.place[0] in may_change and view.is_foldable]
     return region, views, foldable_views

@@ -27,7 +27,8 @@ from ctxpipe.stages.truncate.parts import join_parts
 
 def filtered(history: list[Message], middle: range, *, strict: bool = False) -> list[Message]:
     views = {view.place for view in file_views(history)}
-    ground = truncate.editable_region(history, middle, strict=strict)
+    ends = truncate.find_ends(history)
+    ground = truncate.editable_region(history, ends, middle, strict=strict)
     parts, _ = filter_calls(history, ground, views)
     return join_parts(parts)
 
@@ -118,7 +119,7 @@ def test_calls_of_the_middle_go_with_their_results_and_all_text_stays():
 
 def test_without_a_call_in_the_middle_nothing_changes():
     history = conversation(user("go"), step("t1"), chat(5), step("t2"))
-    ground = truncate.editable_region(history, range(3, 8))
+    ground = truncate.editable_region(history, truncate.find_ends(history), range(3, 8))
 
     parts, calls = filter_calls(history, ground, frozenset())
 

@@ -26,7 +26,7 @@ def deleted(
     history: list[Message], middle: range, excess: int, window: Window = "average", marker: str = ""
 ) -> list[Message]:
     parts = [Part(index, message) for index, message in enumerate(history)]
-    ground = truncate.editable_region(history, middle)
+    ground = truncate.editable_region(history, truncate.find_ends(history), middle)
     return join_parts(
         delete_center(parts, sizes(history), ground, excess, window=window, marker=marker)
     )

@@ -60,6 +60,16 @@ def middle_range(
     return truncate.middle_range([0, *accumulate(tokens)], start, end)
 
 
+def middle(
+    history: list[Message], sums: Sequence[int], start: Fraction | float, end: Fraction | float
+) -> range:
+    return truncate.middle(history, sums, truncate.find_ends(history), start, end)
+
+
+def last_turn(history: list[Message]) -> int:
+    return truncate.find_ends(history).last_turn
+
+
 def alternates(messages: Sequence[Message]) -> bool:
     return all(one["role"] != other["role"] for one, other in pairwise(split_system(messages)[1]))
 
@@ -121,35 +131,33 @@ def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]):
 def test_the_head_is_no_part_of_what_the_middle_is_taken_from():
     history = conversation(system("s" * 1000), chat(12))
 
-    assert truncate.middle(history, [0, 1000, *(1000 + 10 * n for n in range(1, 13))]) == range(
-        3, 11
-    )
+    sums = [0, 1000, *(1000 + 10 * n for n in range(1, 13))]
+
+    assert middle(history, sums, truncate.MIDDLE_START, truncate.MIDDLE_END) == range(3, 11)
 
 
 def test_the_first_request_and_the_last_turn_are_never_in_the_middle():
     history = conversation(user("go"), step("t1"), step("t2"), step("t3"))
     sums = [0, *(10 * n for n in range(1, 8))]
 
-    assert truncate.middle(history, sums, 0, 1) == range(1, 5)
-    assert truncate.middle(history[:-1], sums[:-1], 0, 1) == range(1, 5)
-    assert truncate.middle(
-        [*history, assistant("done"), user("more")], [*sums, 80, 90], 0, 1
-    ) == range(1, 8)
-    assert truncate.middle(history[:1], sums[:2], 0, 1) == range(0)
-    assert truncate.middle([], [0]) == range(0)
+    assert middle(history, sums, 0, 1) == range(1, 5)
+    assert middle(history[:-1], sums[:-1], 0, 1) == range(1, 5)
+    assert middle([*history, assistant("done"), user("more")], [*sums, 80, 90], 0, 1) == range(1, 8)
+    assert middle(history[:1], sums[:2], 0, 1) == range(0)
+    assert middle([], [0], 0, 1) == range(0)
 
 
 def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answered_in_it():
     history = conversation(user("go"), step("t1"), assistant("done"), user("more"), step("t2"))
 
-    assert truncate.last_turn(history) == 5
-    assert truncate.last_turn([*history, system("be brief")]) == 5
-    assert truncate.last_turn([*history, user("and this")]) == 5
-    assert truncate.last_turn(history[:-1]) == 5
-    assert truncate.last_turn(history[:-2]) == 4
-    assert truncate.last_turn(history[:4]) == 3
-    assert truncate.last_turn(history[:1]) == 0
-    assert truncate.last_turn([]) == 0
+    assert last_turn(history) == 5
+    assert last_turn([*history, system("be brief")]) == 5
+    assert last_turn([*history, user("and this")]) == 5
+    assert last_turn(history[:-1]) == 5
+    assert last_turn(history[:-2]) == 4
+    assert last_turn(history[:4]) == 3
+    assert last_turn(history[:1]) == 0
+    assert last_turn([]) == 0
 
 
 # What holds for every history ---------------------------------------------------------------------
@@ -160,11 +168,12 @@ def cut(
 ) -> tuple[list[Message], range]:
     """Filter and delete with a middle, an excess and a window of any kind."""
     first = len(split_system(history)[0]) + 1
-    last = truncate.last_turn(history)
+    last = last_turn(history)
     start = data.draw(st.integers(first, max(first, last)), label="start")
     stop = data.draw(st.integers(start, max(start, last)), label="stop")
     middle = range(start, stop) if stop <= last else range(0)
-    ground = truncate.editable_region(history, middle, strict=strict)
+    ends = truncate.find_ends(history)
+    ground = truncate.editable_region(history, ends, middle, strict=strict)
     views = {view.place for view in file_views(history, COMMON_READING_TOOLS, True)}
     parts, _ = filter_calls(history, ground, views)
     excess = data.draw(st.integers(0, 4000), label="excess")
@@ -191,7 +200,7 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
     behind = len(history) - middle.stop
     assert said(left)[: len(said(history[: middle.start]))] == said(history[: middle.start])
     first = len(split_system(history)[0])
-    last = truncate.last_turn(history)
+    last = last_turn(history)
     assert left[first] is history[first]
     assert all(
         new is old for new, old in zip(left[last - len(history) :], history[last:], strict=True)

@@ -43,7 +43,7 @@ from ctxpipe.functions import count_tokens, load_archive
 from ctxpipe.messages import Message, check, split_system, tool_calls
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.stages.reports import Outcome, Truncated
-from ctxpipe.stages.truncate.selection import last_turn
+from ctxpipe.stages.truncate.selection import find_ends
 from ctxpipe.stages.truncate.stage import SmartTruncate
 from ctxpipe.summarizers import PromptSummarizer, Retry
 from ctxpipe.tokens import Ledger, TokenCounter
@@ -319,7 +319,7 @@ async def test_the_stage_keeps_every_history_valid_and_its_ends_untouched(
     assert count_tokens(result.messages, counter=CHARS) <= count_tokens(history, counter=CHARS)
     head = len(split_system(history)[0])
     assert result.messages[: head + 1] == history[: head + 1]
-    last = last_turn(history)
+    last = find_ends(history).last_turn
     assert result.messages[last - len(history) :] == history[last:]
     commands = [
         words for message in history if message["role"] == "user" for words in said([message])
