@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import signal
 import subprocess
@@ -58,22 +59,50 @@ def prepared_python() -> list[str]:
     """The command of a Python that has imported the SDKs already: in the place of `sys.executable`.
 
     For programs as users write them. What an import loads or how texts are hashed needs a new one.
+    All processes of a run share one, which ends with the last of them.
     """
     file = str(Path(__file__).with_name("prepared_python.py"))
-    folder = tempfile.TemporaryDirectory()
-    address = f"{folder.name}/socket"
-    server = subprocess.Popen(
-        [sys.executable, file, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    folder = Path(tempfile.gettempdir(), "prepared-python")  # of this run: see conftest.py
+    folder.mkdir(exist_ok=True)
+    address = str(folder / "socket")
+    users = folder / "users"  # a pipe: each user has it open, and the server reads its end
+    server = None
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_read(users):
+            used = os.open(users, os.O_WRONLY)
+        else:
+            for path in (users, folder / "socket"):  # of a server that has ended
+                path.unlink(missing_ok=True)
+            os.mkfifo(users)
+            end_of_users = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
+            used = os.open(users, os.O_WRONLY)
+            server = subprocess.Popen(
+                [sys.executable, file, address],
+                stdin=end_of_users,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            os.close(end_of_users)
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
 
     @atexit.register
     def end() -> None:
-        server.communicate()
-        folder.cleanup()
+        os.close(used)
+        if server is not None:
+            server.communicate()
 
-    assert server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
     return [sys.executable, "-I", "-S", file, address]
+
+
+def is_read(pipe: Path) -> bool:
+    """Whether *pipe* is there, and a process reads it."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
