@@ -33,10 +33,12 @@ class Summary:
 
 
 class Summarizer(Protocol):
-    """Writer of summaries: any async callable of this form.
+    """Writer of summaries: any async callable that takes messages and returns a `Summary`.
 
-    async def summarize(messages):
-        return Summary(await my_model("Summarize: " + str(messages)))
+    For example:
+
+        async def summarize(messages):
+            return Summary(await my_model("Summarize: " + str(messages)))
     """
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
