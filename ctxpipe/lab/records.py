@@ -28,6 +28,8 @@ Format: TypeAlias = Literal[
     "Claude Code session",
     "codex rollout",
     "opencode export",
+    "gemini-cli session",
+    "Gemini contents",
     "OpenAI chat",
     "OpenAI responses",
 ]

@@ -17,7 +17,15 @@ from .._values import SURROGATE, JsonObject, encoding_fault
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..turn.repair import repair
-from . import claude_code, codex, openai_chat, openai_responses, opencode
+from . import (
+    claude_code,
+    codex,
+    gemini_cli,
+    gemini_requests,
+    openai_chat,
+    openai_responses,
+    opencode,
+)
 from .records import (
     FileRecord,
     Format,
@@ -37,6 +45,8 @@ READERS: Sequence[tuple[_Predicate, _ReadFunction]] = (
     (claude_code.is_session_line, claude_code.read),
     (codex.is_rollout_line, codex.read),
     (opencode.is_export, opencode.read),
+    (gemini_cli.is_session_record, gemini_cli.read),
+    (gemini_requests.is_gemini_record, gemini_requests.read),
     (openai_responses.is_response_record, openai_responses.read),
     (openai_chat.is_chat_record, openai_chat.read),
 )

@@ -1,0 +1,147 @@
+"""Reader for sessions of gemini-cli.
+
+A file has one JSON object or, since spring 2026, a JSON line for each change. A message is written
+again, under the same id, whenever its tool calls or its usage become known. ``$rewindTo`` takes
+back a message and all after it, and ``$set`` with messages replaces all messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from .._values import JsonDict, JsonObject
+from ..messages import field
+from ..wire import GeminiCodec
+from ..wire.usage import usage
+from .items import Items
+from .records import FileRecord, Recording, valid_object
+
+TYPES = ("user", "gemini", "info", "error", "warning")
+
+
+def is_session_record(value: JsonObject) -> bool:
+    """Return True if *value* is a session, the first line of one, or a message of the model."""
+    if isinstance(value.get("sessionId"), str) and isinstance(value.get("projectHash"), str):
+        return True
+    return value.get("type") == "gemini" and isinstance(value.get("id"), str)
+
+
+def read(records: Sequence[FileRecord]) -> Recording:
+    """Return the session in *records* as its program would continue it, and the omitted records.
+
+    The calls of a message and their results become two messages. Omitted are notes to the user,
+    turns that the user took back, and thoughts, which are never sent again.
+    Raises InvalidHistory, naming the place, if a message is not valid.
+    """
+    omitted_counts: Counter[str] = Counter()
+    messages: dict[str, tuple[str, JsonObject]] = {}
+    for record in records:
+        fields = record.fields
+        place = record.place
+        rewind_id = fields.get("$rewindTo")
+        changes = field(fields, "$set")
+        if isinstance(rewind_id, str):
+            omitted_counts["taken back by the user"] += _rewind(messages, rewind_id)
+        elif isinstance(fields.get("id"), str):
+            messages[str(fields["id"])] = (place, fields)
+        elif isinstance(field(changes, "messages"), list):
+            messages.clear()
+            _add_all(messages, field(changes, "messages"), place)
+        elif isinstance(fields.get("messages"), list):
+            _add_all(messages, fields["messages"], place)
+        else:
+            omitted_counts["not a message"] += 1
+    items = Items(GeminiCodec())
+    recorded_call_ids: set[str] = set()
+    for place, fields in messages.values():
+        _add_message(items, fields, place, recorded_call_ids, omitted_counts)
+    return items.recording("gemini-cli session", {}, +omitted_counts)
+
+
+def _rewind(messages: dict[str, tuple[str, JsonObject]], rewind_id: str) -> int:
+    """Remove the message *rewind_id* and all after it; return their number.
+
+    Like gemini-cli, remove all messages if there is none with this id.
+    """
+    ids = list(messages)
+    start = ids.index(rewind_id) if rewind_id in messages else 0
+    for message_id in ids[start:]:
+        del messages[message_id]
+    return len(ids) - start
+
+
+def _add_all(
+    messages: dict[str, tuple[str, JsonObject]], values: Sequence[object], place: str
+) -> None:
+    """Add the messages in *values*, a list in the record at *place*."""
+    for index, value in enumerate(values):
+        message_place = f"{place}, message {index}"
+        fields = valid_object(value, message_place)
+        messages[str(fields.get("id") or message_place)] = (message_place, fields)
+
+
+def _add_message(
+    items: Items,
+    fields: JsonObject,
+    place: str,
+    recorded_call_ids: set[str],
+    omitted_counts: Counter[str],
+) -> None:
+    """Add the contents of one message, with its time, and the usage and model of a reply."""
+    valid_object(fields, place, toolCalls=list)
+    if fields.get("type") not in ("user", "gemini"):
+        omitted_counts["shown to the user only"] += 1
+        return
+    time = fields.get("timestamp")
+    parts = _parts(fields.get("content"))
+    if fields["type"] == "user":
+        parts = [part for part in parts if _response_id(part) not in recorded_call_ids]
+        if parts:
+            items.add({"role": "user", "parts": parts}, time)
+        return
+    responses: list[object] = []
+    for call in fields.get("toolCalls") or ():
+        call_fields = valid_object(call, place, "a tool call", id=str, name=str, args=Mapping)
+        call_id = call_fields.get("id")
+        name = call_fields.get("name")
+        parts.append(
+            {"functionCall": {"id": call_id, "name": name, "args": call_fields.get("args")}}
+        )
+        responses += _parts(call_fields.get("result"))
+        recorded_call_ids.add(str(call_id))
+    omitted_counts["thought"] += len(fields.get("thoughts") or ())
+    if parts:
+        items.add({"role": "model", "parts": parts}, time)
+        items.items[-1].usage = _usage(fields.get("tokens"))
+        items.items[-1].model = str(fields.get("model") or "")
+    if responses:
+        items.add({"role": "user", "parts": responses}, time)
+
+
+def _parts(content: object) -> list[object]:
+    """Return *content*, a text, a part or a list of both, as parts that are not empty."""
+    values = content if isinstance(content, list) else [content]
+    parts: list[object] = []
+    for value in values:
+        if isinstance(value, str) and value:
+            parts.append({"text": value})
+        elif isinstance(value, Mapping) and value.get("text") != "":
+            parts.append(value)
+    return parts
+
+
+def _response_id(part: object) -> str:
+    """Return the id of the call that *part* answers, or "" if it is no response."""
+    return str(field(field(part, "functionResponse"), "id") or "")
+
+
+def _usage(tokens: object) -> JsonDict | None:
+    """Return the usage that a message reports; its input includes the cached tokens."""
+    output = [field(tokens, name) for name in ("output", "thoughts")]
+    converted = usage(
+        field(tokens, "input"),
+        read=field(tokens, "cached"),
+        output=sum(count for count in output if isinstance(count, int)),
+    )
+    return None if converted is None else dict(converted)
