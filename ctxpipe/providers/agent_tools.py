@@ -50,6 +50,77 @@ HARNESS_TEXT = re.compile("|".join(f"(?:{form})" for form in _TABLE["harness_tex
 Match the whole text: a text with other words before or after such a form is a person's."""
 
 
+# What governs an agent ----------------------------------------------------------------------------
+
+SKILL_TOOLS: frozenset[str] = frozenset(_TABLE["skills"])
+"""Tools that load a skill."""
+
+SKILL_KEYS: Sequence[str] = _TABLE["skill_keys"]
+"""Keys of the name of the skill in the input of such a tool."""
+
+SKILL_TEXTS: Sequence[re.Pattern[str]] = [
+    re.compile(form, re.DOTALL) for form in _TABLE["skill_texts"]
+]
+"""Patterns of a whole text that is a loaded skill; *name* is its name or folder, if it has one."""
+
+PLAN_TOOLS: frozenset[str] = frozenset(_TABLE["plans"])
+"""Tools that propose a plan to the user."""
+
+TO_DO_TOOLS: frozenset[str] = frozenset(_TABLE["to_do_lists"])
+"""Tools that write the whole to-do list."""
+
+TASK_CREATORS: frozenset[str] = frozenset(_TABLE["task_creators"])
+TASK_UPDATERS: frozenset[str] = frozenset(_TABLE["task_updaters"])
+"""Tools that write one task of a to-do list."""
+
+TASK_KEYS: Sequence[str] = _TABLE["task_keys"]
+"""Keys of the id of a task in the input of such a tool."""
+
+QUESTION_TOOLS: frozenset[str] = frozenset(_TABLE["questions"])
+"""Tools that ask the user; the user's words are their result."""
+
+REFUSAL_WITH_WORDS = re.compile("|".join(_TABLE["refusals_with_words"]), re.DOTALL)
+"""Pattern of the end of a result with which the user refused a call; *words* are the user's."""
+
+FINISHED: frozenset[str] = frozenset(_TABLE["finished"])
+"""States, in lower case, in which a task or a job is over."""
+
+STARTED_JOBS: Sequence[re.Pattern[str]] = [
+    re.compile(form, re.DOTALL) for form in _TABLE["started_jobs"]
+]
+"""Patterns in a result that says that something goes on running; *id* is its id."""
+
+BACKGROUND_KEYS: Sequence[str] = _TABLE["background_keys"]
+"""Keys in the input of a call that is not waited for."""
+
+JOB_ID = re.compile(
+    r"\b(?:(?:job|task|process|session|shell|bash|agent|run|terminal|execution|operation)[ _-]?)?"
+    r"id\b[\"']?\s*(?:[:=]|\bis\b)?\s*[\"'<`]?(?P<id>(?=[\w-]*\d)[\w-]{2,80})|"
+    r"\bPID\b\W{1,3}(?P<pid>\d+)",
+    re.IGNORECASE,
+)
+"""Pattern of the id of a job in the result of a call that is not waited for."""
+
+JOB_STATE = re.compile(
+    r"<status>\s*(?P<tag>\w+)\s*</status>|[\"']?\bstat(?:us|e)\b[\"']?\s*[:=]\s*[{\s]*[\"']?(?P<value>\w+)",
+    re.IGNORECASE,
+)
+"""Pattern of the state of a job in a result, or in the report of a harness."""
+
+JOB_OVER = re.compile(
+    r"process exited with code|no (?:task|job|process|session|shell|agent)s? (?:\w+ )?found|"
+    r"(?:task|job|process|session|shell|agent) (?:[\w-]+ )?(?:not found|does not exist)",
+    re.IGNORECASE,
+)
+"""Pattern of words with which a result says that a job is over, or unknown."""
+
+STOPPING_NAME = re.compile(r"kill|stop|cancel|terminate|close", re.IGNORECASE)
+"""Pattern of the name of a tool that ends a job."""
+
+INSTRUCTION_FILES: frozenset[str] = frozenset(_TABLE["instruction_files"])
+INSTRUCTION_FOLDERS: Sequence[str] = _TABLE["instruction_folders"]
+"""Names, in lower case, and folders of the files that give an agent its instructions."""
+
 # Inputs -------------------------------------------------------------------------------------------
 
 VIEW_COMMAND = "view"

@@ -380,18 +380,17 @@ def test_a_report_of_a_harness_is_a_step_of_its_own():
     assert line.endswith(f"… → {len(REPORT)} chars")
 
 
-def test_the_body_of_a_skill_in_a_message_of_results_leaves_with_the_result():
-    skill = f"Base directory for this skill: /skills/review\n{FINDINGS}"
+def test_the_body_of_a_skill_in_a_message_of_results_stays():
+    skill = text(f"Base directory for this skill: /skills/review\n{FINDINGS}")
     messages = conversation(
         user("Go."),
         assistant(tool_use("t1", "Skill")),
-        user(tool_result("t1", "Launching."), text(skill), text("And hurry.")),
+        user(tool_result("t1", "Launching."), skill, text("And hurry.")),
     )
 
     plan = planned(messages)
 
-    assert step_texts(plan, {})[1] == skill
-    assert plan.parts[1] == user(text("And hurry."))
+    assert plan.parts[1] == user(skill, text("And hurry."))
 
 
 @pytest.mark.parametrize(
