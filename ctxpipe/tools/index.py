@@ -15,7 +15,7 @@ IS_SUPPORTED: bool = hasattr(sqlite3.Connection, "deserialize")
 MAX_INDEX_CHARS = 50_000_000
 """Maximum number of characters in an index, which takes about two bytes for each."""
 
-_VERSION = b"ctxpipe index 2\n"
+_VERSION = b"ctxpipe index 3\n"
 _HEADER_BYTES = len(_VERSION) + 4
 _TABLES = """
 create table texts (name text primary key, chars integer);

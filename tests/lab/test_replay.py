@@ -222,6 +222,68 @@ async def test_a_text_that_a_reply_uses_and_the_context_lacks_is_read_back_first
     assert result.content == f"0 {LOG}"
 
 
+FACTS = {
+    "English": (
+        "The parcel with number {} has to be checked by two people before it leaves the hall",
+        "on day number {} the hall was cleaned and nobody reported anything at all",
+    ),
+    "Chinese": (
+        "编号{}的包裹在离开仓库之前必须由两名员工共同检查一遍",
+        "第{}天打扫了仓库当天没有任何人报告任何问题",
+    ),
+    "Japanese": (
+        "番号{}の小包は倉庫を出る前に二人で確認しなければならない",
+        "第{}日は倉庫を掃除したが誰からも何の報告もなかった",
+    ),
+    "Thai": (
+        "พัสดุหมายเลข{}ต้องได้รับการตรวจสอบโดยคนสองคนก่อนออกจากคลังสินค้า",
+        "วันที่{}ทำความสะอาดคลังสินค้าและไม่มีใครรายงานอะไรเลย",
+    ),
+    "Korean": (
+        "번호{}의 소포는 창고를 떠나기 전에 두 사람이 확인해야 한다",
+        "제{}일에는 창고를 청소했으며 아무도 아무것도 보고하지 않았다",
+    ),
+    "Khmer": (
+        "កញ្ចប់លេខ{}ត្រូវតែពិនិត្យដោយមនុស្សពីរនាក់មុនពេលចាកចេញពីឃ្លាំង",
+        "ថ្ងៃទី{}បានសម្អាតឃ្លាំងហើយគ្មាននរណារាយការណ៍អ្វីទេ",
+    ),
+    "Chinese with English": (
+        "package编号{}在离开warehouse之前必须由两名员工共同review一遍",
+        "第{}天打扫了warehouse当天没有任何人报告任何problem",
+    ),
+}
+"""A fact and a line without interest, in several languages."""
+
+
+def lookups(language: str) -> list[Message]:
+    """Thirty records are looked up, and later replies say the facts of some of them."""
+    fact, other_line = FACTS[language]
+    history = [user("?")]
+    for number in range(30):
+        lines = [other_line.format(50 * number + day) for day in range(60)]
+        lines[20] = fact.format(1011 + 7 * number)
+        history += step(f"t{number}", "lookup", {"q": str(number)}, "\n".join(lines))
+    for number in range(0, 30, 3):
+        history += [assistant(fact.format(1011 + 7 * number)), user("?")]
+    return [*history, assistant("ok")]
+
+
+@pytest.mark.parametrize("policy", ["none", "coding", "lean"])
+async def test_recall_and_reading_back_are_those_of_the_same_talk_in_english(policy: str):
+    results = {
+        language: await replay(recorded(lookups(language)), Policy(policy)) for language in FACTS
+    }
+
+    english = results["English"]
+    refetches = sum(request.purpose == "refetch" for request in english.requests)
+    assert (english.use.recall == 1.0) is (policy == "none")
+    for result in results.values():
+        assert result.use.total == english.use.total
+        assert abs(result.use.recall - english.use.recall) <= 0.05
+        found = sum(request.purpose == "refetch" for request in result.requests)
+        assert abs(found - refetches) <= 1
+
+
 async def test_a_collapsed_step_is_read_back_from_its_file():
     seen = Seen()
 

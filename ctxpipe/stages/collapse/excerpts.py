@@ -16,6 +16,7 @@ from functools import cache
 from typing import Literal, TypeAlias
 
 from ..reading.atoms import Atom, atoms, weight
+from ..reading.scripts import length_in_latin
 
 TextKind: TypeAlias = Literal["call", "text", "view", "result"]
 
@@ -31,7 +32,7 @@ The kinds are the input of a call, the assistant's own text, the view of a file,
 result.
 """
 
-MIN_LINE_CHARS = 8
+MIN_LINE_LETTERS = 8
 MAX_LINE_CHARS = 300
 MAX_SEARCHED_CHARS = 60_000
 """Characters of a text that are searched for lines."""
@@ -131,7 +132,9 @@ def _candidates(
     place = 0
     for text in texts:
         for raw_line in text.lines:
-            if not MIN_LINE_CHARS <= len(raw_line) <= MAX_LINE_CHARS:
+            if len(raw_line) > MAX_LINE_CHARS:
+                continue
+            if len(raw_line) < MIN_LINE_LETTERS and length_in_latin(raw_line) < MIN_LINE_LETTERS:
                 continue
             line = raw_line.strip()
             if line in seen_lines:

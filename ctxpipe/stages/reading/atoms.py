@@ -3,7 +3,7 @@
 An *atom* is a string: the letter of its class, followed by its value. The classes are those of the
 recall metric:
 
-    L   a line of 24 characters and 3 words or more
+    L   a line of 24 letters and 3 words or more, in any script
     P   the last two segments of a path
     F   a file name without a folder
     I   an identifier as code writes it
@@ -23,6 +23,7 @@ from ..._values import leaves
 from ...messages import Block, Message, as_blocks, block_text, field, kind
 from ...messages.paths import path_segments
 from ...providers.agent_tools import WIDE_GUTTER
+from .scripts import has_three_words, length_in_latin, separate_scripts
 
 Atom: TypeAlias = str
 
@@ -51,7 +52,6 @@ _NUMBER = re.compile(r"\d(?<![\w.].)(?:\d*+(?:\.\d+)+|\d{2,11})(?![\w.])")
 _ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-f](?<!\w.)[0-9a-f]{6,39}+\b")
-_THREE_WORDS = re.compile(r"\b\w++\W++\w++\W++\w")
 
 
 def weight(atom: Atom) -> float:
@@ -67,6 +67,14 @@ def atoms(text: str) -> frozenset[Atom]:
     """
     text_atoms: set[Atom] = set()
     lines = set(text.splitlines())
+    for line in lines:
+        plain_line = _plain_line(line)
+        if plain_line:
+            text_atoms.add("L" + plain_line)
+    separated_text = separate_scripts(text)
+    if separated_text is not text:
+        text = separated_text
+        lines = set(text.splitlines())
     for path in _PATH.findall("\n".join(line for line in lines if "/" in line)):
         atom = path_atom(path)
         if atom is not None:
@@ -82,10 +90,6 @@ def atoms(text: str) -> frozenset[Atom]:
         )
         ids = _HEX.findall(text)
         text_atoms.update("H" + name for name in ids if not (name.isdigit() or name.isalpha()))
-    for line in lines:
-        plain_line = _plain_line(line)
-        if plain_line:
-            text_atoms.add("L" + plain_line)
     return frozenset(sys.intern(atom) for atom in text_atoms)
 
 
@@ -102,9 +106,9 @@ def path_atom(path: str) -> Atom | None:
 def _plain_line(line: str) -> str:
     """Return *line* without line number and indentation; "" if it is too short to recognize."""
     line = " ".join(WIDE_GUTTER.sub("", line).split())
-    if len(line) < MIN_LINE or not _THREE_WORDS.search(line):
+    if len(line) < MIN_LINE and length_in_latin(line) < MIN_LINE:
         return ""
-    return line[:MAX_LINE]
+    return line[:MAX_LINE] if has_three_words(line) else ""
 
 
 # Messages -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...messages import without_surrogates
+from .scripts import WITHOUT_BLANKS
 
 PASSAGE_CHARS = 1_000
 """Largest number of characters in a passage."""
@@ -21,9 +22,7 @@ _JSON_STRING_LINE = re.compile(rf"(?:\\n)*((?:[^\\]|\\[^n]){{1,{PASSAGE_CHARS}}}
 _KEYS_WITHOUT_TEXT = frozenset({"role", "type", "id", "tool_use_id", "signature", "media_type"})
 _BASE64 = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 
-# Thai, Lao, Burmese, Khmer, kana and Han have no blanks between words.
-_SCRIPTS_WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-_WORD = re.compile(rf"[{_SCRIPTS_WITHOUT_BLANKS}]+|[^\W{_SCRIPTS_WITHOUT_BLANKS}]+")
+_WORD = re.compile(rf"[{WITHOUT_BLANKS}]+|[^\W{WITHOUT_BLANKS}]+")
 _NEIGHBORS = re.compile(r"(?=\b(\w+[^\w\s]{1,3}\w+|\w+\s\w+))")
 
 
@@ -91,7 +90,7 @@ def query_terms(query: str) -> list[str]:
     terms: list[str] = []
     query = query.lower()
     for word in _WORD.findall(query):
-        if re.match(f"[{_SCRIPTS_WITHOUT_BLANKS}]", word):
+        if re.match(f"[{WITHOUT_BLANKS}]", word):
             terms += [word[start : start + 2] for start in range(max(1, len(word) - 1))]
         terms.append(word)
     terms += _NEIGHBORS.findall(query)
@@ -105,4 +104,4 @@ def space_words(text: str) -> str:
     """
     if text.isascii():
         return text
-    return re.sub(f"[{_SCRIPTS_WITHOUT_BLANKS}]", r" \g<0> ", text)
+    return re.sub(f"[{WITHOUT_BLANKS}]", r" \g<0> ", text)

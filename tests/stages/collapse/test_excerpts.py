@@ -33,6 +33,19 @@ def test_lines_that_name_something_stay_and_small_talk_does_not():
     assert chosen(call(f"{PATH}\n{SMALL_TALK}\n{NAMES}")) == {1: [PATH, NAMES]}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "端口在src/server.py里读取",
+        "ポートはsrc/server.pyで読む",
+        "port은 src/server.py에서",
+        "见app.py",
+    ],
+)
+def test_lines_that_name_something_stay_in_every_script(line: str):
+    assert chosen(call(f"{line}\n好的\n{SMALL_TALK}")) == {1: [line]}
+
+
 def test_each_line_stays_under_its_step_in_the_order_of_the_source():
     lines = [f"see src/part{number}.py" for number in range(6)]
     first = "\n".join(lines[:3])

@@ -24,13 +24,27 @@ from ctxpipe.stages.reading.atoms import WEIGHTS, AtomIndex, atoms, content_text
         ("commit deadbeef1 broke it", "Hdeadbeef1"),
         ("   17→    return the sum of both values\n", "Lreturn the sum of both values"),
         ("12: \treturn  the sum of   both values", "Lreturn the sum of both values"),
+        ("退款必须在十四天以内提出", "L退款必须在十四天以内提出"),
+        ("返金は十四日以内に請求する", "L返金は十四日以内に請求する"),
+        ("ต้องขอเงินคืนภายในสิบสี่วัน", "Lต้องขอเงินคืนภายในสิบสี่วัน"),
+        ("환불은 십사일 이내에 요청한다", "L환불은 십사일 이내에 요청한다"),
+        ("ការសងប្រាក់វិញត្រូវស្នើសុំ", "Lការសងប្រាក់វិញត្រូវស្នើសុំ"),
+        ("请先修改src/app/main.py文件", "Papp/main.py"),
+        ("请先修改server.py文件", "Fserver.py"),
+        ("main.pyを開く", "Fmain.py"),
+        ("说明在docs/说明.md里", "Pdocs/说明.md"),
+        ("客户编号4711的合同", "N4711"),
+        ("提交deadbeef1之后失败", "Hdeadbeef1"),
+        ("调用read_file函数", "Iread_file"),
     ],
 )
 def test_a_text_refers_by_paths_names_numbers_hashes_and_lines(said, atom):
     assert atom in atoms(said)
 
 
-@pytest.mark.parametrize("said", ["", "ok", "in 2024 I saw 5000", "word " * 3, "plain words only"])
+@pytest.mark.parametrize(
+    "said", ["", "ok", "in 2024 I saw 5000", "word " * 3, "plain words only", "好的", "2024年"]
+)
 def test_small_talk_round_numbers_and_years_refer_to_nothing(said):
     assert not atoms(said)
 
