@@ -20,6 +20,7 @@ from .._text import one_line
 from ..messages import Message, texts
 from ..session.client import BETA
 from ..stages.reports import Compacted
+from ..storage.waiting import store_allowance
 from ..wire.exchange import HttpExchange, ask, log_errors
 from ..wire.formats import Format
 from ..wire.questions import HttpAnswer, http_model, question_headers
@@ -97,16 +98,17 @@ class Relay:
         await exchange.read_bytes(raw, encoding)
         values = {} if exchange.body is None else exchange.body.values
         self._session = session_name(headers, values)
-        extra_headers = await self._check_budget()
-        if is_off or headers.get(SWITCH) == "off":
-            exchange.reason = "switched off"
-        elif exchange.is_too_deep:
-            raise Refused(400, exchange.reason)
-        else:
-            await exchange.shape_body(headers.get(BETA, ""))
-        if not self._session:
-            self._session = exchange.session.session_id if exchange.is_shaped else UNNAMED
+        with store_allowance():  # one for the budget and the turn
             extra_headers = await self._check_budget()
+            if is_off or headers.get(SWITCH) == "off":
+                exchange.reason = "switched off"
+            elif exchange.is_too_deep:
+                raise Refused(400, exchange.reason)
+            else:
+                await exchange.shape_body(headers.get(BETA, ""))
+            if not self._session:
+                self._session = exchange.session.session_id if exchange.is_shaped else UNNAMED
+                extra_headers = await self._check_budget()
         self._added_seconds = time.monotonic() - read_time
         async with self._open_responses:
             send = partial(ask, exchange, self._send)

@@ -112,7 +112,9 @@ class Shaper:
         await self.pipelines.of(None, "").counter.warm()
 
     async def close(self) -> None:
-        """Close the connections of the journal, if it has any."""
+        """Write the sums of the session budgets, and close the connections of the journal."""
+        if self.budget is not None:
+            await self.budget.close()
         close = getattr(self.journal, "aclose", None)
         if close is not None:
             await close()

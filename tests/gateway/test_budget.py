@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from ctxpipe.gateway.budget import SessionBudget
 from ctxpipe.gateway.guard import Refused
 from ctxpipe.gateway.settings import GatewaySettings
 from ctxpipe.providers.prices import prices_of
-from ctxpipe.storage import LocalStorage
+from ctxpipe.storage import LocalStorage, SQLiteJournal
 from ctxpipe.storage.memory import MemoryStorage
 
 TURN_DOLLARS = 0.4
@@ -228,6 +229,95 @@ async def test_what_could_not_be_written_is_written_with_the_next_turn(caplog):
     journal.is_away = False
     await budget.add("s", 0.3, MODEL)
     assert await SessionBudget(1, journal).check("s") == pytest.approx(0.7)
+
+
+class LosingJournal(MemoryStorage):
+    """A journal that writes its first entry, and whose answer gets lost."""
+
+    appends = 0
+
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
+        is_written = await super().append(session_id, number, entry)
+        self.appends += 1
+        if self.appends == 1:
+            raise StorageError(5, "the connection is lost")
+        return is_written
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_turn_is_counted_once_if_the_answer_of_the_journal_gets_lost(others):
+    journal = LosingJournal()
+    budget = SessionBudget(10, journal)
+    await budget.add("s", 0.4, MODEL)
+    for _ in range(others):
+        await SessionBudget(10, journal).add("s", 1, MODEL)
+    await budget.add("s", 0.3, MODEL)
+    total = pytest.approx(0.7 + others)
+    assert await budget.check("s") == total
+    assert await SessionBudget(10, journal).check("s") == total
+
+
+@pytest.fixture
+def locked_journal(tmp_path, monkeypatch):
+    """A journal in SQLite, and the connection that has locked it."""
+    monkeypatch.setenv("CTXPIPE_STORE_SECONDS", "0.3")
+    path = tmp_path / "journal.db"
+    journal = SQLiteJournal(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        yield journal, other
+
+
+async def test_many_requests_without_the_journal_are_one_warning(locked_journal, caplog):
+    journal, other = locked_journal
+    async with journal:
+        budget = SessionBudget(10, journal)
+        for number in range(20):
+            await budget.check(f"s{number}")
+            await budget.add(f"s{number}", 0.4, MODEL)
+        other.execute("rollback")
+        await budget.close()
+    assert sum("unavailable" in text for text in caplog.messages) == 1
+    assert not [text for text in caplog.messages if "has spent" in text]
+
+
+async def test_what_could_not_be_written_is_written_once_the_journal_is_back(locked_journal):
+    journal, other = locked_journal
+    async with journal:
+        budget = SessionBudget(10, journal)
+        await budget.add("s", 0.4, MODEL)
+        await budget.add("t", 0.5, MODEL)
+        other.execute("rollback")
+        elsewhere = SessionBudget(10, journal)
+        # It is written in the background, and reported nowhere else.
+        while not (await elsewhere.check("s") and await elsewhere.check("t")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await elsewhere.check("s") == pytest.approx(0.4)
+        assert await elsewhere.check("t") == pytest.approx(0.5)
+
+
+async def test_a_gateway_that_ends_writes_what_it_could_not_write_before(tmp_path, caplog):
+    journal = FailingJournal()
+    budget = SessionBudget(10, journal)
+    with caplog.at_level(logging.CRITICAL):
+        journal.is_away = True
+        await budget.add("s", 0.4, MODEL)
+        await budget.add("t", 0.5, MODEL)
+    journal.is_away = False
+    await budget.close()
+    assert await SessionBudget(10, journal).check("s") == pytest.approx(0.4)
+    assert await SessionBudget(10, journal).check("t") == pytest.approx(0.5)
+    assert not [text for text in caplog.messages if "could not be written" in text]
+
+
+async def test_a_gateway_that_ends_without_its_journal_says_how_much_is_not_counted(caplog):
+    journal = FailingJournal()
+    budget = SessionBudget(10, journal)
+    journal.is_away = True
+    await budget.add("s", 0.4, MODEL)
+    await budget.add("t", 0.5, MODEL)
+    await budget.close()
+    assert any("$0.900 that 2 sessions spent could not be written" in t for t in caplog.messages)
 
 
 async def test_turns_that_end_at_the_same_time_are_all_counted():
