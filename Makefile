@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
-	bench bench-peers nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
+	bench bench-peers test-restarts nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
 	release-check
 
 help:  ## print this list
@@ -102,9 +102,14 @@ fuzz: $(STAMP)  ## search for inputs that break a reader, two minutes for each o
 	@set -e; for target in transcripts placeholders archives journals folding; do \
 		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
 
-test-services: $(STAMP)  ## storages with PostgreSQL, Redis and S3; INSTALL=1 installs what is missing
+test-services: $(STAMP)  ## storages with PostgreSQL, Redis and S3, the gateway behind nginx; INSTALL=1 installs what is missing
 	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
-	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/storage tests/gateway/test_journal.py
+	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/storage tests/gateway/test_journal.py tests/gateway/test_nginx.py
+
+MINUTES := 30
+test-restarts: $(STAMP)  ## gateways behind nginx restart and lose PostgreSQL for half an hour, mostly idle; MINUTES=3 for less
+	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
+	$(BIN)/python benchmarks/bench_gateway_restarts.py --minutes $(MINUTES)
 
 # The versions are in tests/clients. `npm ci` would need the packages of every platform, and some
 # registries do not have them.
@@ -121,8 +126,8 @@ record-clients: $(STAMP) clients  ## record the requests of these agents again; 
 	$(BIN)/python tests/clients/record.py $(NAMES)
 
 # TRANSCRIPTS is a folder of recorded conversations. Without it, the benchmarks that need one are
-# left out. bench_load and bench_service take half an hour each; bench_service needs a PostgreSQL
-# (`make test-services INSTALL=1`).
+# left out. bench_gateway_restarts, bench_load and bench_service take half an hour each; the first and
+# the last need servers (`make test-services INSTALL=1`).
 RECORDED := cache_doctor costs gateway_replay survival
 BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 

@@ -17,6 +17,8 @@ from importlib.util import find_spec
 # Commands with the Debian package that has them, and modules with their Python package.
 COMMANDS = {
     "initdb": "postgresql",
+    "nginx": "nginx-light",
+    "openssl": "openssl",
     "pgbouncer": "pgbouncer",
     "postgres": "postgresql",
     "redis-server": "redis-server",

@@ -18,10 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import glob
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NoReturn, Self, TypeVar
 
 import pytest
+
+NGINX_SITE = Path(__file__).resolve().parents[2] / "examples" / "deploy" / "nginx.conf"
 
 CALLS_OF_A_DISK = (
     "open",
@@ -302,6 +305,48 @@ class PgBouncer(Server):
 
     def command(self) -> list[str]:
         return [self.pgbouncer, self.file]
+
+
+class Nginx(Server):
+    """nginx with the site of examples/deploy before a gateway, and a certificate of its own."""
+
+    name = "nginx"
+
+    def __init__(self, gateway_port: int) -> None:
+        self.nginx = command("nginx", "nginx-light")
+        openssl = command("openssl", "openssl")
+        super().__init__()
+        self.certificate = f"{self.folder}/certificate.pem"
+        names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        files = ["-keyout", f"{self.folder}/key.pem", "-out", self.certificate]
+        subprocess.run(
+            [openssl, "req", "-x509", "-nodes", "-newkey", "rsa:2048", *names, *files],
+            check=True,
+            capture_output=True,
+            **ordinary_user(),
+        )
+        site = NGINX_SITE.read_text("utf-8")
+        for old, new in {
+            "127.0.0.1:8787": f"127.0.0.1:{gateway_port}",
+            "listen 443": f"listen 127.0.0.1:{self.port}",
+            "/etc/ssl/certs/ctxpipe.pem": self.certificate,
+            "/etc/ssl/private/ctxpipe.key": f"{self.folder}/key.pem",
+        }.items():
+            assert old in site
+            site = site.replace(old, new)
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        folders = [f"{kind}_temp_path {self.folder}/{kind};" for kind in kinds]
+        lines = [f"pid {self.folder}/pid;", "daemon off;", "events {}"]
+        lines += ["http {", "access_log off;", *folders, site, "}"]
+        Path(f"{self.folder}/nginx.conf").write_text("\n".join(lines), "utf-8")
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    def command(self) -> list[str]:
+        errors = f"{self.folder}/error.log"
+        return [self.nginx, "-c", f"{self.folder}/nginx.conf", "-e", errors]
 
 
 class RedisNode(RedisServer):
