@@ -85,12 +85,14 @@ def escape_unprintable(text: str, keep: str = "") -> str:
 
 MAX_REPR = 200
 MAX_VALUE = 60
+MAX_SHOWN_ITEMS = 6
 
 
 def short_repr(instance: Any) -> str:
     """Return the repr of a dataclass in one line: the fields that differ from their default.
 
-    Of a collection only the size is shown, never its texts or keys.
+    Of a collection only the size is shown, never its texts. A short mapping from names to numbers
+    is shown completely.
     """
     parts = []
     for field in fields(instance):
@@ -112,14 +114,27 @@ def _is_default(field: Field[Any], value: object) -> bool:
         return False
 
 
+def _is_table_of_numbers(value: object) -> bool:
+    """Return True if *value* is a dict of at most MAX_SHOWN_ITEMS names, with numbers or None."""
+    if not isinstance(value, dict) or len(value) > MAX_SHOWN_ITEMS:
+        return False
+    for name, number in value.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            return False
+        if number is not None and not isinstance(number, Number):
+            return False
+    return True
+
+
 def _short_value(value: object) -> str:
     """Return *value* in at most about MAX_VALUE characters, for the repr of an object.
 
-    Collections become their number of items, functions and other objects their name.
+    Collections become their number of items, but short mappings from names to numbers are shown.
+    Functions and other objects become their name.
     """
     if isinstance(value, str | os.PathLike):
         return repr(one_line(os.fspath(value), MAX_VALUE))
-    if value is None or isinstance(value, Number):
+    if value is None or isinstance(value, Number) or _is_table_of_numbers(value):
         return str(value)
     if isinstance(value, Collection):
         return f"<{count_phrase(len(value), 'item')}>"

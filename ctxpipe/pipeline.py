@@ -6,7 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Self, cast
+from dataclasses import dataclass
+from typing import Any, Literal, Never, Self, cast
 
 from ._logs import logger
 from .errors import SettingsError
@@ -99,7 +100,7 @@ class ContextPipeline:
     def __init__(
         self,
         stages: Iterable[Stage] = (),
-        *,
+        *more_stages: Never,
         budget: Budget | None = None,
         counter: TokenCounter | Callable[[str], int] | None = None,
         on_report: Callable[[StageReport], object] | None = None,
@@ -109,6 +110,12 @@ class ContextPipeline:
         prices: Prices | None = None,
         max_sessions: int = 10_000,
     ) -> None:
+        if more_stages:
+            names = ", ".join(stage_name(stage) for stage in (stages, *more_stages))
+            raise SettingsError(
+                f"the stages {names} are separate arguments; give one list, "
+                "ContextPipeline([…]), or add each with .use(…)"
+            )
         _STAGES.check("stages", stages)
         _BUDGET.check("budget", budget)
         COUNTING.optional.check("counter", counter)
@@ -355,12 +362,21 @@ class ContextPipeline:
             del self._memories[unused]
 
 
-class OwnMemory(NamedTuple):
-    """Memory of one session of `ContextPipeline.run`, whose caller continues with the context."""
+@dataclass(slots=True)
+class OwnMemory:
+    """Memory of one session of `ContextPipeline.run`, whose caller continues with the context.
+
+    *replaced* is the first message of the last input that the stages replaced, with its index in
+    the input, which had *input_count* messages. *has_warned* is True once a warning was logged that
+    it came back.
+    """
 
     state: State
     journal: Memory
     session_id: str
+    replaced: tuple[int, Message] | None = None
+    input_count: int = 0
+    has_warned: bool = False
 
     @classmethod
     def empty(cls, settings: PipelineSettings, session_id: str) -> Self:
@@ -378,13 +394,39 @@ class OwnMemory(NamedTuple):
     def new_turn(self, messages: Sequence[MessageLike], request: Request) -> TurnRun:
         """Return the turn that continues this session with *messages*."""
         history = cast("list[Message]", messages)
+        self._warn_of_full_history(history)
         return TurnRun(self.session_id, history, request, self.state, self.journal)
 
     def apply(self, run: TurnRun) -> None:
         """Make the context of *run* the history. Its notices are for sessions only."""
         self.journal.apply(run.step)
         self.journal.notices.clear()
+        self.input_count = len(run.history)
+        first_changed = run.result.first_changed_index
+        if first_changed is None or run.problems:
+            self.replaced = None
+        elif first_changed < len(run.history):
+            self.replaced = (first_changed, run.history[first_changed])
         self.state.end_turn(len(self.journal.timeline.context))
+
+    def _warn_of_full_history(self, messages: Sequence[Message]) -> None:
+        """Log a warning, once, if *messages* still have what the stages removed in the last turn.
+
+        A caller who passes the complete history in each turn pays for each summary again.
+        """
+        if self.has_warned or self.replaced is None:
+            return
+        index, message = self.replaced
+        # The same input again is a second attempt, for example after a refusal.
+        if len(messages) > self.input_count and messages[index] == message:
+            self.has_warned = True
+            logger.warning(
+                "session %s: message %d of the history is what the last turn has replaced, so all "
+                "that was removed comes back, and is removed and paid for again; continue with "
+                "result.messages, or use pipeline.session(…).run, which takes the full history",
+                self.session_id[:40],
+                index,
+            )
 
 
 def _doubts(stages: Sequence[Stage], new: Stage) -> Iterator[str]:

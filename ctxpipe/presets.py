@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
 from .providers.prices import Prices
+from .settings import MAPPING
 from .stages.collapse.stage import Collapse
 from .stages.compact.restore import ReadText
 from .stages.compact.stage import Breaker, Compact, Evidence, Restore
@@ -58,6 +59,7 @@ def coding_agent(
     summary_model: str | None = None,
     files: FileReader | ReadText | None = None,
     pin: Pin | None = None,
+    per_tool: Mapping[str, int | None] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> list[Stage]:
     """Return the stages for an agent that works on files with commands, in long loops.
@@ -76,6 +78,11 @@ def coding_agent(
     chooses messages that stay word for word when the context is shortened near its limit, such as
     rules: a function, or a list of texts; a user message that contains one of them is chosen.
 
+    *per_tool* has other limits for results of single tools, by name; they are added to those of the
+    preset. ``{"grep": 20_000}`` leaves its results in the context up to 20,000 characters until
+    they are old. ``{"read_schema": None}`` leaves them there, however long and old they are, until
+    the whole context is too long; only "lines" collapses old ones with their exchange.
+
     *work_dir* is the folder of the agent's files. After a compaction the files that the agent read
     last are read again. With None no file is read, unless *files* reads them from another place
     (see `Restore`).
@@ -91,7 +98,8 @@ def coding_agent(
     if work_dir is not None or files is not None:
         restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
     prices = prices or Prices.relative()
-    per_tool = REPORTS
+    limits = REPORTS
+    own_limits = _own_limits(per_tool)
     if old_exchanges == "calls":
         # Four fifths of the uses of a result happen within five calls. Texts that were read back
         # age as fast as others.
@@ -102,16 +110,20 @@ def coding_agent(
             keep_recent=5,
             inputs=WRITING_TOOLS,
             keep_read_backs=False,
+            per_tool=_never_moved(own_limits),
         )
     else:
         old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0)
         # Most texts that an agent misses later are code.
-        per_tool = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
+        limits = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
     return [
         # Results of 8,000 characters or more are 7 % of all results and hold more than half of the
         # text. The head and tail that stay visible often answer the next question.
         DirectOffload(
-            storage, min_chars=8000, preview=Preview(head=400, tail=200), per_tool=per_tool
+            storage,
+            min_chars=8000,
+            preview=Preview(head=400, tail=200),
+            per_tool={**limits, **own_limits},
         ),
         TrimReadBacks(storage),
         MediaOffload(storage),
@@ -134,6 +146,7 @@ def chat(
     summarize: Summarizer | None = None,
     summary_model: str | None = None,
     pin: Pin | None = None,
+    per_tool: Mapping[str, int | None] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> list[Stage]:
     """Return the stages for an assistant that talks with a person and looks up records and pages.
@@ -143,9 +156,13 @@ def chat(
     readable; and no files are read again after a compaction. The parameters are those of
     `coding_agent`.
     """
+    own_limits = _own_limits(per_tool)
     return [
         DirectOffload(
-            storage, min_chars=8000, preview=Preview(head=1200, tail=400), per_tool=REPORTS
+            storage,
+            min_chars=8000,
+            preview=Preview(head=1200, tail=400),
+            per_tool={**REPORTS, **own_limits},
         ),
         TrimReadBacks(storage),
         MediaOffload(storage),
@@ -156,6 +173,7 @@ def chat(
             keep_recent=10,
             preview=Preview(head=160, tail=0),
             keep_read_backs=False,
+            per_tool=_never_moved(own_limits),
         ),
         Compact(
             _summarizer(summarize, summary_model),
@@ -165,6 +183,19 @@ def chat(
         ),
         SmartTruncate(archive=storage, pin=pin),
     ]
+
+
+def _own_limits(per_tool: object) -> Mapping[str, int | None]:
+    """Return the caller's limits by tool. Raises SettingsError if they are no mapping."""
+    if per_tool is None:
+        return {}
+    MAPPING.check("per_tool", per_tool)
+    return cast("Mapping[str, int | None]", per_tool)
+
+
+def _never_moved(limits: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return those of *limits* that leave all results of a tool in the context."""
+    return {tool: limit for tool, limit in limits.items() if limit is None}
 
 
 def _summarizer(summarize: Summarizer | None, summary_model: str | None) -> Summarizer | None:

@@ -14,12 +14,13 @@ import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from numbers import Real
 from types import FunctionType
 from typing import Any, Generic, TypeVar
 
+from ._logs import logger
 from ._text import one_line
 from .errors import SettingsError
 
@@ -47,10 +48,14 @@ T = TypeVar("T", int, str, Decimal)
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """A default that the environment variable *name* may override."""
+    """A default that the environment variable *name* may override.
+
+    A share is a number between 0 and 1. Another number is accepted, and logged once as a warning.
+    """
 
     name: str
     default: T
+    is_share: bool = False
 
     def __call__(self, argument: T | float | None = None) -> T:
         """Return *argument*, or else the environment's value, or else the default.
@@ -86,6 +91,8 @@ class Setting(Generic[T]):
             raise SettingsError(f"{source} is {excerpt(value)}, which is not a finite number")
         if isinstance(parsed, int) and parsed < 0:
             raise SettingsError(f"{source} is {excerpt(value)}, which is below 0")
+        if self.is_share and isinstance(parsed, Decimal) and not is_share(parsed):
+            _warn_of_share(source, parsed)
         return parsed
 
 
@@ -99,6 +106,24 @@ def is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     return math.isfinite(value)
+
+
+def is_share(value: float | Decimal) -> bool:
+    """Return True if *value* is between 0 and 1."""
+    return 0 <= value <= 1
+
+
+def share_advice(value: float | Decimal) -> str:
+    """Return how to write *value*, which is no share, for the end of an error text."""
+    if 1 < value <= 100:
+        return f"a share is between 0 and 1; for {value} % write {value / 100}"
+    return "a share is between 0 and 1, such as 0.2"
+
+
+@cache
+def _warn_of_share(source: str, value: Decimal) -> None:
+    """Log, once for each setting and value, that *value* is no share."""
+    logger.warning("%s is %s; %s", source, value, share_advice(value))
 
 
 def excerpt(value: object) -> str:
@@ -153,6 +178,19 @@ def answers_at_once(candidate: object, *types: str) -> bool:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
     return not set(types).isdisjoint(code.co_names)
+
+
+def is_retried(function: object) -> bool:
+    """Return True if tenacity calls *function* again when it fails."""
+    while True:
+        if hasattr(function, "retry_with"):
+            return True
+        if isinstance(function, partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            return False
 
 
 def takes_one(function: object) -> bool:
@@ -319,7 +357,7 @@ def optional_setting(source: Setting[T]) -> Any:
 
 
 OFFLOAD_CHAR_THRESHOLD = Setting("OFFLOAD_CHAR_THRESHOLD", 100)
-OFFLOAD_RATIO_THRESHOLD = Setting("OFFLOAD_RATIO_THRESHOLD", Decimal("0.2"))
+OFFLOAD_RATIO_THRESHOLD = Setting("OFFLOAD_RATIO_THRESHOLD", Decimal("0.2"), is_share=True)
 DIRECT_OFFLOAD_CHAR_THRESHOLD = Setting("DIRECT_OFFLOAD_CHAR_THRESHOLD", 1000)
 CONTEXT_TOKEN_LIMIT = Setting("CONTEXT_TOKEN_LIMIT", 200_000)
 COMPACT_THRESHOLD_RATIO = Setting("COMPACT_THRESHOLD_RATIO", Decimal("0.92"))

@@ -226,7 +226,9 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         # That the folder exists is asked once, where the settings are made.
         stat = blocking.functions["os.stat"]
         stat.can_block_in("ctxpipe/stages/compact/restore.py", "__post_init__")
-        stat.can_block_in("ctxpipe/storage/sqlite.py", "__post_init__")
+        for name in ("os.stat", "os.path.islink", "os.access"):
+            blocking.functions[name].can_block_in("ctxpipe/storage/folders.py", "check_root")
+            blocking.functions[name].can_block_in("ctxpipe/storage/sqlite.py", "__post_init__")
         # Of the SDKs' clients, where no variable of the environment names the certificates.
         stat.can_block_in("ssl.py", "get_default_verify_paths")
         stat.can_block_in("httpcore2/_ssl.py", "default_ssl_context")

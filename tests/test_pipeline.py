@@ -6,6 +6,7 @@ The memory of earlier turns never changes a result.
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import logging
 import re
@@ -49,9 +50,11 @@ from ctxpipe import (
     LocalStorage,
     MemoryStorage,
     Result,
+    SettingsError,
     Skip,
     SmartTruncate,
     Stage,
+    StorageError,
     TrimReadBacks,
     Turn,
     presets,
@@ -271,7 +274,7 @@ async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_gro
     assert refused.messages is HISTORY
     assert (refused.reports[0].outcome, refused.reports[0].reason) == (
         Outcome.REFUSED,
-        "it would not save a single token",
+        "it would not save a single token (Change(…, may_grow=True) allows that)",
     )
     assert accepted.messages == change(HISTORY)
     assert accepted.first_changed_index == first
@@ -1359,3 +1362,70 @@ def test_a_usual_order_of_stages_gives_no_warning(stages: list[Any], caplog):
     ContextPipeline(stages)
 
     assert caplog.records == []
+
+
+# Mistakes of callers ------------------------------------------------------------------------------
+
+
+def test_stages_as_separate_arguments_are_refused_with_the_way_to_give_them():
+    with pytest.raises(SettingsError, match=r"DirectOffload, SmartTruncate .*give one list"):
+        ContextPipeline(DirectOffload(STORE), SmartTruncate(STORE))  # type: ignore[arg-type]
+
+
+async def shorten(turn: Turn) -> Change | None:
+    """Replace all messages but the newest two by one."""
+    if len(turn.messages) < 4:
+        return None
+    return Change([user("In short."), *turn.messages[-2:]])
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_caller_who_runs_the_full_history_in_each_turn_is_warned_once(continues, caplog):
+    pipeline = ContextPipeline([shorten])
+    history = [user("words " * 50), assistant("ok"), user("more"), assistant("ok"), user("on")]
+    for number in range(4):
+        result = await pipeline.run(history, session_id="s")
+        if continues:
+            history = result.messages
+        history = [*history, assistant(f"reply {number}"), user(f"request {number}")]
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (0 if continues else 1)
+    assert all("continue with result.messages" in warning for warning in warnings)
+
+
+async def test_the_same_history_again_is_a_second_attempt_and_gives_no_warning(caplog):
+    pipeline = ContextPipeline([shorten])
+    history = [user("words " * 50), assistant("ok"), user("more"), assistant("ok"), user("on")]
+
+    await pipeline.run(history, session_id="s")
+    await pipeline.run(history, session_id="s", force=True)
+
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_a_full_disk_is_logged_once_until_a_write_succeeds(caplog):
+    is_full = True
+
+    class Disk(MemoryStorage):
+        async def write(self, texts: Any, /) -> Any:
+            if is_full:
+                raise StorageError(errno.ENOSPC, f"cannot write {texts[0][0]}: No space left")
+            return await super().write(texts)
+
+    storage = Disk()
+    pipeline = ContextPipeline([DirectOffload(storage, min_chars=100)])
+
+    async def turns(*names: str) -> None:
+        for name in names:
+            history = conversation(user("Go."), step(name, result="line " * 99))
+            await pipeline.run(history, session_id=name)
+
+    await turns("a", "b", "c")
+    is_full = False
+    await turns("d")
+    is_full = True
+    await turns("e", "f")
+
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition("]")[0] for text in warned] == ["DirectOffload [a", "DirectOffload [e"]

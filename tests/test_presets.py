@@ -224,3 +224,33 @@ def test_a_preset_pauses_compactions_by_the_wall_clock_that_processes_share(
     [compact] = [stage for stage in preset(MemoryStorage()) if isinstance(stage, Compact)]
 
     assert compact.breaker.clock is time.time
+
+
+@pytest.mark.parametrize("preset", [coding_agent, lines, presets.chat])
+def test_limits_for_single_tools_are_added_to_those_of_the_preset(preset: Preset):
+    plain = preset(MemoryStorage())[0]
+    limited = preset(MemoryStorage(), per_tool={"grep": 20_000, "Task": 5})[0]
+
+    assert isinstance(plain, DirectOffload)
+    assert isinstance(limited, DirectOffload)
+    assert limited.per_tool == {**plain.per_tool, "grep": 20_000, "Task": 5}
+    assert "'Task': 20000" in repr(coding_agent(MemoryStorage())[0])
+
+
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
+async def test_the_results_of_a_tool_without_a_limit_stay_whole_when_they_are_old(preset: Preset):
+    stages = preset(MemoryStorage(), per_tool={"read_file": None})
+    history = conversation(
+        user("Go."), step("schema", "read_file", result=WORDS * 4), *work(30)[1:]
+    )
+
+    result = await ContextPipeline(stages).session("s").run(history)
+
+    contents = {found.tool_use_id: found.content for found in tool_results(result.messages)}
+    assert contents["schema"] == WORDS * 4
+    assert any(content != WORDS for content in contents.values())
+
+
+def test_limits_that_are_no_mapping_are_refused():
+    with pytest.raises(SettingsError, match="per_tool is"):
+        coding_agent(MemoryStorage(), per_tool=["read_file"])  # type: ignore[arg-type]

@@ -243,6 +243,11 @@ def main(arguments: Sequence[str]) -> int:
         settings = os.path.join(os.path.expanduser("~"), FOLDER, FILE)
     try:
         if options.action == "install":
+            from ..storage.folders import check_root  # not at the top: the hook has no use for it
+
+            # A relative root is a folder of each project, which is this one without --user.
+            if os.path.isabs(options.root) or not options.user:
+                check_root(os.path.abspath(options.root))
             is_changed = install(settings, _command(options.root, options.min_chars))
         else:
             is_changed = uninstall(settings)

@@ -26,8 +26,6 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--session", help="the only session that may be read; default: all")
     options = parser.parse_args(arguments)
-    if os.path.isfile(options.root):
-        parser.error(f"{options.root} is a file; give the folder of a LocalStorage")
     try:
         from .mcp import offload_server, serve
 

@@ -134,7 +134,9 @@ async def compact_messages(
         return CompactResult(messages, reason="below the threshold")
     if archive is None:
         folder = output_dir or COMPACT_OUTPUT_DIR()
-        archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
+        archive = await to_thread.run_sync(
+            partial(LocalStorage, folder, on_conflict="number", must_be_writable=False)
+        )
     path = None
     try:
         path = await save_raw(archive, session_id, "compact", rest, required=require_archive)

@@ -80,7 +80,7 @@ async def offload_tool_result(
     [message] = cast("list[Message]", [message])
     if not any(tool_results([message])):
         raise InvalidHistory("message 0 has no tool_result block, so there is nothing to offload")
-    writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
+    writer = writer or LocalStorage(output_dir, on_conflict="overwrite", must_be_writable=False)
     results = movable([message])
     if not results:
         return OffloadedMessage(message)
@@ -122,7 +122,7 @@ async def offload_tool_results(
     scan = scan_of(messages, results)
     if not passes(scan, share):
         return OffloadResult(messages)
-    writer = writer or LocalStorage(output_dir, on_conflict="number")
+    writer = writer or LocalStorage(output_dir, on_conflict="number", must_be_writable=False)
     files = await _write_results(writer, results, "tool-result-{}.md", indent=2)
     pointers = [BATCH.format(f"./{os.path.basename(file)}") for file in files]
     rewritten = _point_to(messages, results, pointers)

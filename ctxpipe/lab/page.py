@@ -17,6 +17,7 @@ from typing import NamedTuple
 from .._html import json_data, palette, source_hash
 from .._text import as_number, as_percent, count_phrase
 from .._values import JsonDict
+from ..errors import SettingsError
 from ..placeholders.placeholders import shorten
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
@@ -39,7 +40,16 @@ def page(
     *totals* are the figures of each policy over all conversations, with costs in *unit*: "dollars"
     or the name of another unit. *origin* is a line about the program, date and command that made
     the page. Characters that cannot be encoded as UTF-8 become question marks.
+
+    Raises SettingsError without a report, or if *totals* has other policies than the reports.
     """
+    if not reports:
+        raise SettingsError("there is no report to show; give that of at least one conversation")
+    if len(totals) != len(reports[0].runs):
+        raise SettingsError(
+            f"totals has {len(totals)} policies and the reports have {len(reports[0].runs)}; "
+            "give the figures of each policy, in the order of the reports"
+        )
     script = _asset("page.js")
     html = Template(_asset("page.html")).substitute(
         hash=source_hash(script),

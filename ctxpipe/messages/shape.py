@@ -10,7 +10,7 @@ from ..errors import InvalidHistory
 from .vocabulary import ROLES, SPOKEN, field, kind
 
 SEE_DOCS = (
-    "ctxpipe takes the messages of Anthropic's Messages API;"
+    "ctxpipe takes the messages of Anthropic's Messages API; for OpenAI's use ctxpipe.wire.Adapter,"
     " see 'Messages of another API' in the docs"
 )
 _OTHER_KEYS = ("tool_calls", "function_call", "tool_call_id")

@@ -118,7 +118,8 @@ class Compacted:
         if self.left_out:
             parts.append(f"{len(self.left_out)} left out")
         if self.warnings:
-            parts.append(count_phrase(len(self.warnings), "warning"))
+            # Their texts name files, which are logged only for debugging.
+            parts.append(f"{count_phrase(len(self.warnings), 'warning')} in detail.warnings")
         if self.removed:
             counts = ", ".join(f"{number} {name}" for name, number in self.removed.items())
             parts.append(f"removed {counts}")

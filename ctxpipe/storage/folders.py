@@ -34,6 +34,7 @@ FAULTS = frozenset(
 """Error numbers of real errors. Any other error of link, chmod or fsync means that the file system
 does not support the call; file systems use different numbers (EPERM, ENOTSUP, ENOSYS, …)."""
 
+_HAS_EFFECTIVE_IDS = os.access in os.supports_effective_ids
 _RELATIVE_CALLS = {"open", "mkdir", "stat", "link", "rename", "unlink", "rmdir"}
 
 # Windows lacks these flags. The package can be imported there, but has no LocalStorage.
@@ -55,6 +56,29 @@ def check_platform(class_name: str) -> None:
             "folder without following links. On Windows run under WSL, or give a storage of your "
             "own (see TextWriter and Archive)"
         )
+
+
+def check_root(path: str) -> None:
+    """Raise SettingsError if the folder at the absolute *path* cannot be created or written to.
+
+    Nothing is created: a root begins to exist with the first text.
+    """
+    place = path
+    while not os.path.lexists(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        kind = "a link to nothing" if os.path.islink(place) else "a file"
+        raise SettingsError(f"the root is {path!r}, but {place!r} is {kind}; give a folder")
+    if not may_write(place):
+        raise SettingsError(
+            f"the root is {path!r}, but this process may not write to {place!r}; "
+            "give a folder to which it may, or change the permissions"
+        )
+
+
+def may_write(folder: str) -> bool:
+    """Return True if this process may create files in *folder*."""
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=_HAS_EFFECTIVE_IDS)
 
 
 # Errors -------------------------------------------------------------------------------------------

@@ -51,7 +51,15 @@ from .cleanup import (
     files_named_in,
     find_files,
 )
-from .folders import RootError, ignore_absent, is_file, open_file, regular_files, translate_errors
+from .folders import (
+    RootError,
+    check_root,
+    ignore_absent,
+    is_file,
+    open_file,
+    regular_files,
+    translate_errors,
+)
 from .generations import TOMBSTONE_DAYS, TOUCH_SECONDS, ids_below, remember
 from .journals import JournalFiles, SessionLock
 from .notes import LoadedNotes, add_notes, delete_notes, expire_notes, load_notes, owner_of
@@ -87,7 +95,11 @@ class LocalStorage:
     which the file can be found again. A deleted session leaves a tombstone, a small file by which
     other processes notice the deletion; a clean-up deletes it after *tombstone_days* (90 days).
 
-    Raises SettingsError for invalid settings such as an empty root, and on Windows.
+    A root that is a file, or that this process may not write to, is refused. With
+    ``must_be_writable=False`` it is not looked at before it is used; then a storage can read from a
+    root that others have written.
+
+    Raises SettingsError for invalid settings, and on Windows.
     """
 
     root: str | os.PathLike[str]
@@ -97,6 +109,7 @@ class LocalStorage:
     clock: Callable[[], float] = time.time
     reference: str = "absolute"
     tombstone_days: float = field(default=TOMBSTONE_DAYS, kw_only=True)
+    must_be_writable: bool = field(default=True, kw_only=True)
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
     _journals: JournalFiles = field(init=False, repr=False, compare=False)
     _touch_times: dict[str, float] = field(
@@ -117,10 +130,13 @@ class LocalStorage:
             on_conflict=one_of("hash", "number", "overwrite"),
             clock=FUNCTION,
             tombstone_days=POSITIVE,
+            must_be_writable=FLAG,
         )
         check_reference(self.reference)
         # Absolute, so that a later chdir does not change it.
         path = os.path.abspath(self.root)
+        if self.must_be_writable:
+            check_root(path)
         folders = StorageRoot(path, writes_marks=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from .._logs import logger
 from ..errors import SettingsError, StorageError
 from ..settings import FLAG, PATH, check_settings
-from .folders import ignore_absent
+from .folders import ignore_absent, may_write
 from .sql_journals import SQLJournal, Statement
 from .waiting import Availability, Locked, run_in_thread
 
@@ -67,6 +67,11 @@ class SQLiteJournal(SQLJournal):
             raise SettingsError(
                 f"path is {self.path!r}, and its folder does not exist: create the folder, or "
                 "name another one"
+            )
+        if not may_write(os.path.dirname(self.path)):
+            raise SettingsError(
+                f"path is {self.path!r}, and this process may not write to its folder, in which "
+                "SQLite creates files; name another folder, or change its permissions"
             )
         name = f"the journal in {os.path.basename(self.path)}"
         self._availability = Availability(name, self._trial)

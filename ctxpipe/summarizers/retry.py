@@ -27,7 +27,16 @@ from ..messages import Message, deep_copy, has_results, is_blank, without_surrog
 from ..messages.identity import digest
 from ..placeholders.summaries import assemble, safe_summary
 from ..providers.refusals import as_refusal, status_of
-from ..settings import COMPACT_MAX_RETRIES, FUNCTION, POSITIVE, SIZE, SLEEP, check_settings, setting
+from ..settings import (
+    COMPACT_MAX_RETRIES,
+    FUNCTION,
+    POSITIVE,
+    SIZE,
+    SLEEP,
+    check_settings,
+    is_retried,
+    setting,
+)
 from .prompt import MAX_BLOCK_CHARS, render
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
@@ -271,7 +280,10 @@ async def _attempt(
             limit = f"attempt_seconds={retry.attempt_seconds:g}"
             if left < retry.attempt_seconds:
                 limit = f"total_seconds={retry.total_seconds:g}"
-            raise AttemptTimeout(f"no answer within {limit} of Retry") from error
+            advice = ""
+            if is_retried(getattr(summarize, "ask", summarize)):
+                advice = "; the summarizer retries by itself: give Retry(max_retries=0)"
+            raise AttemptTimeout(f"no answer within {limit} of Retry{advice}") from error
 
     def wait(state: RetryCallState) -> float:
         return _retry_after(_failure(state)) or backoff(state)

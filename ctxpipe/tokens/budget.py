@@ -27,7 +27,8 @@ class Budget:
     if the model in use has a smaller window according to genai-prices, that one is used. Compaction
     begins when a context has *trigger* estimated tokens or more (default: COMPACT_THRESHOLD_RATIO,
     0.92 of the window), and reduces it to *target* (default: 0.6 of the trigger). Both are a number
-    of tokens, or a fraction of the window: an int such as 150_000, or a float such as 0.8.
+    of tokens, or a fraction of the window: an int such as 150_000, or a float such as 0.8. A
+    whole number from 2 to 100 is refused, because it is a percentage written as a number of tokens.
 
     *reserve_output* is the number of tokens that an answer needs. With it, contexts of up to (0.9 x
     *window*) - *reserve_output* tokens are allowed, and compaction begins at one token more: the
@@ -86,9 +87,21 @@ class Budget:
                 f"target is {target_tokens} tokens, which is not below the trigger,"
                 f" {trigger_tokens}"
             )
+        self._set(window, trigger_tokens, target_tokens, reserve_output, is_default=is_default)
+
+    def _set(
+        self,
+        window: int,
+        trigger: int,
+        target: int,
+        reserve_output: int | None,
+        *,
+        is_default: bool,
+    ) -> None:
+        """Set the fields, all in tokens."""
         object.__setattr__(self, "window", window)
-        object.__setattr__(self, "trigger", trigger_tokens)
-        object.__setattr__(self, "target", target_tokens)
+        object.__setattr__(self, "trigger", trigger)
+        object.__setattr__(self, "target", target)
         object.__setattr__(self, "reserve_output", reserve_output)
         object.__setattr__(self, "is_default", is_default)
 
@@ -105,7 +118,9 @@ class Budget:
             reserve = min(reserve, window // 2)
         trigger = min(self.trigger, max(1, math.floor(window * _USABLE_RATIO) - (reserve or 0)))
         target = min(self.target, self.target * trigger // self.trigger)
-        return Budget(max(window, _MIN_WINDOW), trigger, target, reserve)
+        budget = object.__new__(Budget)
+        budget._set(max(window, _MIN_WINDOW), trigger, target, reserve, is_default=False)
+        return budget
 
     def reached(self, tokens: int) -> bool:
         """Return True if a context of *tokens* estimated tokens must be compacted."""
@@ -119,6 +134,11 @@ def _share(name: str, value: Share, window: int, *, min_tokens: int = 1) -> Frac
     """
     if isinstance(value, int):
         _check_tokens(name, value, min_tokens=min_tokens, max_tokens=window)
+        if not isinstance(value, bool) and 2 <= value <= 100:
+            raise SettingsError(
+                f"{name} is {value} tokens, too few for any context;"
+                f" for {value} % of the window write {value / 100}"
+            )
         return Fraction(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(

@@ -74,7 +74,7 @@ def _refusal(
     if first < turn.protected and index_after_thinking(change.messages) > first:
         return "it would rewrite a message before kept thinking, which is protected"
     if not change.may_grow and saved <= 0:
-        return "it would not save a single token"
+        return "it would not save a single token (Change(…, may_grow=True) allows that)"
     if not settings.veto:
         return ""
     verdict = settings.veto(turn, change)

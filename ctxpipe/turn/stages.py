@@ -138,7 +138,7 @@ async def _ask_each(
         if not run.is_plan:
             # A stage that had nothing to do is logged only for debugging.
             if is_debugging or report.detail is not None or report.outcome is not Outcome.SKIPPED:
-                _log(report)
+                _log(report, settings.logged_failures)
             if settings.on_report is not None:
                 _hand_over(report, settings.on_report)
         run.reports.append(report)
@@ -252,12 +252,32 @@ def _hand_over(report: StageReport, on_report: Callable[[StageReport], object]) 
         logger.debug("on_report failed with", exc_info=error)
 
 
-def _log(report: StageReport) -> None:
-    """Log *report*. Texts of errors and paths of files are logged only for debugging."""
+def _storage_failure(report: StageReport) -> str:
+    """Return why the storage failed in *report*, without the name of the file; "" if it did not."""
+    if isinstance(report.error, OSError):
+        return str(report.error.errno)
+    if isinstance(report.detail, Offloaded) and report.detail.failed:
+        return report.detail.failed[-1].rpartition(": ")[2]
+    return ""
+
+
+def _log(report: StageReport, logged_failures: dict[str, str]) -> None:
+    """Log *report*. Texts of errors and paths of files are logged only for debugging.
+
+    A failure with the cause of the stage's last one, in any session of the pipeline, such as a full
+    disk, is logged only for debugging as well. *logged_failures* has these causes, by stage.
+    """
     offloaded = report.detail if isinstance(report.detail, Offloaded) else None
     level = _LEVELS.get(report.outcome, logging.INFO)
     if offloaded is not None and offloaded.failed:
         level = logging.WARNING
+    cause = _storage_failure(report)
+    if cause and logged_failures.get(report.stage) == cause:
+        level = logging.DEBUG
+    elif cause:
+        logged_failures[report.stage] = cause
+    elif report.outcome is Outcome.CHANGED:
+        logged_failures.pop(report.stage, None)
     logger.log(level, "%s", report)
     if not logger.isEnabledFor(logging.DEBUG):
         return

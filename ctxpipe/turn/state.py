@@ -128,6 +128,8 @@ class PipelineSettings:
     thinking: Thinking = "keep"
     prices: Prices | None = None
     stages: list[Stage] = field(default_factory=list)
+    logged_failures: dict[str, str] = field(default_factory=dict, repr=False)
+    """Cause of the storage's last failure that was logged, by the name of the stage."""
 
     def new_state(self) -> State:
         """Return the state of a new conversation."""

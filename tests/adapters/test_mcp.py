@@ -131,7 +131,7 @@ async def test_a_client_that_goes_ends_the_server(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
-    [((".", "--session", ""), b"session_id is ''"), (("notes.md",), b"notes.md is a file")],
+    [((".", "--session", ""), b"session_id is ''"), (("notes.md",), b"notes.md' is a file")],
 )
 async def test_a_wrong_argument_ends_with_its_reason(
     tmp_path, wrong: tuple[str, ...], reason: bytes

@@ -230,3 +230,10 @@ def test_the_sums_of_the_prescan_are_consistent_and_read_only(
 
 def prescan(history: list[Message], min_chars: int) -> Scan:
     return scan_of(history, offloadable(history, min_chars))
+
+
+async def test_a_ratio_above_one_is_accepted_never_reached_and_logged(tmp_path, caplog):
+    result = await offload_tool_results(old(LOG), output_dir=tmp_path, ratio=30)
+
+    assert result.offloaded_count == 0
+    assert "for 30 % write 0.3" in caplog.text

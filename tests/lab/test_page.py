@@ -21,7 +21,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from ctxpipe import ContextPipeline, DirectOffload
+from ctxpipe import ContextPipeline, DirectOffload, SettingsError
 from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.page import page
 from ctxpipe.lab.replay import Moment, PipelineMaker, replay
@@ -512,3 +512,8 @@ def test_500_turns_are_drawn(show):
     print(f"500 turns: drawn {drawn(chrome)} ms after the page was opened")
     assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens path.mark")) == 500
     assert logged(chrome, "browser") == []
+
+
+def test_without_a_report_the_page_says_what_is_missing():
+    with pytest.raises(SettingsError, match="no report to show"):
+        page([], [])

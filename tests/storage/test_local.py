@@ -317,11 +317,47 @@ async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(storage, ro
 async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path):
     (tmp_path / "root").write_text("a file")
 
+    storage = LocalStorage(tmp_path / "root", must_be_writable=False)
+
     with pytest.raises(StorageError, match=r"cannot open the folder .*: Not a directory") as failed:
-        await LocalStorage(tmp_path / "root").write([("s/a.md", "x")])
+        await storage.write([("s/a.md", "x")])
 
     assert isinstance(failed.value.__cause__, NotADirectoryError)
     assert failed.value.errno == errno.ENOTDIR
+
+
+@pytest.mark.parametrize("root", ["file", "file/below", "link"])
+def test_a_root_that_cannot_be_a_folder_is_refused_where_the_storage_is_made(tmp_path, root):
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+
+    with pytest.raises(SettingsError, match="give a folder"):
+        LocalStorage(tmp_path / root)
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """Return a folder to which the user of the test may not write, also if that is root."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("root", [".", "new", "new/below"])
+def test_a_root_without_permission_to_write_is_refused_unless_it_serves_for_reading(
+    read_only_folder, root
+):
+    with pytest.raises(SettingsError, match=r"may not write to .*; give a folder to which it may"):
+        LocalStorage(read_only_folder / root)
+
+    LocalStorage(read_only_folder / root, must_be_writable=False)
 
 
 async def test_a_vanished_root_is_made_anew(storage, root):

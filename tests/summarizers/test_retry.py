@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+import tenacity
 from histories import assistant, chat, conversation, step, user
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
@@ -21,6 +22,7 @@ from ctxpipe.placeholders.summaries import ACKNOWLEDGED, SUMMARY, own_words, sum
 from ctxpipe.summarizers import (
     ExtractiveSummarizer,
     FinishedParts,
+    PromptSummarizer,
     PromptTooLong,
     Retry,
     Summarizer,
@@ -602,3 +604,15 @@ async def test_an_extracted_summary_has_no_half_of_an_emoji():
     )
 
     assert summary.text.encode()
+
+
+async def test_a_timeout_of_a_summarizer_that_tenacity_retries_says_how_to_switch_one_off():
+    @tenacity.retry(wait=tenacity.wait_fixed(0.01))
+    async def ask(prompt: str) -> str:
+        raise ConnectionError
+
+    summarizer = PromptSummarizer(ask)
+
+    error = await failure_of(summarizer, Time().retry(attempt_seconds=0.1, max_retries=0))
+
+    assert "retries by itself: give Retry(max_retries=0)" in str(error)

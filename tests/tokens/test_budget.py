@@ -147,3 +147,14 @@ def test_in_a_smaller_window_the_reserve_for_the_answer_stays_free():
 
     assert budget.trigger <= 27_000 - 8_000
     assert budget.reserve_output == 8_000
+
+
+@pytest.mark.parametrize("percent", [2, 60, 92, 100])
+@pytest.mark.parametrize("name", ["trigger", "target"])
+def test_a_percentage_is_refused_with_the_fraction_to_write(name, percent):
+    with pytest.raises(SettingsError, match=f"{name} is {percent} tokens.*write {percent / 100}"):
+        Budget(**{name: percent})
+
+
+def test_the_budget_of_a_tiny_window_may_have_a_trigger_of_few_tokens():
+    assert Budget().within(100).trigger == 90

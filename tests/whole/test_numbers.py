@@ -128,7 +128,7 @@ async def test_where_a_change_may_save_nothing_what_leaves_is_counted():
 
     result = await ContextPipeline([replace_result], counter=counter).run(history, session_id="s")
 
-    assert result.reports[0].reason == "it would not save a single token"
+    assert result.reports[0].reason.startswith("it would not save a single token")
     assert not result.reports[0].is_estimate
     check_numbers(result, count_tokens(history), count_tokens(history))
 

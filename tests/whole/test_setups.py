@@ -254,6 +254,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "clock": PLAIN,
             "reference": TEXTS,
             "tombstone_days": [*NUMBERS, 0],
+            "must_be_writable": FLAGS,
         },
     ),
     (LocalFiles, {}, {"root": ["", 5, None, ["."]], "deny": PLAIN}),

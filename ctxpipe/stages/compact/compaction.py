@@ -31,8 +31,6 @@ from .source import Source, gather_facts
 from .summary import summarizer_for, warn_without_model, write_summary
 from .trigger import has_protected_thinking
 
-_NO_RESTORE = "no files are restored: Compact has no restore="
-
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
@@ -152,7 +150,7 @@ class Compaction:
     async def _read_files_again(self, source: Source) -> RestoredFiles:
         """Return the files that the messages of *source* used, as they are on disk now."""
         if self.restore is None:
-            return RestoredFiles(warnings=(_NO_RESTORE,))
+            return RestoredFiles()
         turn = self.turn
         return await self.restore.read_again(
             source.messages, turn.counter, turn.session_id, self.archive

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ..._logs import logger
 from ..._text import short_repr
+from ...errors import SettingsError
 from ...messages import FactSums, ToolResult, compact_json, is_text_part
 from ...providers.prices import PRICES, Prices
 from ...settings import (
@@ -18,7 +19,9 @@ from ...settings import (
     Requirement,
     check_settings,
     is_number,
+    is_share,
     setting,
+    share_advice,
 )
 from ...tokens import TokenCounter
 from ..protocol import Turn
@@ -49,8 +52,9 @@ class Gate(Protocol):
 class RatioGate:
     """Open if at least *ratio* of the history's characters may leave; then all candidates leave.
 
-    A *ratio* of 0 or less is reached as soon as one result may leave, one above 1 never. Raises
-    SettingsError if it is not a number.
+    With a *ratio* of 0 the gate opens as soon as one result may leave. Raises SettingsError if it
+    is not a number between 0 and 1. Only OFFLOAD_RATIO_THRESHOLD accepts any number: below 0 it
+    means 0, above 1 the gate never opens, and a warning is logged.
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
@@ -59,6 +63,8 @@ class RatioGate:
 
     def __post_init__(self) -> None:
         Requirement(is_number, "a number such as 0.2").check("ratio", self.ratio)
+        if not is_share(self.ratio) and self.ratio != OFFLOAD_RATIO_THRESHOLD.in_environment():
+            raise SettingsError(f"RatioGate({self.ratio}): {share_advice(self.ratio)}")
 
     async def __call__(
         self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[OffloadCandidate]], /

@@ -362,7 +362,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
 async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_archive(
     storage,
 ):
-    budget = Budget(window=4000, trigger=2000, target=100)
+    budget = Budget(window=4000, trigger=2000, target=101)
 
     context, detail = await compacted(Compact(Writer(), archive=storage), LONG, budget=budget)
 
@@ -657,9 +657,9 @@ async def test_no_archive_no_compaction(tmp_path):
     (tmp_path / "file").write_text("in the way")
     writer = Writer()
 
-    result = await piped(Compact(writer, archive=LocalStorage(tmp_path / "file"))).run(
-        LONG, session_id="s"
-    )
+    result = await piped(
+        Compact(writer, archive=LocalStorage(tmp_path / "file", must_be_writable=False))
+    ).run(LONG, session_id="s")
 
     assert result.messages is LONG
     assert isinstance(result.reports[0].error, StorageError)
@@ -668,7 +668,11 @@ async def test_no_archive_no_compaction(tmp_path):
 
 async def test_without_requiring_an_archive_the_compaction_continues(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    broken = Compact(Writer(), archive=LocalStorage(tmp_path / "file"), require_archive=False)
+    broken = Compact(
+        Writer(),
+        archive=LocalStorage(tmp_path / "file", must_be_writable=False),
+        require_archive=False,
+    )
 
     for stage in (broken, Compact(Writer(), require_archive=False)):
         context, detail = await compacted(stage, LONG)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+import pytest
 from histories import step
 
-from ctxpipe import Turn
+from ctxpipe import BatchOffload, LocalStorage, SettingsError, Turn
 from ctxpipe.messages import tool_results
 from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.offload.selection import Scan
@@ -32,3 +34,25 @@ async def test_closed_it_does_not_ask_for_the_candidates():
         raise AssertionError
 
     assert isinstance(await RatioGate(0.2)(Turn([]), Scan(10, 1), never), str)
+
+
+@pytest.mark.parametrize(("ratio", "advice"), [(20, "write 0.2"), (1.5, "1.5 %"), (-1, "0 and 1")])
+def test_a_ratio_that_is_no_share_is_refused_with_the_way_to_write_it(ratio, advice):
+    with pytest.raises(SettingsError, match=re.escape(f"RatioGate({ratio})")) as refused:
+        RatioGate(ratio)
+
+    assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize("ratio", ["20", "-1"])
+def test_a_ratio_from_the_environment_may_be_any_number_and_is_logged_once(
+    ratio, monkeypatch, caplog
+):
+    monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
+
+    gates = [RatioGate(), RatioGate()]
+
+    assert BatchOffload(LocalStorage("x")).gate == gates[0]
+    assert [str(gate.ratio) for gate in gates] == [ratio] * 2
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert f"OFFLOAD_RATIO_THRESHOLD is {ratio}; a share is between 0 and 1" in warning

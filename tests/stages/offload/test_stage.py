@@ -491,7 +491,7 @@ async def test_results_that_wait_for_a_batch_are_logged_again_once_they_have_dou
     storage, caplog
 ):
     caplog.set_level(logging.INFO, "ctxpipe")
-    session = ContextPipeline([BatchOffload(storage, RatioGate(2))]).session("s")
+    session = ContextPipeline([BatchOffload(storage, RatioGate(1))]).session("s")
     history = conversation(user("go"))
     counts = []
 
@@ -511,7 +511,7 @@ async def test_results_that_wait_for_a_batch_are_logged_again_once_they_have_dou
 async def test_a_plan_logs_no_results_that_wait(storage, caplog):
     caplog.set_level(logging.INFO, "ctxpipe")
     results = [step(f"t{number}", result=LOG) for number in range(30)]
-    pipeline = ContextPipeline([BatchOffload(storage, RatioGate(2))])
+    pipeline = ContextPipeline([BatchOffload(storage, RatioGate(1))])
 
     await pipeline.plan(conversation(user("go"), *results), session_id="s")
 
@@ -558,7 +558,7 @@ async def test_nothing_is_worth_a_placeholder_that_costs_more(root):
 
 async def test_force_opens_the_gate_but_keeps_the_newest(storage):
     history = conversation(user("x" * 99_999), step("a", result=LOG), step("b", result="b" + LOG))
-    stage = BatchOffload(storage, RatioGate(5))
+    stage = BatchOffload(storage, RatioGate(1))
 
     result = await ContextPipeline([stage]).run(history, session_id="s", force=True)
 
