@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from in_memory import in_memory, messages_api
 from mounts import CALLS, Factors, placeholders, result, rounds
 from readme import run_adapter_program
+from recorded import in_turn
 from sdks import needs_middleware
 
 from ctxpipe import (
@@ -294,8 +295,7 @@ async def converse(ask: Ask, client: Any, **beside: Any):
         history += [reply.to_param(), user(result)]
 
 
-@every_way
-@pytest.mark.parametrize("breakpoints", [0, 4])
+@pytest.mark.parametrize(("ask", "breakpoints"), in_turn(WAYS, last=[0, 4]))
 async def test_a_transport_sends_the_bytes_that_the_middleware_sends(
     tmp_path, ask: Ask, breakpoints
 ):

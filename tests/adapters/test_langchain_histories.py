@@ -204,7 +204,7 @@ def unknown_parts(message: Any) -> Sequence[Any]:
     return [part for part in message.content if isinstance(part, dict) and MARKER in part]
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(items=with_unknown(histories(), unknown_message, add_part), data=st.data())
 def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(items: list[Any], data):
     forced = data.draw(st.sets(st.integers(1, len(items))))

@@ -11,6 +11,7 @@ import pytest
 from anyio import to_thread
 from connections import STAGES, Agent, Compactions, every_key, is_about_a_summary, summaries
 from mounts import result
+from recorded import in_turn
 from sdks import responses_of
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage
@@ -20,7 +21,8 @@ from ctxpipe.summarizers import AgentSummarizer, AnthropicSummarizer, Retry
 from ctxpipe.summarizers.agent import OTHER_API
 from ctxpipe.testing import OpenAIServer, RequestBody, answer, server_error, tool_use
 
-every_api = pytest.mark.parametrize("api", ["chat", "responses"])
+APIS = ["chat", "responses"]
+every_api = pytest.mark.parametrize("api", APIS)
 TOOL: Any = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -74,8 +76,7 @@ def work_in_thread(client: openai.OpenAI, api: str):
             return
 
 
-@every_api
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize(("stages", "api"), in_turn(STAGES, last=APIS))
 async def test_the_agents_own_api_and_no_other_vendor_is_asked_for_summaries(
     api: str, stages: str, tmp_path: Path, monkeypatch
 ):
@@ -115,8 +116,9 @@ async def test_a_synchronous_client_is_asked_too(api: str, tmp_path: Path, monke
     assert not noted.foreign
 
 
-@every_api
-@pytest.mark.parametrize("named_by", ["adapter", "preset", "environment"])
+@pytest.mark.parametrize(
+    ("named_by", "api"), in_turn(["adapter", "preset", "environment"], last=APIS)
+)
 async def test_another_model_of_the_same_api_can_be_named(
     api: str, named_by: str, tmp_path: Path, monkeypatch
 ):

@@ -250,7 +250,7 @@ def unknown_parts(message: Any) -> Sequence[Any]:
     return [part for part in message.parts if isinstance(part, Moon)]
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(items=with_unknown(histories(), Moon, add_part), data=st.data())
 def test_unknown_messages_and_parts_stay_word_for_word_in_their_order(items: list[Any], data):
     forced = data.draw(st.sets(st.integers(1, len(items))))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from gateways import http, key, serving
 from models import MODEL
+from recorded import in_turn
 
 from ctxpipe import LocalStorage
 from ctxpipe.gateway.serving import Serving
@@ -191,9 +192,10 @@ FORMS: dict[str, Callable[[int], str]] = {
 # What comes back ----------------------------------------------------------------------------------
 
 
-@api_of_each
-@pytest.mark.parametrize("way", ["window", "clock", "arguments"])
-@pytest.mark.parametrize("session", ["", "agent-1"])
+@pytest.mark.parametrize(
+    ("way", "name", "session"),
+    in_turn(["window", "clock", "arguments"], APIS, last=["", "agent-1"]),
+)
 async def test_what_has_left_stays_away(tmp_path, name, way, session):
     api = APIS[name]
     headers = {"x-ctxpipe-session": session} if session else {}

@@ -12,6 +12,7 @@ import pytest
 from connections import WINDOW, Agent, chat_history, every_key, summaries
 from gateways import key, serving
 from models import MODEL, OTHER_MODEL
+from recorded import in_turn
 
 from ctxpipe.gateway.record import GatewayRecord
 from ctxpipe.testing import GeminiServer, MessagesServer, OpenAIServer
@@ -95,8 +96,9 @@ async def test_no_model_is_asked_for_a_summary_unless_one_is_named(
     assert not summaries(server.requests)
 
 
-@every_api
-@pytest.mark.parametrize("preset", ["coding", "chat", "file", "no files"])
+@pytest.mark.parametrize(
+    ("api", "preset"), in_turn(APIS, last=["coding", "chat", "file", "no files"])
+)
 async def test_the_named_model_is_asked_at_the_clients_upstream_with_the_clients_key(
     api: str, preset: str, tmp_path: Path, monkeypatch
 ):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from histories import assistant, conversation, step, user
 from in_memory import messages_api
+from recorded import in_turn
 
 from ctxpipe import (
     BatchOffload,
@@ -129,6 +130,12 @@ class WithoutMissing(Failing):
     missing = None  # type: ignore[assignment]
 
 
+STORAGES: dict[str, tuple[type[Failing], str]] = {
+    **{method: (Failing, method) for method in METHODS},
+    "read, each text by itself": (WithoutMissing, "read"),
+}
+
+
 def stages(storage: Failing, kind: str) -> list[Stage]:
     if kind == "collapse":
         return [DirectOffload(storage), Collapse(storage)]
@@ -163,15 +170,12 @@ async def turn(session: Session, turns: int, *, force: bool = False) -> Any:
     return result
 
 
-@pytest.mark.parametrize("kind", ["compact", "collapse"])
-@pytest.mark.parametrize("error", ERRORS, ids=NAMES)
 @pytest.mark.parametrize(
-    ("storage_type", "method"),
-    [*((Failing, method) for method in METHODS), (WithoutMissing, "read")],
+    ("failing", "name", "kind"), in_turn(STORAGES, NAMES, last=["compact", "collapse"])
 )
-async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(
-    storage_type: type[Failing], method, error: Callable[[], BaseException], kind
-):
+async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(failing, name, kind):
+    error = ERRORS[NAMES.index(name)]
+    storage_type, method = STORAGES[failing]
     storage = storage_type()
     storage.failing = method
 

@@ -492,6 +492,7 @@ def test_a_range_of_paths_names_each_of_them():
     ]
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="it starts several processes, in the nightly profile")
 def test_a_proxy_that_cannot_start_is_listed():
     gone = Gateway("gone", Path("/nowhere/python"), ())
 

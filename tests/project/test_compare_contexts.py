@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from recorded import NIGHTLY
 
 from scripts.compare_contexts import (
     REQUESTS_SCRIPT,
@@ -53,6 +54,7 @@ def test_a_file_that_only_one_version_writes_is_a_difference(folders, side: int)
     )
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="it starts six processes, in the nightly profile")
 def test_a_version_continues_its_own_journals_as_if_it_had_not_stopped():
     command = [sys.executable, "scripts/compare_contexts.py", "--journals", "--bytes"]
     command += ["--beside", ".", "--limit", "0", "--lives", "2"]

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from histories import assistant, chat, conversation, step, tool_result, tool_use, user
+from recorded import in_turn
 
 from ctxpipe import (
     Budget,
@@ -110,23 +111,24 @@ async def test_a_first_request_that_fits_passes_whole(
     assert result.messages is history
 
 
-@every_stage
-@every_message
-@pytest.mark.parametrize("billed", [None, 1.25])
+@pytest.mark.parametrize(
+    ("stages", "newest", "billed"),
+    in_turn(STAGES, NEWEST, last=[None, 1.25]),
+)
 async def test_what_is_older_gives_way_first(
-    stages: Stages, newest: list[Message], billed: float | None, tmp_path
+    stages: str, newest: str, billed: float | None, tmp_path
 ):
-    pipeline = pipeline_of(stages, tmp_path)
+    pipeline = pipeline_of(STAGES[stages], tmp_path)
     before = old(90_000)
     session = pipeline.session("s")
     if billed is not None:
         sent = await session.run(before)
         session.observe({"input_tokens": round(billed * sent.tokens_after)})
 
-    result = await session.run([*before, *newest])
+    result = await session.run([*before, *NEWEST[newest]])
 
-    assert result.tokens_after < count_tokens([*before, *newest], counter=words)
-    check_newest(result.messages, newest)
+    assert result.tokens_after < count_tokens([*before, *NEWEST[newest]], counter=words)
+    check_newest(result.messages, NEWEST[newest])
 
 
 @every_message

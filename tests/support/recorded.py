@@ -5,10 +5,11 @@ They are used where they lie beside the project.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -33,6 +34,21 @@ def each_sample(step: int, start: int = 0) -> pytest.MarkDecorator:
     files = sample(step, start)
     # A list, not a function: older versions of pytest call that for the placeholder of no file.
     return pytest.mark.parametrize("file", files, ids=[file.stem for file in files])
+
+
+def in_turn(*axes: Collection[object], last: Sequence[object]) -> list[tuple[Any, ...]]:
+    """Each combination of *axes* with one value of *last*, in turn; at night with all of them.
+
+    For an axis that hardly depends on the others, in a test that takes long.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for places_and_values in itertools.product(*map(enumerate, axes)):
+        places, values = zip(*places_and_values, strict=True)
+        if NIGHTLY:
+            rows += [(*values, value) for value in last]
+        else:
+            rows.append((*values, last[sum(places) % len(last)]))
+    return rows
 
 
 def recorded(file: Path) -> list[Message]:

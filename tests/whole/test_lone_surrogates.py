@@ -12,6 +12,7 @@ import pytest
 from histories import assistant, step, system, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import in_turn
 
 from ctxpipe import (
     BatchOffload,
@@ -86,9 +87,10 @@ async def shaped(history: list[Message], chosen: list[Stage], storage: Any) -> l
     return results
 
 
-@pytest.mark.parametrize("number", range(4))
-@pytest.mark.parametrize("place", BEGINNINGS)
-@pytest.mark.parametrize("half", HALVES[:2])
+@pytest.mark.parametrize(
+    ("place", "number", "half"),
+    in_turn(BEGINNINGS, range(4), last=HALVES[:2]),
+)
 async def test_half_an_emoji_costs_no_stage_its_effect(number: int, place: str, half: str):
     storage = MemoryStorage()
     history = loop(14, *BEGINNINGS[place](half))

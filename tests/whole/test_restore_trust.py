@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
+from recorded import in_turn
 
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, presets
 from ctxpipe.errors import SettingsError, StorageError
@@ -439,9 +440,12 @@ async def test_the_log_counts_what_is_not_restored_and_names_no_path(project, ca
 HIDDEN = TEXT.replace(SECRET, "[hidden]")
 
 
-@pytest.mark.parametrize("call", READS, ids=name_of)
 @pytest.mark.parametrize(
-    "shown", ["", "[redacted]", "The user chose not to proceed.", "Отказано", "拒绝访问", HIDDEN]
+    ("call", "shown"),
+    in_turn(
+        READS,
+        last=["", "[redacted]", "The user chose not to proceed.", "Отказано", "拒绝访问", HIDDEN],
+    ),
 )
 async def test_a_file_comes_back_only_as_far_as_its_tool_has_shown_it(
     project, call: dict[str, Any], shown

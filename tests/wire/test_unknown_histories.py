@@ -101,7 +101,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_unknown_items_and_parts_stay_word_for_word_in_their_order(form: Form, data):
     items = data.draw(form.histories)

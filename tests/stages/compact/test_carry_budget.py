@@ -460,7 +460,7 @@ def turns_with_blocks(draw: st.DrawFn) -> list[list[Message]]:
     st.sampled_from([300, 700, 2_000]),
     st.sampled_from([None, ["Go."], ["request"], is_pinned_by_its_blocks]),
 )
-@settings(max_examples=max(200, settings().max_examples))
+@settings(max_examples=2 * settings().max_examples)
 async def test_unknown_blocks_are_sent_as_they_came_until_the_budget_is_used_and_then_named(
     turns: list[list[Message]], target: int, pin: Pin | None
 ):
