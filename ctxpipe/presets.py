@@ -40,7 +40,7 @@ __all__ = ["Storage", "chat", "coding_agent"]
 OldExchanges: TypeAlias = Literal["calls", "lines"]
 """Amount of old exchanges that `coding_agent` keeps in the context."""
 
-REPORTS = dict.fromkeys(SUB_AGENT_TOOLS, 20_000)
+REPORTS = dict.fromkeys(sorted(SUB_AGENT_TOOLS), 20_000)
 """Characters up to which the result of a sub-agent stays in the context until it is old."""
 
 

@@ -56,7 +56,10 @@ def test_a_change_without_tokens_or_a_place_reports_neither():
             Compacted(
                 9, 5, 3, summarizer="ask", restored=("a.py",), warnings=("late",), over_target=True
             ),
-            "3 messages summarized (ask), 1 file brought back, still over its target, 1 warning",
+            (
+                "3 messages summarized (ask), 1 file brought back, still over its target, "
+                "1 warning in detail.warnings"
+            ),
         ),
         (Truncated(9, 5, filtered=2, deleted=1), "2 calls removed, 1 message deleted"),
         (Truncated(9, 9, still_over=True), "nothing removed, still over its limit"),
