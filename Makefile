@@ -122,8 +122,9 @@ CLIENTS ?= claude,codex,codex-key,codex-chatgpt,copilot,copilot-chat,copilot-res
 test-clients: $(STAMP) clients  ## real agents through the gateway (installs 2 GB); CLIENTS=claude,codex for some
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -rA tests/clients
 
-record-clients: $(STAMP) clients  ## record the requests of these agents again; NAMES="claude gemini" for some
+record-clients: $(STAMP) clients  ## record requests and sessions of these agents again; NAMES="claude gemini", SESSIONS="pi.jsonl" for some
 	$(BIN)/python tests/clients/record.py $(NAMES)
+	$(BIN)/python tests/clients/record_sessions.py $(SESSIONS)
 
 # TRANSCRIPTS is a folder of recorded conversations. Without it, the benchmarks that need one are
 # left out. bench_gateway_restarts, bench_load and bench_service take half an hour each; the first and

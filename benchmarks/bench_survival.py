@@ -47,11 +47,12 @@ from benchmarks.peers.rows import shortening_way
 from benchmarks.recall import cuts
 from ctxpipe import ContextPipeline, offload_tools, presets
 from ctxpipe.config import OLD_EXCHANGES
-from ctxpipe.lab import claude_code
+from ctxpipe.lab.json_files import read_json
 from ctxpipe.lab.policies import BUDGET
+from ctxpipe.lab.readers import claude_code
 from ctxpipe.lab.references import Context
 from ctxpipe.lab.replay import PipelineMaker
-from ctxpipe.lab.transcripts import json_records, read_bytes, read_transcript
+from ctxpipe.lab.transcripts import read_bytes, read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message, result_text, texts, tool_results
 from ctxpipe.messages.activity import commands, is_failure, one_line
@@ -210,7 +211,7 @@ def compactions(path: Path, index: AtomIndex) -> Iterator[tuple[list[Message], s
 
 def recorded_summaries(path: Path) -> Iterator[tuple[list[Message], str]]:
     """The messages before each summary that Claude Code has recorded in its file, and that."""
-    records = json_records(read_bytes(path).decode(), path.name)
+    records = read_json(read_bytes(path).decode(), path.name).records
     for number, record in enumerate(records):
         if record.fields.get("isCompactSummary") and claude_code.is_session_line(record.fields):
             before = claude_code.read(records[:number]).entries

@@ -36,10 +36,9 @@ from ..errors import CtxpipeError, SettingsError
 from ..settings import check_extra
 from .cache import Calibration, calibration
 from .policies import NONE
-from .records import Format
 from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, replay_all
 from .report import Report
-from .transcripts import STDIN, Transcript, read_bytes, read_transcript
+from .transcripts import STDIN, Coverage, Transcript, read_bytes, read_transcript
 
 Reporter: TypeAlias = Callable[
     [Transcript, Mapping[str, tuple[ReplayResult, Sequence[Moment]]]], Report
@@ -58,7 +57,8 @@ class FileReplay:
     """Result for the file *path*: a replay for each policy by its name, or the text of an *error*.
 
     *format*, *model* and *calls* (the number of replies) are those of the transcript. *repaired* is
-    the number of problems that were repaired, *dropped* the number of omitted records by kind.
+    the number of problems that were repaired, *coverage* how much of the file was read. *agent* is
+    the name of the subagent whose conversation it is, "" for the main agent.
     *report* is what the *reporter* of `replay_files` returned for the HTML page. *calibration*
     compares the replay of the policy ``none`` with the usage in the file; None if that policy was
     not replayed or the file has no usage.
@@ -67,11 +67,12 @@ class FileReplay:
     path: str
     replays: Mapping[str, ReplayResult] = field(default_factory=dict)
     error: str = ""
-    format: Format | None = None
+    format: str | None = None
     model: str = ""
     calls: int = 0
     repaired: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
+    agent: str = ""
     report: Report | None = None
     calibration: Calibration | None = None
 
@@ -84,7 +85,10 @@ class FileReplay:
             "model": self.model,
             "calls": self.calls,
             "repaired": self.repaired,
-            "left_out": dict(self.dropped),
+            "left_out": dict(self.coverage.omitted_counts),
+            "recognized": self.coverage.recognized,
+            "warning": self.coverage.warning,
+            "agent": self.agent,
             "calibration": self.calibration.as_json() if self.calibration else None,
         }
 
@@ -126,7 +130,8 @@ def _replay_file(
             model=transcript.model,
             calls=transcript.calls,
             repaired=len(transcript.repaired),
-            dropped=transcript.dropped,
+            coverage=transcript.coverage,
+            agent=transcript.agent,
             calibration=usage_calibration,
             report=report,
         )

@@ -41,6 +41,7 @@ from .terminal import (
     print_line,
     print_notice,
     print_table,
+    print_warning,
 )
 from .transcripts import STDIN, Transcript, read_transcript
 from .workbench import Workbench
@@ -165,6 +166,9 @@ def replay(
             _print_hours(totals)
         if successes:
             print_line(origin)
+    for file in successes:
+        if file.coverage.warning:
+            print_warning(file.coverage.warning)
     for file in failures:
         print_error(file.error)
     reports = [file.report for file in successes if file.report]
@@ -317,10 +321,14 @@ def _inspect_each(
     """
     views: dict[str, S] = {}
     errors: dict[str, str] = {}
+    warnings: list[str] = []
     with _progress() as progress:
         for path in progress.track(sources.files, description="reading"):
             try:
-                views[path] = view(read_transcript(path))
+                transcript = read_transcript(path)
+                views[path] = view(transcript)
+                if transcript.coverage.warning:
+                    warnings.append(transcript.coverage.warning)
             except CtxpipeError as error:
                 errors[path] = str(error)
     if as_json:
@@ -340,6 +348,8 @@ def _inspect_each(
             show(f"all {len(views):,} conversations", add(views.values()))
         if views:
             print_line(origin)
+    for text in warnings:
+        print_warning(text)
     for text in errors.values():
         print_error(text)
     if errors:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal, Self, TypeAlias, cast
+from typing import Any, Self, cast
 
 from .._values import JsonObject
 from ..errors import InvalidHistory
@@ -20,19 +20,6 @@ class Sums:
     def __add__(self, other: Self) -> Self:
         names = [field.name for field in fields(self)]
         return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
-
-
-Format: TypeAlias = Literal[
-    "messages under a header",
-    "Anthropic messages",
-    "Claude Code session",
-    "codex rollout",
-    "opencode export",
-    "gemini-cli session",
-    "Gemini contents",
-    "OpenAI chat",
-    "OpenAI responses",
-]
 
 
 TEXT_OR_LIST = (str, list)
@@ -88,16 +75,21 @@ class RecordedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The conversation in a file of one *format*.
+    """The conversation in a file.
 
     *request* has the other fields of the requests in the form of the Messages API: model, system
-    and tools. *omitted_counts* is the number of omitted records by kind.
+    and tools. *omitted_counts* is the number of records by kind that are known, but are not part of
+    the conversation. *unknown_counts* is the number of records by kind that the reader does not
+    know. *record_count* is the number of all records; None means those of the file. *agent* is the
+    name of the subagent whose conversation this is, "" for the main agent.
     """
 
-    format: Format
     entries: Sequence[RecordedMessage]
     request: JsonObject = field(default_factory=dict)
     omitted_counts: Mapping[str, int] = field(default_factory=dict)
+    unknown_counts: Mapping[str, int] = field(default_factory=dict)
+    record_count: int | None = None
+    agent: str = ""
 
 
 def message_with_details(message: Message, fields: JsonObject, time: object) -> RecordedMessage:
@@ -143,3 +135,8 @@ def seconds(time: object) -> float | None:
         return time / 1000 if time > 1e11 else float(time)
     except (ValueError, OverflowError):  # not a date, or too large for a number of seconds
         return None
+
+
+def message_records(values: Sequence[object]) -> list[FileRecord]:
+    """Return each of *values*, the elements of one array, with its place."""
+    return [FileRecord(f"message {index}", value) for index, value in enumerate(values)]

@@ -101,6 +101,11 @@ def print_error(text: str) -> None:
     print_notice(f"ctxpipe: {text}")
 
 
+def print_warning(text: str) -> None:
+    """Print a warning on standard error."""
+    print_notice(f"ctxpipe: warning: {text}")
+
+
 def escape_unencodable_output() -> None:
     """Make standard output print characters that its encoding lacks as escapes.
 

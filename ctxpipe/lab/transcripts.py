@@ -5,52 +5,49 @@ Several agents and APIs have their own format. The content of a file decides whi
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from .._text import short_repr
+from .._logs import logger
+from .._text import as_number, as_percent, count_phrase, short_repr
 from .._values import SURROGATE, JsonObject, encoding_fault
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from ..turn.repair import repair
-from . import (
-    claude_code,
-    codex,
-    gemini_cli,
-    gemini_requests,
-    openai_chat,
-    openai_responses,
-    opencode,
-)
-from .records import (
-    FileRecord,
-    Format,
-    RecordedMessage,
-    Recording,
-    as_message,
-    message_with_details,
-    second_conversation,
-)
+from .json_files import FORMATS, JsonFile, decode, read_json
+from .readers.foreign import MESSAGES_ADVICE, foreign_format
+from .readers.table import Reader, find_reader
+from .records import FileRecord, RecordedMessage, Recording
 
 STDIN = "-"
 
-_Predicate: TypeAlias = Callable[[JsonObject], bool]
-_ReadFunction: TypeAlias = Callable[[Sequence[FileRecord]], Recording]
+WARN_BELOW = 0.9
+"""Share of the records that a reader must know; below it the transcript has a warning."""
 
-READERS: Sequence[tuple[_Predicate, _ReadFunction]] = (
-    (claude_code.is_session_line, claude_code.read),
-    (codex.is_rollout_line, codex.read),
-    (opencode.is_export, opencode.read),
-    (gemini_cli.is_session_record, gemini_cli.read),
-    (gemini_requests.is_gemini_record, gemini_requests.read),
-    (openai_responses.is_response_record, openai_responses.read),
-    (openai_chat.is_chat_record, openai_chat.read),
-)
-"""Pairs for each format: a predicate that recognizes a record, and the reader of all records."""
+REFUSE_BELOW = 0.5
+"""Share of the records that a reader must know; below it the file is refused."""
+
+MAX_KIND = 40
+"""Maximum length in characters of the name of a kind of records in a warning."""
+
+FIRST_RECORDS = 50
+"""Number of records that are compared with the formats of other programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of a file was read.
+
+    *omitted_counts* is the number of omitted records by kind. *recognized* is the share of the
+    records that the reader knows. *warning* is a sentence if that is not enough to rely on, or if
+    lines of the file are damaged, else "".
+    """
+
+    omitted_counts: Mapping[str, int] = field(default_factory=dict)
+    recognized: float = 1.0
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,13 +57,13 @@ class Transcript:
     *system*, *tools* and *model* are those of the request, if the file has them. *seconds* has the
     time of messages in seconds since 1970, *usages* the usage of replies and *models* the model
     that wrote them, all by message index and only as far as the file has them. *repaired* lists the
-    problems in the file that are repaired in *messages*. *dropped* is the number of omitted records
-    by kind.
+    problems in the file that are repaired in *messages*. *coverage* tells how much of the file was
+    read. *agent* is the name of the subagent whose conversation this is, "" for the main agent.
     """
 
     name: str
     messages: list[Message]
-    format: Format
+    format: str
     model: str = ""
     system: object = field(default=None, repr=False)
     tools: Sequence[object] | None = None
@@ -74,9 +71,15 @@ class Transcript:
     usages: Mapping[int, JsonObject] = field(default_factory=dict)
     models: Mapping[int, str] = field(default_factory=dict)
     repaired: tuple[Problem, ...] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
+    agent: str = ""
 
     __repr__ = short_repr
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """The number of omitted records by kind."""
+        return self.coverage.omitted_counts
 
     @property
     def replies(self) -> list[int]:
@@ -150,12 +153,16 @@ def _details(
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """Return the conversation in *text*, in any format that the laboratory reads.
 
-    Messages that break rules of the API are repaired; *repaired* of the result has the problems.
+    Messages that break rules of the API are repaired; *repaired* of the result has the problems. A
+    *warning* of the result is logged, too.
 
     Raises TranscriptError, which begins with *name*, if *text* is not valid JSON, has no messages
-    or an invalid record, has a value that cannot be sent, or has no reply of a model.
+    or an invalid record, is a recording of a program that is not supported, has a value that cannot
+    be sent, or has no reply of a model.
     """
-    recording = _recording(json_records(text, name), name)
+    file = read_json(text, name)
+    reader, recording = _recording(file.records, name)
+    coverage = _coverage(name, reader, recording, file)
     entries = recording.entries
     request = recording.request
     messages = [entry.message for entry in entries]
@@ -169,10 +176,12 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     details = dict(_details(messages, entries))
     first_model = next((entry.model for entry in entries if entry.model), "")
+    if coverage.warning:
+        logger.warning("%s", coverage.warning)
     return Transcript(
         name,
         messages,
-        format=recording.format,
+        format=reader.format,
         model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),
@@ -180,7 +189,8 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         usages={at: entry.usage for at, entry in details.items() if entry.usage},
         models={at: entry.model for at, entry in details.items() if entry.model},
         repaired=problems,
-        dropped=recording.omitted_counts,
+        coverage=coverage,
+        agent=recording.agent,
     )
 
 
@@ -219,145 +229,55 @@ def _are_objects(values: object) -> bool:
 # From records to messages -------------------------------------------------------------------------
 
 
-def _recording(records: Sequence[FileRecord], name: str) -> Recording:
-    """Return the recording in *records*, as the reader of their format returns it.
+def _recording(records: Sequence[FileRecord], name: str) -> tuple[Reader, Recording]:
+    """Return the reader of the format of *records*, and the recording that it returns.
 
-    *name* is the name of the file. Raises TranscriptError, with *name*, if there is no message or a
-    record is invalid.
+    *name* is the name of the file. Raises TranscriptError, with *name*, if there is no message, a
+    record is invalid, or another program has written the file.
     """
     if not records:
         raise TranscriptError(f"{name} holds no message")
     try:
-        for has_format, read_format in READERS:
-            if any(has_format(record.fields) for record in records):
-                return read_format(records)
-        return _messages(records)
+        foreign = foreign_format([record.fields for record in records[:FIRST_RECORDS]])
+        reader = None if foreign else find_reader(record.fields for record in records)
+        if reader is not None:
+            return reader, reader.read(records)
     except InvalidHistory as error:
         raise TranscriptError(f"{name}, {error}") from error
-
-
-def _messages(records: Sequence[FileRecord]) -> Recording:
-    """Return the recording in *records*: messages of the Messages API, or one request.
-
-    Raises InvalidHistory if there is no message, or more than one request.
-    """
-    request = records[0].fields
-    if request.get("type") == "header" and "role" not in request:
-        entries = [_entry(record) for record in records[1:]]
-        return Recording("messages under a header", entries, request)
-    messages = request.get("messages")
-    if not isinstance(messages, list):
-        if not any("role" in record.fields for record in records):
-            raise InvalidHistory(f"{records[0].place}: has no role, and is no message; {FORMATS}")
-        request = {}
-    elif len(records) == 1:
-        records = message_records(messages)
-    else:
-        raise second_conversation(records[1])
-    entries = [_entry(record) for record in records]
-    return Recording("Anthropic messages", entries, request)
-
-
-def _entry(record: FileRecord) -> RecordedMessage:
-    """Return the message in *record*, with its time stamp, usage and model."""
-    fields = record.fields
-    return message_with_details(as_message(fields, record.place), fields, fields.get("timestamp"))
-
-
-OTHER_FILES = {
-    b"SQLite format 3\0": "is a database; for a session of opencode give the file that "
-    "`opencode export SESSION > session.json` writes",
-    b"\x1f\x8b": "is compressed by gzip; unpack it first",
-    b"(\xb5/\xfd": "is compressed by zstd; unpack it first",
-    b"PK\x03\x04": "is a ZIP archive; unpack it first",
-}
-"""Advice for files that are often given in place of a recording, by their first bytes."""
-FORMATS = "'The laboratory' in the docs lists the formats that can be read"
-
-
-def decode(raw: bytes, name: str) -> str:
-    """Return *raw*, the content of the file *name*, as text.
-
-    Raises TranscriptError if it is not text in UTF-8 or UTF-16.
-    """
-    for beginning, advice in OTHER_FILES.items():
-        if raw.startswith(beginning):
-            raise TranscriptError(f"{name} {advice}")
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        label = encoding.removesuffix("-sig").upper()
+    if foreign is not None:
+        advice = foreign.advice or MESSAGES_ADVICE
         raise TranscriptError(
-            f"{name}, line {line}: this is not {label} text ({error.reason}); {FORMATS}"
-        ) from error
+            f"{name}: a file of the kind {foreign.name!r} is not supported; {advice}; {FORMATS}"
+        )
+    raise TranscriptError(f"{name}, {records[0].place}: has no role, and is no message; {FORMATS}")
 
 
-def json_records(text: str, name: str) -> list[FileRecord]:
-    """Return the JSON values in *text*, the content of the file *name*, each with its place.
+# How much was read --------------------------------------------------------------------------------
 
-    These are the lines of a JSONL file, the elements of an array, or the one object of a JSON file.
-    Raises TranscriptError, naming the file and the line, for any other text.
+
+def _coverage(name: str, reader: Reader, recording: Recording, file: JsonFile) -> Coverage:
+    """Return how much of the *file* with this *name* is in *recording*, which *reader* returned.
+
+    The warning has the kinds and the number of records, but no text of them. Raises TranscriptError
+    if the reader knows less than half of the records.
     """
-    if not text.strip():
-        raise TranscriptError(f"{name} is empty")
-    all_lines = enumerate(text.split("\n"), start=1)
-    lines = [(number, line) for number, line in all_lines if line.strip()]
-    first_number, first_line = lines[0]
-    last_number, _ = lines[-1]
-    if len(lines) > 1 and _begins_jsonl(first_line):
-        return [
-            FileRecord(f"line {number}", _parse(line, name, number, is_last=number == last_number))
-            for number, line in lines
-        ]
-    value = _parse(text, name, 1)
-    if isinstance(value, list):
-        return message_records(value)
-    return [FileRecord(f"line {first_number}", value)]
-
-
-def message_records(values: Sequence[object]) -> list[FileRecord]:
-    """Return each of *values*, the elements of one array, with its place."""
-    return [FileRecord(f"message {index}", value) for index, value in enumerate(values)]
-
-
-def _begins_jsonl(line: str) -> bool:
-    """Return True if *line*, the first of a file, is a JSON value or looks like a broken one."""
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return line.rstrip().endswith("}") and line.lstrip().startswith("{")
-    return True
-
-
-def _parse(text: str, name: str, line: int, *, is_last: bool = False) -> object:
-    """Return the JSON value *text*, which begins in *line* of the file *name*.
-
-    *is_last* is True for the last of several lines. Raises TranscriptError for invalid JSON.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        error_line = line + error.lineno - 1
-        where = f"line {error_line}, column {error.colno}"
-        fault = f"{name}, {where}: this is not JSON ({error.msg})"
-        raise TranscriptError(f"{fault}{_advice(text, is_last=is_last)}") from error
-    except RecursionError as error:
-        raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
-    except ValueError as error:  # Python refuses numbers that would take too long to read
-        raise TranscriptError(
-            f"{name}, line {line}: a number has more digits than can be read"
-        ) from error
-
-
-def _advice(text: str, *, is_last: bool) -> str:
-    """Return advice for *text* that is not JSON, or "" if no advice applies."""
-    content = text.strip()
-    if not content.startswith(("{", "[")):
-        return f"; {FORMATS}"
-    if content.endswith(("}", "]")):
-        return ""
-    if is_last:
-        return "; the file was cut off here, and without this line the rest can be read"
-    return "; the text was cut off, so write it again"
+    record_count = recording.record_count
+    if record_count is None:
+        record_count = len(file.records)
+    unknown_count = sum(recording.unknown_counts.values())
+    share = max(0.0, 1 - unknown_count / record_count) if record_count else 1.0
+    known = f"only {as_percent(share)} of the records are known in the format {reader.format!r}"
+    if share < REFUSE_BELOW:
+        raise TranscriptError(f"{name}: {known}, so another program wrote them; {FORMATS}")
+    reasons = []
+    if share < WARN_BELOW:
+        by_count = sorted(recording.unknown_counts.items(), key=lambda pair: -pair[1])
+        kinds = [f"{kind[:MAX_KIND]} ({as_number(count)})" for kind, count in by_count[:5]]
+        reasons.append(f"{known}; left out: {', '.join(kinds)}")
+    omitted_counts = dict(recording.omitted_counts)
+    if file.damaged_count:
+        omitted_counts["part of a damaged line"] = file.damaged_count
+        damage = count_phrase(file.damaged_count, "damaged line")
+        reasons.append(f"parts of {damage} are left out: they hold no complete record")
+    warning = f"{name}: {'; '.join(reasons)}" if reasons else ""
+    return Coverage(omitted_counts, share, warning)

@@ -22,7 +22,7 @@ def test_the_page_names_the_versions_that_tests_clients_runs():
     pinned = (root / "tests/clients/requirements.txt").read_text().split()
     page = (root / "docs/gateway.md").read_text()
     named = dict(re.findall(r"\| ([\w -]+) \| (\d+\.\d+\.\d+) \|", page))
-    assert pinned == [f"mini-swe-agent=={named['mini-swe-agent']}"]
+    assert f"mini-swe-agent=={named['mini-swe-agent']}" in pinned
     assert set(package["dependencies"].values()) <= set(named.values())
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from recorded import lines
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.transcripts import FORMATS as FORMATS_THAT_ARE_READ
+from ctxpipe.lab.json_files import FORMATS as FORMATS_THAT_ARE_READ
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import Message, check, tool_calls, tool_results
 from ctxpipe.tokens import TokenCounter

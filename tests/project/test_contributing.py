@@ -64,14 +64,11 @@ print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 
 def test_a_reader_is_a_module_and_a_question(copy):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
-    (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
-    insert(copy / "ctxpipe/lab/records.py", '    "messages under a header",', '    "protocol",\n')
-    insert(
-        copy / "ctxpipe/lab/transcripts.py",
-        "    (claude_code.is_session_line",
-        "    (protocol.is_protocol_line, protocol.read),\n",
-    )
-    insert(copy / "ctxpipe/lab/transcripts.py", "from .records", "from . import protocol\n")
+    (copy / "ctxpipe/lab/readers/protocol.py").write_text(module, "utf-8")
+    table = copy / "ctxpipe/lab/readers/table.py"
+    line = '    Reader("protocol", protocol.is_protocol_line, protocol.read),\n'
+    insert(table, '    Reader("Claude Code session"', line)
+    insert(table, "    spans,\n)", "    protocol,\n")
     lines = [
         {"speaker": "person", "says": "Go.", "at": "2026-11-21T10:15:00Z"},
         {"speaker": "agent", "says": "Done.", "at": "2026-11-21T10:16:00Z"},

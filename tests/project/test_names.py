@@ -31,6 +31,7 @@ REASONS = {
     "cached": STATE,
     "cached_tokens": API,
     "changed": STATE,
+    "dropped": STATE,
     "hashed_name": NOUN,
     "interrupted_result": NOUN,
     "measured_estimate": NOUN,

@@ -51,9 +51,9 @@ class Client:
 
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
-    without help. *stored* is the session that it has left in its home folder, where the laboratory
-    reads that. *api* is the API that it asks. One whose model calls in its words, without tools,
-    says the results as texts that begin with *observation*.
+    without help. *stored* reads the session that it has left in its home folder. *api* is the API
+    that it asks. One whose model calls in its words, without tools, says the results as texts that
+    begin with *observation*.
     """
 
     binary: Path
@@ -61,7 +61,7 @@ class Client:
     configure: Callable[[Path, str], Mapping[str, str]]
     call: Callable[[str], dict[str, object]]
     window: int
-    stored: Callable[[Path], bytes] | None
+    stored: Callable[[Path], bytes]
     thinks: bool = False
     api: type[ScriptedServer] = MessagesServer
     observation: str = ""
@@ -216,7 +216,9 @@ def _mini(home: Path, url: str) -> Mapping[str, str]:
     }
 
 
-def _only_file(pattern: str) -> Callable[[Path], bytes]:
+def only_file(pattern: str) -> Callable[[Path], bytes]:
+    """Reads the only file that *pattern* finds in a home folder."""
+
     def read(home: Path) -> bytes:
         [file] = home.glob(pattern)
         return file.read_bytes()
@@ -265,7 +267,8 @@ COPILOT_ARGUMENTS = ("-p", TASK, "--allow-all-tools")
 def _copilot_client(provider: str, path: str = "", wire: str = "", **fields: Any) -> Client:
     """Return GitHub Copilot CLI with a *provider* of this type and further *fields* of a client."""
     configure = _copilot(provider, path, wire)
-    return Client(COPILOT, COPILOT_ARGUMENTS, configure, _bash("bash"), 30_000, None, **fields)
+    stored = only_file(".copilot/session-state/*/events.jsonl")
+    return Client(COPILOT, COPILOT_ARGUMENTS, configure, _bash("bash"), 30_000, stored, **fields)
 
 
 CLIENTS: Mapping[str, Client] = {
@@ -275,7 +278,7 @@ CLIENTS: Mapping[str, Client] = {
         _claude,
         _bash("Bash"),
         24_000,
-        _only_file(".claude/projects/*/*.jsonl"),
+        only_file(".claude/projects/*/*.jsonl"),
         thinks=True,
     ),
     "opencode": Client(
@@ -292,7 +295,7 @@ CLIENTS: Mapping[str, Client] = {
         _codex,
         lambda command: tool_use("exec_command", {"cmd": command}),
         20_000,
-        _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        only_file(".codex/sessions/**/rollout-*.jsonl"),
         api=OpenAIServer,
     ),
     "codex-key": Client(
@@ -301,7 +304,7 @@ CLIENTS: Mapping[str, Client] = {
         _codex_of_openai,
         _in_javascript,
         30_000,
-        _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        only_file(".codex/sessions/**/rollout-*.jsonl"),
         thinks=True,
         api=OpenAIServer,
     ),
@@ -311,7 +314,7 @@ CLIENTS: Mapping[str, Client] = {
         _codex_of_chatgpt,
         _in_javascript,
         30_000,
-        _only_file(".codex/sessions/**/rollout-*.jsonl"),
+        only_file(".codex/sessions/**/rollout-*.jsonl"),
         thinks=True,
         api=OpenAIServer,
     ),
@@ -324,7 +327,7 @@ CLIENTS: Mapping[str, Client] = {
         _pi,
         _bash("bash"),
         14_000,
-        None,
+        only_file(".pi/agent/sessions/*/*.jsonl"),
     ),
     "gemini": Client(
         PACKAGES / ".bin/gemini",
@@ -332,7 +335,7 @@ CLIENTS: Mapping[str, Client] = {
         _gemini,
         _bash("run_shell_command"),
         16_000,
-        None,
+        only_file(".gemini/tmp/*/chats/session-*.jsonl"),
         api=GeminiServer,
     ),
     "mini-swe-agent": Client(
@@ -345,11 +348,17 @@ CLIENTS: Mapping[str, Client] = {
         _mini,
         _in_words,
         12_000,
-        None,
+        only_file(".config/mini-swe-agent/last_mini_run.traj.json"),
         api=OpenAIServer,
         observation="<returncode>",
     ),
 }
+
+
+def session_file(name: str) -> Callable[[Path], bytes]:
+    """Reads the session that the client *name* has left in its home folder."""
+    return CLIENTS[name].stored
+
 
 RECORDED: Mapping[str, str] = {
     "claude": "@anthropic-ai/claude-code",
@@ -450,19 +459,22 @@ async def run_client(
     arguments: Sequence[str] | None = None,
     script: Script | None = None,
     recorder: Recorder | None = None,
+    running: ScriptedServer | None = None,
 ) -> Run:
     """Run the client *name* in the empty folder *home*.
 
     It is bare, wrapped as a user does it, or before two gateways with one *journal*. *arguments*
-    replace its own; *script* is what the API answers. *recorder* keeps what it sends.
+    replace its own; *script* is what the API answers. *recorder* keeps what it sends. *running* is
+    an API that answers several runs.
     """
     client = CLIENTS[name]
     work = home / "work"
     work.mkdir(parents=True, exist_ok=True)
-    async with (
-        client.api(script or _script(client), model=Model(window=window)) as api,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
+        api = running
+        if api is None:
+            scripted = client.api(script or _script(client), model=Model(window=window))
+            api = await stack.enter_async_context(scripted)
         url = api.url
         if journal is not None:
             url = await stack.enter_async_context(

@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from .._values import JsonObject
-from ..errors import InvalidHistory
-from ..messages import kind
-from ..providers.response_items import ANSWERED_ITEMS
-from ..wire import ResponsesCodec
-from ..wire.openai_responses import OUTPUT
+from ..._values import JsonObject
+from ...errors import InvalidHistory
+from ...messages import kind
+from ...providers.response_items import ANSWERED_ITEMS, SERVER_ITEMS
+from ...wire import ResponsesCodec
+from ...wire.openai_responses import OUTPUT
+from ..records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 from .items import Items, request_of
-from .records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 
 ITEMS = (
     ANSWERED_ITEMS | {name + OUTPUT for name in ANSWERED_ITEMS} | {"item_reference", "reasoning"}
 )
 """Types of items that only this API has."""
+CLIENT_ITEMS = frozenset(
+    {"additional_tools", "compaction_trigger", "mcp_approval_response", "tool_search_output"}
+)
+"""Types of items that clients write, apart from the results of calls."""
 PARTS = frozenset({"input_file", "input_image", "input_text", "output_text"})
 """Types of content parts that only this API has."""
 STORED = ("previous_response_id", "conversation")
@@ -43,6 +47,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
     items = Items(ResponsesCodec())
     request: JsonObject = {}
     omitted_counts: Counter[str] = Counter()
+    unknown_counts: Counter[str] = Counter()
     are_items = any(_is_item(record.fields) for record in records)
     for record in records:
         fields = record.fields
@@ -50,10 +55,12 @@ def read(records: Sequence[FileRecord]) -> Recording:
             request = request_of(fields)
             _add_exchange(items, record)
         elif "type" in fields or "role" in fields:
+            if not is_known_item(fields):
+                unknown_counts[str(kind(fields))] += 1
             items.add(valid_item(fields, record.place), fields.get("timestamp"))
         else:  # old rollouts of codex have lines without a type
             omitted_counts["not a message"] += 1
-    return items.recording("OpenAI responses", request, omitted_counts)
+    return items.recording(request, omitted_counts, unknown_counts)
 
 
 def _add_exchange(items: Items, record: FileRecord) -> None:
@@ -93,6 +100,14 @@ def _is_item(value: JsonObject) -> bool:
     if not isinstance(content, list):
         return False
     return any(kind(part) in PARTS for part in content)
+
+
+def is_known_item(fields: JsonObject) -> bool:
+    """Return True if the item *fields* is a message, or of a type that the API has."""
+    name = kind(fields)
+    if not name or name == "message":
+        return "role" in fields
+    return name in ITEMS or name in SERVER_ITEMS or name in CLIENT_ITEMS
 
 
 def valid_item(item: object, place: str) -> JsonObject:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .._values import JsonObject
-from ..messages import field, kind
-from ..wire import ResponsesCodec
+from ..._values import JsonObject
+from ...messages import field, kind
+from ...wire import ResponsesCodec
+from ..records import FileRecord, Recording
 from .items import Items
 from .openai_responses import valid_item
-from .records import FileRecord, Recording
 
 LINES = frozenset({"compacted", "event_msg", "response_item", "session_meta", "turn_context"})
+OTHER_LINES = frozenset({"inter_agent_communication", "token_usage_record", "world_state"})
+"""Types of further lines that codex 0.171 and earlier versions write."""
 NEVER_SENT = frozenset({"ghost_snapshot"})
 """Items that codex writes to the file but does not send to the API."""
 COMPACTIONS = frozenset({"compaction", "compaction_summary", "context_compaction"})
@@ -50,10 +52,14 @@ class _Rollout:
         self._model = ""
         self._turns: list[int] = []  # index of the user's item that began each turn
         self._omitted_counts: Counter[str] = Counter()
+        self._unknown_counts: Counter[str] = Counter()
 
     def add(self, record: FileRecord) -> None:
         """Add the line *record*. Raises InvalidHistory if it is an item that is not valid."""
         payload = record.fields.get("payload")
+        if kind(record.fields) not in LINES | OTHER_LINES:
+            self._unknown_counts[str(kind(record.fields) or "no type")] += 1
+            return
         match kind(record.fields), kind(payload):
             case "response_item", name if name in COMPACTIONS:
                 self._omitted_counts["summary of a compaction"] += 1
@@ -85,7 +91,7 @@ class _Rollout:
     def recording(self) -> Recording:
         """Return the conversation in the lines that were added."""
         request = {"model": self._model, "instructions": self._instructions}
-        return self._items.recording("codex rollout", request, self._omitted_counts)
+        return self._items.recording(request, self._omitted_counts, self._unknown_counts)
 
     def _begin_turn(self) -> None:
         """Record the place of the user's message, which precedes its event in the file."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._values import JsonObject
-from ..messages import field, kind
+from ..._values import JsonObject
+from ...messages import field, kind
 
 PARENT = "parentUuid"
 LOGICAL_PARENT = "logicalParentUuid"

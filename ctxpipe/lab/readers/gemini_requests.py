@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .._values import JsonObject
-from ..messages import field
-from ..wire import GeminiCodec
-from ..wire.gemini import system_blocks
-from ..wire.usage import gemini_usage
-from ..wire.values import first_field
+from ..._values import JsonObject
+from ...messages import field
+from ...wire import GeminiCodec
+from ...wire.gemini import system_blocks
+from ...wire.usage import gemini_usage
+from ...wire.values import first_field
+from ..records import FileRecord, Recording, valid_object
 from .items import Items, request_of
-from .records import FileRecord, Recording, valid_object
 
 
 def is_gemini_record(value: JsonObject) -> bool:
@@ -44,7 +44,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
         "tools": request.get("tools"),
         "instructions": system_blocks(instruction) or None,
     }
-    return items.recording("Gemini contents", other_fields, {})
+    return items.recording(other_fields)
 
 
 def _add_exchange(items: Items, record: FileRecord) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .._values import JsonObject
-from ..errors import InvalidHistory
-from ..messages import kind
-from ..wire import ChatCodec
+from ..._values import JsonObject
+from ...errors import InvalidHistory
+from ...messages import kind
+from ...wire import ChatCodec
+from ..records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 from .items import Items, request_of
-from .records import TEXT_OR_LIST, FileRecord, Recording, valid_object
 
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 ONLY_HERE = ("tool", "function", "developer")
@@ -51,11 +51,11 @@ def read(records: Sequence[FileRecord]) -> Recording:
     for record in records:
         fields = record.fields
         if "role" in fields:
-            _add_message(items, fields, record.place)
+            add_message(items, fields, record.place)
             continue
         request = request_of(fields)
         _add_exchange(items, record)
-    return items.recording("OpenAI chat", request, {})
+    return items.recording(request)
 
 
 def _add_exchange(items: Items, record: FileRecord) -> None:
@@ -71,16 +71,16 @@ def _add_exchange(items: Items, record: FileRecord) -> None:
         )
     items.begin(messages, record.place)
     for index, message in enumerate(messages):
-        _add_message(items, message, f"{record.place}, message {index}")
+        add_message(items, message, f"{record.place}, message {index}")
     response = request_of(record.fields, "response")
     choices = response.get("choices")
     if not (isinstance(choices, list) and choices and isinstance(choices[0], Mapping)):
         return
-    _add_message(items, choices[0].get("message"), record.place, response.get("created"))
+    add_message(items, choices[0].get("message"), record.place, response.get("created"))
     items.note_usage(items.items[-1], response.get("usage"), response.get("model"))
 
 
-def _add_message(items: Items, message: object, place: str, time: object = None) -> None:
+def add_message(items: Items, message: object, place: str, time: object = None) -> None:
     """Add *message*. Raises InvalidHistory, naming the *place*, if it is not valid."""
     fields = valid_object(
         message,

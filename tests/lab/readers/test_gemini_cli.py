@@ -124,3 +124,22 @@ def test_a_response_that_is_recorded_twice_counts_once():
 def test_calls_that_are_no_list_are_refused_with_their_place():
     with pytest.raises(TranscriptError, match="line 3: str as toolCalls"):
         parse_transcript(lines(HEAD, SESSION[0], reply(2, toolCalls="none")))
+
+
+def test_the_messages_of_a_compaction_are_left_out_and_what_they_summarize_stays():
+    summary = user(8, "<state_snapshot>They looked.</state_snapshot>")
+    after = [summary, reply(9, "Got it.")]
+
+    found = parse_transcript(lines(HEAD, *SESSION, {"$set": {"messages": after}}))
+
+    assert found.messages == parse_transcript(lines(HEAD, *SESSION)).messages
+    assert found.dropped["summary of a compaction"] == 2
+
+
+def test_messages_of_an_unknown_type_are_counted_as_unknown():
+    unknown = [{"id": f"u{number}", "type": "plan", "content": "?"} for number in range(2)]
+
+    found = parse_transcript(lines(HEAD, *SESSION, *unknown), "session.jsonl")
+
+    assert found.coverage.recognized < 0.9
+    assert "plan (2)" in found.coverage.warning

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .._values import JsonObject
-from ..errors import InvalidHistory
-from ..wire import Codec, Translation
-from ..wire.codec import Unit
-from ..wire.usage import openai_usage
-from ..wire.values import text_block
-from .records import Format, RecordedMessage, Recording, seconds
+from ..._values import JsonObject
+from ...errors import InvalidHistory
+from ...wire import Codec, Translation
+from ...wire.codec import Unit
+from ...wire.usage import openai_usage
+from ...wire.values import text_block
+from ..records import RecordedMessage, Recording, seconds
 
 
 @dataclass(slots=True)
@@ -75,17 +75,21 @@ class Items:
             item.model = model or item.model
 
     def recording(
-        self, form: Format, request: JsonObject, omitted_counts: Mapping[str, int]
+        self,
+        request: JsonObject,
+        omitted_counts: Mapping[str, int] | None = None,
+        unknown_counts: Mapping[str, int] | None = None,
+        record_count: int | None = None,
     ) -> Recording:
         """Return all items as messages, as an adapter would pass them to a session.
 
-        The system prompt consists of the instructions of the *request* and of the leading items
-        that are not part of the context.
+        The system prompt consists of the instructions of the *request*, a text or blocks, and of
+        the leading items that are not part of the context. The counts are those of `Recording`.
         """
         units = Translation(self._codec).read([item.fields for item in self.items])
         system = request.get("instructions") or None
         if units.system:
-            instructions = [text_block(system)] if isinstance(system, str) else []
+            instructions = [text_block(system)] if isinstance(system, str) else system or []
             system = [*instructions, *units.system]
         other_fields = {
             "model": request.get("model"),
@@ -93,7 +97,9 @@ class Items:
             "system": system,
         }
         entries = [self._entry(unit) for unit in units.units]
-        return Recording(form, entries, other_fields, omitted_counts)
+        return Recording(
+            entries, other_fields, omitted_counts or {}, unknown_counts or {}, record_count
+        )
 
     def _entry(self, unit: Unit) -> RecordedMessage:
         """Return the message of *unit*, with the first time and the last usage of its items."""

@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .._values import JsonDict, JsonObject
-from ..messages import field
-from ..wire import GeminiCodec
-from ..wire.usage import usage
+from ..._values import JsonDict, JsonObject
+from ...messages import field
+from ...wire import GeminiCodec
+from ...wire.usage import usage
+from ..records import FileRecord, Recording, valid_object
 from .items import Items
-from .records import FileRecord, Recording, valid_object
 
-TYPES = ("user", "gemini", "info", "error", "warning")
+NOTES = frozenset({"error", "info", "warning"})
+"""Types of messages that only the user sees."""
+HEADER = frozenset({"$set", "projectHash", "sessionId"})
+"""Fields of records that are not messages."""
+SUMMARY = "<state_snapshot>"
+"""The text that a summary of the conversation begins with."""
 
 
 def is_session_record(value: JsonObject) -> bool:
@@ -31,32 +36,49 @@ def read(records: Sequence[FileRecord]) -> Recording:
     """Return the session in *records* as its program would continue it, and the omitted records.
 
     The calls of a message and their results become two messages. Omitted are notes to the user,
-    turns that the user took back, and thoughts, which are never sent again.
+    turns that the user took back, the messages of a compaction (the messages that they summarize
+    stay), and thoughts, which are never sent again.
     Raises InvalidHistory, naming the place, if a message is not valid.
     """
     omitted_counts: Counter[str] = Counter()
+    unknown_counts: Counter[str] = Counter()
+    record_count = len(records)
     messages: dict[str, tuple[str, JsonObject]] = {}
     for record in records:
         fields = record.fields
-        place = record.place
-        rewind_id = fields.get("$rewindTo")
         changes = field(fields, "$set")
-        if isinstance(rewind_id, str):
-            omitted_counts["taken back by the user"] += _rewind(messages, rewind_id)
+        values = field(changes, "messages") or fields.get("messages")
+        if isinstance(fields.get("$rewindTo"), str):
+            omitted_counts["taken back by the user"] += _rewind(messages, fields["$rewindTo"])
         elif isinstance(fields.get("id"), str):
-            messages[str(fields["id"])] = (place, fields)
-        elif isinstance(field(changes, "messages"), list):
-            messages.clear()
-            _add_all(messages, field(changes, "messages"), place)
-        elif isinstance(fields.get("messages"), list):
-            _add_all(messages, fields["messages"], place)
+            messages[str(fields["id"])] = (record.place, fields)
+        elif isinstance(values, list):
+            record_count += len(values)
+            if _is_compaction(values):
+                omitted_counts["summary of a compaction"] += len(values)
+                continue
+            if changes is not None:
+                messages.clear()
+            _add_all(messages, values, record.place)
         else:
-            omitted_counts["not a message"] += 1
+            counts = omitted_counts if HEADER.intersection(fields) else unknown_counts
+            counts["not a message"] += 1
     items = Items(GeminiCodec())
     recorded_call_ids: set[str] = set()
     for place, fields in messages.values():
-        _add_message(items, fields, place, recorded_call_ids, omitted_counts)
-    return items.recording("gemini-cli session", {}, +omitted_counts)
+        if fields.get("type") in NOTES:
+            omitted_counts["shown to the user only"] += 1
+        elif fields.get("type") in ("user", "gemini"):
+            _add_message(items, fields, place, recorded_call_ids, omitted_counts)
+        else:
+            unknown_counts[str(fields.get("type"))] += 1
+    return items.recording({}, +omitted_counts, unknown_counts, record_count)
+
+
+def _is_compaction(values: Sequence[object]) -> bool:
+    """Return True if *values*, which replace all messages, begin with the summary of them."""
+    first = field(values[0], "content") if values else None
+    return any(SUMMARY in str(field(part, "text")) for part in _parts(first))
 
 
 def _rewind(messages: dict[str, tuple[str, JsonObject]], rewind_id: str) -> int:
@@ -90,9 +112,6 @@ def _add_message(
 ) -> None:
     """Add the contents of one message, with its time, and the usage and model of a reply."""
     valid_object(fields, place, toolCalls=list)
-    if fields.get("type") not in ("user", "gemini"):
-        omitted_counts["shown to the user only"] += 1
-        return
     time = fields.get("timestamp")
     parts = _parts(fields.get("content"))
     if fields["type"] == "user":

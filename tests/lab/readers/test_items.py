@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ctxpipe.errors import InvalidHistory
-from ctxpipe.lab.items import Items
+from ctxpipe.lab.readers.items import Items
 from ctxpipe.lab.records import valid_object
 from ctxpipe.wire import ChatCodec
 
@@ -33,7 +33,7 @@ def test_usages_stay_when_the_whole_history_is_sent_again():
     for value in (ASKED, REPLY, ASKED):
         found.add(value)
 
-    [_, reply, _] = found.recording("OpenAI chat", {}, {}).entries
+    [_, reply, _] = found.recording({}).entries
     assert reply.usage == {
         "input_tokens": 100,
         "cache_read_input_tokens": 0,
@@ -45,7 +45,7 @@ def test_usages_stay_when_the_whole_history_is_sent_again():
 def test_the_instructions_come_before_the_leading_items():
     found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
 
-    request = found.recording("OpenAI chat", {"instructions": "You code."}, {}).request
+    request = found.recording({"instructions": "You code."}, {}).request
     assert request["system"] == [
         {"type": "text", "text": "You code."},
         {"type": "text", "text": "Be brief."},

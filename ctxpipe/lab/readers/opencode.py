@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from .._values import JsonDict, JsonObject
-from ..messages import Message, field
-from ..wire.values import (
+from ..._values import JsonDict, JsonObject
+from ...messages import Message, field, kind
+from ...wire.values import (
     has_text,
     image_block,
     opaque_block,
@@ -20,7 +20,7 @@ from ..wire.values import (
     thinking_block,
     use_block,
 )
-from .records import (
+from ..records import (
     FileRecord,
     RecordedMessage,
     Recording,
@@ -29,6 +29,13 @@ from .records import (
     valid_object,
 )
 
+PARTS = frozenset(
+    {
+        *("agent", "compaction", "file", "patch", "reasoning", "retry", "snapshot", "step-finish"),
+        *("step-start", "subtask", "text", "tool"),
+    }
+)
+"""Types of the parts of a message."""
 WAITING = ("pending", "running")
 """Statuses of a call that has no result yet."""
 
@@ -53,11 +60,16 @@ def read(records: Sequence[FileRecord]) -> Recording:
         raise second_conversation(records[1])
     entries: list[RecordedMessage] = []
     omitted_counts: Counter[str] = Counter()
+    unknown_counts: Counter[str] = Counter()
+    record_count = 0
     for index, value in enumerate(records[0].fields["messages"]):
         place = f"message {index}"
         info = valid_object(value.get("info"), place, "info")
         parts = valid_object(value, place, parts=list)["parts"] or ()
         parts = [valid_object(part, place, "a part") for part in parts]
+        record_count += 1 + len(parts)
+        unknown_counts.update(str(kind(part)) for part in parts if kind(part) not in PARTS)
+        parts = [part for part in parts if kind(part) in PARTS]
         if info.get("summary") is True:
             omitted_counts["summary of a compaction"] += 1
         elif info.get("role") == "assistant":
@@ -68,7 +80,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
             if blocks:
                 message = _message("user", blocks)
                 entries.append(RecordedMessage(message, _time(info, "created")))
-    return Recording("opencode export", entries, omitted_counts=omitted_counts)
+    return Recording(entries, {}, omitted_counts, unknown_counts, record_count)
 
 
 def _steps(parts: list[JsonObject]) -> Iterator[list[JsonObject]]:

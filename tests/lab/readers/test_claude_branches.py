@@ -6,7 +6,7 @@ from typing import Any
 
 from histories import text, tool_result, tool_use
 
-from ctxpipe.lab.claude_branches import find_taken_back
+from ctxpipe.lab.readers.claude_branches import find_taken_back
 
 
 def line(uuid: str, parent: str | None, role: str, *content: Any, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Readers for recordings, a module for each format. `table` lists them."""
