@@ -353,6 +353,23 @@ def rewrite(
     return rewritten
 
 
+def with_blocks(message: Message, content: Sequence[Block]) -> Message:
+    """Return *message* with the blocks *content*; the same object if they are its own blocks."""
+    old_content = blocks(message)
+    if len(content) == len(old_content) and all(
+        new is old for new, old in zip(content, old_content, strict=True)
+    ):
+        return message
+    return with_content(message, content)
+
+
+def without_key(block: Block, key: str) -> dict[str, Any]:
+    """Return a copy of *block*, as a dict, without *key*."""
+    copied = as_dict(block)
+    copied.pop(key, None)
+    return copied
+
+
 def with_content(message: Message, content: object) -> Message:
     """Return *message* with other *content*; its other values are shared."""
     return cast("Message", {**message, "content": content})

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
+from ..messages.marks import change_marked, mark_places
 from ..messages.rules import is_for_hour
 from ..messages.vocabulary import SERVER_RESULTS
 from ..settings import Requirement, is_size
-from ..turn.repair import change_marked, mark_places
 
 MARKS = Requirement(
     lambda number: is_size(number) and number <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}"

@@ -18,7 +18,7 @@ from ..messages import (
 from ..messages.identity import says_the_same
 from ..settings import one_of
 from ..stages.reading.unanswered import index_after_last_reply
-from ..turn.repair import interrupted_result
+from ..turn.repair_exchanges import interrupted_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
