@@ -1,11 +1,16 @@
 """What the gateway adds to a request, beside a proxy that reads each body and writes it again.
 
-    python benchmarks/bench_gateway.py [--turns N] [--only turns|streams|memory]
+    python benchmarks/bench_gateway.py [--turns N] [--only turns|many|streams|memory]
 
 All run in processes of their own, before the same upstream, and take turns, so that a busy machine
-slows each; of the latest chunks the best round counts. Targets: 3 ms more with 200 messages (1 MB),
-15 ms more with 2,000 (8 MB); no chunk of another stream 50 ms late while bodies of 8 MB are read;
-200 streams at once without a chunk missing; memory bounded, however many conversations come.
+slows each; of the latest chunks the best round counts. Requests are like those of a coding agent:
+30 tools of 90 kB, a system prompt of 20 kB, a cache mark on the newest message, and a reply that
+reports its usage.
+
+Targets: a turn takes at most 1.2 times the processor time of the plain proxy's with 200 messages,
+.7 times with 1,000, and with 256 conversations at most 1.15 times that with 8; no chunk of another
+stream is 50 ms late while bodies of 8 MB are read; of 200 streams at once no chunk is missing;
+memory is bounded, however many conversations come.
 
 On a busy machine chunks are late whatever a proxy does. So the gateway also says how much processor
 time its process has taken, threads included, between two turns of its event loop: what a chunk may
@@ -35,7 +40,7 @@ import httpx2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from benchmarks.figures import add_figure, recording
@@ -44,9 +49,11 @@ from ctxpipe.gateway.settings import GatewaySettings
 
 CHUNKS = 40
 WARM = 3  # turns before the first that counts
+TOOLS = 30
 PAUSE = 0.02
 LONG_PAUSE = 0.2  # between the chunks of one of many streams
 ROUNDS = 2
+TURN_ROUNDS = 5
 CONVERSATIONS = 40
 STREAMS = 200
 LATE = 0.05
@@ -54,8 +61,28 @@ TICK = 0.002
 MAX_BYTES = 64_000_000
 OFF = {"x-ctxpipe": "off"}
 LIMITS = httpx2.Limits(keepalive_expiry=1.0)  # servers close a connection that is idle for longer
-TARGETS = {200: 0.003, 2_000: 0.015}
 BYTES = {200: 1_000_000, 2_000: 8_000_000}
+MANY = (8, 256)
+MANY_MESSAGES = 60
+MANY_ROUNDS = 3
+MANY_TARGET = 1.15
+
+
+@dataclass(frozen=True)
+class Case:
+    """A history of *messages*, whose results have *chars* characters, and its *target* ratio."""
+
+    name: str
+    messages: int
+    chars: int
+    target: float
+
+
+CASES = (
+    Case("200 messages", 200, 1_000, 1.2),
+    Case("1,000 messages", 1_000, 1_000, 0.7),
+    Case("1,000 messages of 20 kB", 1_000, 20_000, 0.7),
+)
 
 
 # Servers ------------------------------------------------------------------------------------------
@@ -65,7 +92,13 @@ async def upstream(request: Request) -> Response:
     """A short reply, or a stream whose chunks say when they were sent."""
     body = await request.body()
     if b'"stream": true' not in body[-400:] and b'"stream":true' not in body[-400:]:
-        return Response(b'{"type": "message"}', media_type="application/json")
+        usage = {
+            "input_tokens": 9,
+            "cache_creation_input_tokens": 300,
+            "cache_read_input_tokens": len(body) // 4,
+            "output_tokens": 60,
+        }
+        return JSONResponse({"type": "message", "model": "m", "content": [], "usage": usage})
     pause = float(request.query_params["pause"])
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -135,10 +168,11 @@ class Server:
 
     @property
     def cpu(self) -> float:
-        """The seconds of processor time that it has taken."""
-        with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
-            columns = file.read().rpartition(")")[2].split()
-        return (int(columns[11]) + int(columns[12])) / os.sysconf("SC_CLK_TCK")
+        """The seconds of processor time that its threads have taken."""
+        nanoseconds = 0
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            nanoseconds += int((thread / "schedstat").read_text("ascii").split()[0])
+        return nanoseconds / 1e9
 
     @property
     def memory(self) -> int:
@@ -178,26 +212,57 @@ async def observed(url: str) -> AsyncIterator[Server]:
 # Requests -----------------------------------------------------------------------------------------
 
 
-def conversation(messages: int, size: int) -> list[dict[str, Any]]:
+def agent_head() -> dict[str, Any]:
+    """The fields that a coding agent sends beside its messages: tools and system prompt."""
+    tools = []
+    for number in range(TOOLS):
+        properties = {
+            f"option_{place}": {"type": "string", "description": "What it is for. " * 4}
+            for place in range(12)
+        }
+        schema = {"type": "object", "properties": properties, "required": ["option_0"]}
+        description = f"Tool {number} reads, writes or runs something. " * 35
+        tools.append({"name": f"tool_{number}", "description": description, "input_schema": schema})
+    system = [{"type": "text", "text": "You are a coding agent. " * 830, "cache_control": CACHED}]
+    return {"system": system, "tools": tools}
+
+
+CACHED = {"type": "ephemeral"}
+
+
+def conversation(messages: int, size: int, name: str = "toolu") -> list[dict[str, Any]]:
     """A task, and calls with results; all together of *size* bytes."""
-    each = size * 2 // messages
-    found: list[dict[str, Any]] = [{"role": "user", "content": "look"}]
+    return calls_with_results(messages, min(7_900, size * 2 // messages), name)
+
+
+def calls_with_results(messages: int, chars: int, name: str) -> list[dict[str, Any]]:
+    """A task, and calls with results of *chars* characters, whose ids begin with *name*."""
+    found: list[dict[str, Any]] = [{"role": "user", "content": f"look at {name}"}]
     for number in range(messages // 2):
-        name = f"toolu_{number}"
-        call = {"type": "tool_use", "id": name, "name": "bash", "input": {"n": number}}
-        text = f"line {number} of it\n" * (each // 16)
-        result = {"type": "tool_result", "tool_use_id": name, "content": text[:7_900]}
+        call_id = f"{name}_{number}"
+        call = {"type": "tool_use", "id": call_id, "name": "bash", "input": {"n": number}}
+        text = f"line {number} of {name}\n" * (chars // 16 + 1)
+        result = {"type": "tool_result", "tool_use_id": call_id, "content": text[:chars]}
         found.append({"role": "assistant", "content": [call]})
         found.append({"role": "user", "content": [result]})
     return found
 
 
+def agent_request(head: Mapping[str, Any], messages: Sequence[dict[str, Any]]) -> bytes:
+    """The body of a request with *messages*, of which the last block has a cache mark."""
+    *before, last = messages
+    if isinstance(last["content"], list):
+        *blocks, block = last["content"]
+        last = {**last, "content": [*blocks, {**block, "cache_control": CACHED}]}
+    return json.dumps({"model": "m", "messages": [*before, last], **head, "max_tokens": 9}).encode()
+
+
 @dataclass
 class Cost:
-    """What turns have taken: seconds of each, and of processor time all together."""
+    """What turns have taken: seconds of each, and of processor time in each round."""
 
     seconds: list[float] = field(default_factory=list)
-    cpu: float = 0.0
+    cpu: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -206,30 +271,53 @@ class Cost:
 
     @property
     def cpu_of_turn(self) -> float:
-        """The processor time of a turn, in seconds."""
-        return self.cpu / len(self.seconds)
+        """The processor time of a turn in the best round, in seconds."""
+        return min(self.cpu)
+
+
+async def post(client: httpx2.AsyncClient, server: Server, content: bytes, name: str) -> None:
+    """Send a request of the conversation *name*."""
+    headers = {"x-ctxpipe-session": name}
+    reply = await client.post(server.url + "/v1/messages", content=content, headers=headers)
+    if reply.status_code != 200:
+        raise SystemExit(reply.text)
 
 
 async def take_turns(
-    client: httpx2.AsyncClient, server: Server, messages: int, turns: int, cost: Cost
+    client: httpx2.AsyncClient, server: Server, case: Case, turns: int, cost: Cost
 ) -> None:
     """Send a history that grows by two messages a turn, and add what that takes to *cost*."""
-    most = messages + 2 * (turns + WARM)
-    history = conversation(most, BYTES[messages] * most // messages)
-    name = f"{messages}-{len(cost.seconds)}"  # a conversation of its own
+    head = agent_head()
+    name = f"{case.messages}-{case.chars}-{len(cost.seconds)}"  # a conversation of its own
+    history = calls_with_results(case.messages + 2 * (turns + WARM), case.chars, name)
+    before = 0.0
     for turn in range(-WARM, turns):
-        body: dict[str, Any] = {"model": "m", "max_tokens": 9}
-        body["messages"] = history[: messages + 1 + 2 * (turn + WARM)]
-        content = json.dumps(body).encode()
-        before, started = server.cpu, time.perf_counter()
-        reply = await client.post(
-            server.url + "/v1/messages", content=content, headers={"x-ctxpipe-session": name}
-        )
-        if reply.status_code != 200:
-            raise SystemExit(reply.text)
+        content = agent_request(head, history[: case.messages + 1 + 2 * (turn + WARM)])
+        if turn == 0:
+            before = server.cpu
+        started = time.perf_counter()
+        await post(client, server, content, name)
         if turn >= 0:
             cost.seconds.append(time.perf_counter() - started)
-            cost.cpu += server.cpu - before
+    cost.cpu.append((server.cpu - before) / turns)
+
+
+async def take_turns_of_many(client: httpx2.AsyncClient, server: Server, count: int) -> float:
+    """Return the processor time of a turn while *count* conversations take turns."""
+    head = agent_head()
+    most = MANY_MESSAGES + 2 * MANY_ROUNDS * 2
+    histories = {
+        name: calls_with_results(most, 400, name)
+        for name in (f"many-{count}-{number}" for number in range(count))
+    }
+    before = 0.0
+    for turn in range(2 * MANY_ROUNDS):
+        if turn == MANY_ROUNDS:
+            before = server.cpu
+        for name, history in histories.items():
+            content = agent_request(head, history[: MANY_MESSAGES + 1 + 2 * turn])
+            await post(client, server, content, name)
+    return (server.cpu - before) / MANY_ROUNDS / count
 
 
 async def latest(
@@ -317,22 +405,41 @@ async def print_turns(
     client: httpx2.AsyncClient, plain: Server, gateway: Server, turns: int
 ) -> None:
     """What a turn takes."""
-    print("messages       plain     gateway        more  target | CPU of a turn, ms")
-    for messages, target in TARGETS.items():
+    print(f"{'':24}        median of a turn, ms | processor time of a turn, ms")
+    print(f"{'':24}      plain     gateway    | plain   gateway   ratio  target")
+    for case in CASES:
         one, other = Cost(), Cost()
-        for _ in range(3):
-            await take_turns(client, plain, messages, turns, one)
-            await take_turns(client, gateway, messages, turns, other)
-        more = other.median - one.median
+        for _ in range(TURN_ROUNDS):
+            await take_turns(client, plain, case, turns, one)
+            await take_turns(client, gateway, case, turns, other)
+        ratio = other.cpu_of_turn / one.cpu_of_turn
         print(
-            f"{messages:8,} {one.median * 1e3:8.1f} ms {other.median * 1e3:8.1f} ms "
-            f"{more * 1e3:8.1f} ms {target * 1e3:4.0f} ms | plain "
-            f"{one.cpu_of_turn * 1e3:.0f}, gateway {other.cpu_of_turn * 1e3:.0f}",
+            f"{case.name:24} {one.median * 1e3:10.1f} {other.median * 1e3:11.1f}    | "
+            f"{one.cpu_of_turn * 1e3:5.1f} {other.cpu_of_turn * 1e3:9.1f} {ratio:7.2f} "
+            f"{case.target:7.2f}",
             flush=True,
         )
-        add_figure(f"more at {messages:,} messages", more * 1e3, "ms")
-        add_figure(f"processor time at {messages:,} messages", other.cpu_of_turn * 1e3, "ms")
-        add_figure(f"the plain proxy's at {messages:,}", one.cpu_of_turn * 1e3, "ms")
+        add_figure(f"{case.name}: ratio", ratio)
+        add_figure(f"{case.name}: processor time", other.cpu_of_turn * 1e3, "ms")
+        add_figure(f"{case.name}: the plain proxy's", one.cpu_of_turn * 1e3, "ms")
+
+
+async def print_many(client: httpx2.AsyncClient, url: str) -> None:
+    """What a turn takes, by the number of conversations that take turns."""
+    costs: dict[int, list[float]] = {}
+    for _ in range(ROUNDS):
+        for count in MANY:
+            async with observed(url) as gateway:
+                costs.setdefault(count, []).append(await take_turns_of_many(client, gateway, count))
+    few, many = (min(costs[count]) for count in MANY)
+    print(
+        f"conversations that take turns: {MANY[0]} {few * 1e3:.2f} ms, {MANY[1]} "
+        f"{many * 1e3:.2f} ms of processor time a turn, ratio {many / few:.2f} "
+        f"(target {MANY_TARGET})",
+        flush=True,
+    )
+    add_figure("many conversations: ratio", many / few)
+    add_figure("many conversations: processor time", many * 1e3, "ms")
 
 
 async def print_streams(client: httpx2.AsyncClient, plain: Server, gateway: Server) -> None:
@@ -397,6 +504,8 @@ async def main(turns: int, only: str) -> None:
             async with running(*command, "--listen", "127.0.0.1:0") as gateway:
                 if only in {"", "turns"}:
                     await print_turns(client, plain, gateway, turns)
+        if only in {"", "many"}:
+            await print_many(client, api.url)
         if only in {"", "streams"}:
             async with observed(api.url) as gateway:
                 await print_streams(client, plain, gateway)
@@ -409,7 +518,7 @@ if __name__ == "__main__":
     with recording(__file__):
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--turns", type=int, default=12)
-        parser.add_argument("--only", choices=["turns", "streams", "memory"], default="")
+        parser.add_argument("--only", choices=["turns", "many", "streams", "memory"], default="")
         parser.add_argument("--serve", choices=["upstream", "plain", "gateway"])
         parser.add_argument("--send", metavar="URL")
         parser.add_argument("--off", action="store_true")

@@ -27,6 +27,7 @@ from ..wire.questions import HttpAnswer, http_model, question_headers
 from .bill import bill_of
 from .budget import UNNAMED
 from .guard import Refused
+from .kinds import UNCOUNTED
 from .logs import FIELDS
 from .names import session_name
 from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, logger
@@ -117,10 +118,14 @@ class Relay:
             if exchange.is_shaped:
                 extra_headers[SAVED] = str(exchange.dialog.saved_tokens)
             turn = self._turn(response.status_code, show_texts=show_texts)
+            if exchange.is_shaped:
+                with log_errors(UNCOUNTED):
+                    turn.kinds = self._shaper.kinds(exchange)
             chunks = self._count(self._open_responses.pop_all(), chunks, turn, record)
         reply = reply_with(response, chunks, extra_headers)
-        # After the reply, so that counting delays no client.
-        reply.background = BackgroundTask(self._add_kinds, turn)
+        if exchange.is_shaped:
+            # After the reply, so that counting delays no client.
+            reply.background = BackgroundTask(self._shaper.count_kinds, exchange)
         return reply
 
     async def _check_budget(self) -> dict[str, str]:
@@ -179,12 +184,6 @@ class Relay:
             return []
         details = [report.detail for report in self._exchange.result.reports]
         return [detail for detail in details if isinstance(detail, Compacted)]
-
-    async def _add_kinds(self, turn: GatewayTurn) -> None:
-        """Store in *turn* the tokens sent, by kind. An error is logged and leaves them empty."""
-        if self._exchange.is_shaped:
-            with log_errors("the tokens of a context could not be counted by kind"):
-                turn.kinds = await self._shaper.kinds(self._exchange)
 
     def _turn(self, status: int, *, show_texts: bool) -> GatewayTurn:
         """Return the turn's outcome, tokens, removals and status, when the reply begins.

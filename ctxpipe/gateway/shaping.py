@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._threads.threads import in_thread
-from ..messages import Message, common_prefix
 from ..providers.prices import Prices
 from ..session.client import BETA
 from ..session.conversation import Conversation
@@ -19,12 +17,11 @@ from ..session.session import new_conversation
 from ..session.settings import SessionSettings
 from ..storage import JournalStorage, LocalStorage
 from ..storage.memory import MemoryStorage
-from ..tokens import TokenCounter
-from ..tokens.spent import Kind, Pieces
 from ..wire.conversations import Conversations, Dialog
 from ..wire.exchange import FindConversation, HttpExchange, SessionSource, max_head_chars
 from .budget import SessionBudget
 from .journals import open_journal
+from .kinds import ContextKinds, KindCounts
 from .names import conversation_name
 from .pipelines import Pipelines
 from .settings import GatewaySettings
@@ -75,7 +72,7 @@ class Shaper:
             max_bytes=settings.max_bytes // max(1, len(settings.tokens)),
             is_one_client=True,  # all clients with this token, or all on this machine
         )
-        self._contents: WeakKeyDictionary[Dialog, Content] = WeakKeyDictionary()
+        self._contexts: WeakKeyDictionary[Dialog, ContextKinds] = WeakKeyDictionary()
 
     def new_pipelines(self) -> Pipelines:
         """Return the pipelines that the settings name, read from their file again.
@@ -147,48 +144,20 @@ class Shaper:
         if not self.is_dry and refusal is not None and refusal.window is not None:
             self.pipelines.learn_window(exchange.model, headers.get(BETA, ""), refusal.window)
 
-    async def kinds(self, exchange: HttpExchange) -> Mapping[Kind, int]:
-        """Return the raw tokens of the context that *exchange* sends, by kind of content."""
-        dialog = exchange.dialog
-        async with dialog.lock:
-            return await in_thread(
-                self._contents.setdefault(dialog, Content()).read,
-                self.pipelines.of(None, "").counter,
-                exchange.result.messages,
-                exchange.request.system,
-                exchange.request.tools,
-            )
+    def kinds(self, exchange: HttpExchange) -> KindCounts:
+        """Return the raw tokens of the context that *exchange* sends, by kind of content.
 
+        They are counted when they are first used.
+        """
+        contexts = self._contexts.get(exchange.dialog)
+        if contexts is None:
+            contexts = ContextKinds(self.pipelines.of(None, "").counter)
+            self._contexts[exchange.dialog] = contexts
+        request = exchange.request
+        return contexts.add(exchange.result.messages, request.system, request.tools)
 
-class Content:
-    """Counts the tokens of one conversation's contexts by kind, as the replay page does.
-
-    Messages that a context shares with the previous context are not counted again.
-    """
-
-    def __init__(self) -> None:
-        self._messages: Sequence[Message] = ()
-        self._sums: list[Counter[Kind]] = [Counter()]  # at index N: of the first N messages
-
-    def read(
-        self,
-        counter: TokenCounter,
-        messages: Sequence[Message],
-        system: Any = None,
-        tools: Any = None,
-    ) -> Mapping[Kind, int]:
-        """Return the raw tokens of a context by kind. Not safe for several threads at once."""
-        pieces = Pieces(
-            counter
-        )  # a new one each time, because it keeps a reference to every message
-        del self._sums[common_prefix(self._messages, messages) + 1 :]
-        for message in messages[len(self._sums) - 1 :]:
-            tokens_by_kind = Counter(self._sums[-1])
-            for piece in pieces.of(message):
-                tokens_by_kind[piece.kind] += piece.tokens
-            self._sums.append(tokens_by_kind)
-        self._messages = list(messages)
-        totals = Counter(self._sums[-1])
-        totals["system"] += counter.total([], system=system)
-        totals["tools"] += counter.total([], tools=tools)
-        return {kind: tokens for kind, tokens in totals.items() if tokens}
+    async def count_kinds(self, exchange: HttpExchange) -> None:
+        """Count the contexts of a conversation by kind if they take too much memory uncounted."""
+        contexts = self._contexts.get(exchange.dialog)
+        if contexts is not None and contexts.is_due:
+            await in_thread(contexts.count)

@@ -1,8 +1,9 @@
 """Parse and write the JSON body of a request, with the position of every item of its list.
 
 Most requests of a conversation repeat the previous request and append a few items. So a body is
-parsed only from the first byte on at which it differs from an earlier body, and it is written by
-inserting the new items between the bytes of the others. Unchanged parts keep their bytes:
+parsed only where its bytes differ from those of an earlier body: equal items and values, such as
+the tool definitions, are the same objects as before. It is written by inserting the new items
+between the bytes of the others. Unchanged parts keep their bytes:
 
     client  {"model": "m", "messages": [ {"role": "user"}, {"role": "tool", "content": "long"} ]}
     sent    {"model": "m", "messages": [{"role": "user"},{"role":"tool","content":"[file x]"}]}
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ COMPARED_AT_ONCE = 1 << 16
 
 _CLOSING = b'}]"'
 _BLANKS = b" \t\n\r"
+_SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'[ \t\n\r]*+(%b|[][{}:,]|[^][{}:," \t\n\r]++)' % _STRING, re.DOTALL)
 """Blanks and one token: a string, a bracket, a colon, a comma, a number or a word."""
@@ -61,11 +63,13 @@ class Span(NamedTuple):
     stop: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Body:
     """A JSON object in *raw*: the *items* of the list with the name *key*, and the other *values*.
 
     *spans* has the position of each item, *places* that of each value by name, including the list.
+    *encoded_items* has the items that were inserted at the last `write`, by identity, each with its
+    bytes; `continue_writing` takes them to the next body of a conversation.
     """
 
     raw: bytes = field(repr=False)
@@ -74,6 +78,16 @@ class Body:
     values: JsonDict = field(default_factory=dict, repr=False)
     spans: list[Span] = field(default_factory=list, repr=False)
     places: dict[str, Span] = field(default_factory=dict, repr=False)
+    encoded_items: dict[int, tuple[Any, bytes]] = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Size of the body and of its encoded items, in bytes."""
+        return len(self.raw) + sum(len(encoded) for _, encoded in self.encoded_items.values())
+
+    def continue_writing(self, earlier: Body) -> None:
+        """Take the encoded items of an *earlier* body, because most are sent again."""
+        self.encoded_items = earlier.encoded_items
 
     def write(self, items: Sequence[Any], values: JsonObject) -> bytes:
         """Return the bytes of this body with other *items* and with changed or new *values*.
@@ -100,9 +114,12 @@ class Body:
     def _encode_items(self, items: Sequence[Any]) -> list[bytes | memoryview]:
         """Return the JSON list of *items* in parts.
 
-        An item of the original body keeps its bytes; any other is encoded.
+        An item of the original body keeps its bytes; any other is encoded, unless the last `write`
+        has done it.
         """
         raw = memoryview(self.raw)
+        earlier_items = self.encoded_items
+        self.encoded_items = {}
         span_of: dict[int, Span] = {}  # by the identity of the item
         for item, span in zip(self.items, self.spans, strict=True):
             span_of[id(item)] = span
@@ -110,10 +127,13 @@ class Body:
         for item in items:
             parts.append(b"," if parts else b"[")
             old_span = span_of.get(id(item))
-            if old_span is None:
-                parts.append(_encode(item))
-            else:
+            if old_span is not None:
                 parts.append(raw[old_span.start : old_span.stop])
+                continue
+            # The item is kept with its bytes: as long as it exists, no other one has its identity.
+            pair = earlier_items.get(id(item)) or (item, _encode(item))
+            self.encoded_items[id(item)] = pair
+            parts.append(pair[1])
         parts.append(b"]" if parts else b"[]")
         return parts
 
@@ -131,43 +151,64 @@ def _encode(value: Any) -> bytes:
         return json.dumps(value, separators=separators).encode()
 
 
+class Overlap(NamedTuple):
+    """An earlier *body*, of which the first *size* bytes are also those of a new body."""
+
+    body: Body
+    size: int
+
+
+def longest_overlap(raw: bytes, bodies: Iterable[Body]) -> Overlap | None:
+    """Return that of *bodies* which has most leading bytes of *raw*, None without any body."""
+    overlaps = [Overlap(body, common_bytes(body.raw, raw)) for body in bodies]
+    return max(overlaps, key=lambda overlap: overlap.size, default=None)
+
+
 def read_body(raw: bytes, key: str, *earlier_bodies: Body) -> Body | None:
+    """Parse the body in *raw* as `continue_body` does; use that of *earlier_bodies* which is best.
+
+    Raises its errors.
+    """
+    bodies = [body for body in earlier_bodies if body.key == key]
+    return continue_body(raw, key, longest_overlap(raw, bodies))
+
+
+def continue_body(raw: bytes, key: str, overlap: Overlap | None) -> Body | None:
     """Parse the body in *raw* with its list *key*; return None if it is no object with such a list.
 
-    *earlier_bodies* are compared with *raw*, the newest first: leading items with the same bytes
-    are the same objects.
+    Leading items, and other values, with the same bytes as in the body of *overlap* are the same
+    objects. That body has the same *key*.
 
     Raises TooDeep if the body nests deeper than MAX_DEPTH, and ValueError if it is no JSON, has
     more than MAX_ITEMS items, or has a key twice, because another parser might use the other value.
     """
     parser = _Parser(raw, key)
-    closest: Body | None = None
-    most = 0
-    for body in earlier_bodies:
-        if body.key != key:
-            continue
-        same_count = _same_item_count(body, raw)
-        if same_count > most:
-            closest = body
-            most = same_count
-            if same_count >= len(body.items) - 1:
-                break  # *raw* continues this body; the older ones are not compared
-    if closest is not None:
-        parser.continue_from(closest, most)
-    return parser.parse()
+    if overlap is not None:
+        parser.continue_from(overlap.body, _same_item_count(overlap))
+    parsed_body = parser.parse()
+    parser.earlier = None  # otherwise each body would keep the one before it
+    return parsed_body
 
 
 @dataclass(slots=True)
 class _Parser(Body):
     """A body whose bytes up to *at* have been parsed.
 
-    For each value, its end is found first, and then only its bytes are decoded.
+    For each value, its end is found first, and then only its bytes are decoded. Values with the
+    same bytes as in the body *earlier* are taken from it.
     """
 
     at: int = 0
+    earlier: Body | None = None
 
     def continue_from(self, earlier: Body, count: int) -> None:
-        """Copy the first *count* items of the *earlier* body, and the values before its list."""
+        """Use the values of the *earlier* body, which has the same first *count* items.
+
+        These items are copied, with the values before the list.
+        """
+        self.earlier = earlier
+        if not count:
+            return
         self.items = earlier.items[:count]
         self.spans = earlier.spans[:count]
         list_span = earlier.places[self.key]
@@ -213,9 +254,29 @@ class _Parser(Body):
         if name == self.key and self.opens_with(b"["):
             self.parse_list(self.at - 1)
             return
-        span = self.find_value()
-        self.values[name] = self.decode(span)
+        span = self.find_same_value(name)
+        if span is None:
+            span = self.find_value()
+            self.values[name] = self.decode(span)
         self.places[name] = span
+
+    def find_same_value(self, name: str) -> Span | None:
+        """Take the next value from the earlier body and return its position here.
+
+        Returns None if the value *name* has other bytes there. A number or a word may continue
+        behind these bytes, so it is never taken.
+        """
+        earlier = self.earlier
+        if earlier is None or name not in earlier.values:
+            return None
+        old_span = earlier.places[name]
+        encoded = earlier.raw[old_span.start : old_span.stop]
+        start = self.skip(_SPACE).end()
+        if encoded[-1] not in _CLOSING or not self.raw.startswith(encoded, start):
+            return None
+        self.values[name] = earlier.values[name]
+        self.at = start + len(encoded)
+        return Span(start, self.at)
 
     def parse_list(self, start: int) -> None:
         """Parse the rest of the list of items, which begins at byte *start*.
@@ -282,16 +343,16 @@ class _Parser(Body):
         return JSONDecodeError(text, "", self.at)
 
 
-def _same_item_count(body: Body, raw: bytes) -> int:
-    """Return the number of leading items of *body* that have the same bytes in *raw*."""
-    same_bytes = _common_bytes(body.raw, raw)
-    count = bisect_right(body.spans, same_bytes, key=lambda span: span.stop)
+def _same_item_count(overlap: Overlap) -> int:
+    """Return the number of leading items of the earlier body that the new one has too."""
+    body = overlap.body
+    count = bisect_right(body.spans, overlap.size, key=lambda span: span.stop)
     if count and body.raw[body.spans[count - 1].stop - 1] not in _CLOSING:
-        count -= 1  # a number may have more digits in *raw*
+        count -= 1  # a number may have more digits in the new body
     return count
 
 
-def _common_bytes(one: bytes, other: bytes) -> int:
+def common_bytes(one: bytes, other: bytes) -> int:
     """Return the number of bytes that both bodies have in common, from the first byte on."""
     length = min(len(one), len(other))
     start = 0

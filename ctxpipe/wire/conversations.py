@@ -44,6 +44,7 @@ from ..session.conversation import Conversation
 from ..settings import MAX_SESSION_ID, SESSION_ID
 from ..stages.offload.shared_decisions import SharedDecisions
 from .body import Body
+from .body_index import BodyIndex
 from .codec import Codec, Item, ItemReader
 from .translation import Translation, Verbatim, translation_of
 from .values import client_block
@@ -53,8 +54,6 @@ OVERHEAD = 4
 """Bytes of memory for each byte of a conversation's items, including their copy in a session."""
 OWN_BYTES = 16_000
 """Memory in bytes for a conversation without items."""
-MAX_COMPARED = 256
-"""Number of newest bodies that a new body is compared with, so that only the new part is parsed."""
 MAX_REMEMBERED = 10_000
 """Maximum number of remembered responses and calls that a provider stores."""
 MAX_CALL = 2_000
@@ -315,6 +314,7 @@ class Conversations:
         self._reply_items: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
         self.bytes: int = 0
         """Approximate memory that all conversations take, in bytes."""
+        self._bodies = BodyIndex()
         self._is_one_client = is_one_client
         self._decisions: WeakValueDictionary[str, SharedDecisions] = WeakValueDictionary()
 
@@ -357,7 +357,9 @@ class Conversations:
             self._newest_unnamed = dialog
         self._forget(dialog)
         if body is not None:
-            dialog.size = len(body.raw)
+            if dialog.body is not None:
+                body.continue_writing(dialog.body)
+            dialog.size = body.size
         else:
             dialog.size += weight(items[len(dialog.items) :])
         dialog.items = items
@@ -365,6 +367,8 @@ class Conversations:
         dialog.body = body
         self._dialogs[dialog] = None
         self.bytes += dialog.bytes
+        if body is not None:
+            self._bodies.add(body)
         for index, key in self._places(dialog):
             index.setdefault(key, []).append(dialog)
         while len(self._dialogs) > 1 and (
@@ -460,10 +464,12 @@ class Conversations:
             self._decisions[scope_id] = decisions
         session.share(decisions)
 
-    def bodies(self) -> Iterator[Body]:
-        """Return the last bodies of the newest conversations, the newest first."""
-        newest = itertools.islice(reversed(self._dialogs), MAX_COMPARED)
-        return (dialog.body for dialog in newest if dialog.body is not None)
+    def bodies(self, key: str) -> list[Body]:
+        """Return the last body of each conversation whose items have the name *key*.
+
+        They are in the order of their bytes, as `nearest` expects them.
+        """
+        return self._bodies.bodies(key)
 
     def warn_once(self, text: str) -> None:
         """Log the warning *text*, the first time only."""
@@ -477,6 +483,8 @@ class Conversations:
             return
         del self._dialogs[dialog]
         self.bytes -= dialog.bytes
+        if dialog.body is not None:
+            self._bodies.remove(dialog.body)
         for index, key in self._places(dialog):
             index[key].remove(dialog)
             if not index[key]:

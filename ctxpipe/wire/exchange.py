@@ -39,7 +39,8 @@ from ..summarizers import AgentModel
 from ..tokens import Budget
 from ..tokens.billed import has_usage
 from ..turn.state import Request
-from .body import Body, TooDeep, read_body
+from .body import Body, TooDeep, continue_body, longest_overlap, read_body
+from .body_index import nearest
 from .codec import Codec, Item, ItemReader, MessagesCodec
 from .conversations import (
     Beginning,
@@ -64,8 +65,10 @@ NOT_SHAPEABLE = "a request of this kind is not shaped"
 """Reason of a request that is sent unchanged without an error."""
 
 NO_ARGUMENTS: JsonObject = {"request": {}}
-MAX_INLINE_BYTES = 200_000
-"""Maximum size of a body that is parsed on the event loop; a larger one in a worker thread."""
+MAX_PARSED_BYTES = 200_000
+"""Maximum number of new bytes of a body that are parsed on the event loop; more in a thread."""
+MAX_COMPARED_BYTES = 4_000_000
+"""Maximum size of a body that is compared with others on the event loop; larger in a thread."""
 MAX_HELD_BYTES = 1 << 20
 """Maximum number of bytes at the beginning of a stream that are held back from the client."""
 STREAM = "text/event-stream"
@@ -422,13 +425,8 @@ class HttpExchange(Exchange):
             if content_encodings(encoding):
                 raw = await in_thread(decode, raw, encoding)
             self._decoded = raw
-            earlier_bodies = self._conversations.bodies()
-            if len(raw) > MAX_INLINE_BYTES:
-                body = await in_thread(read_body, raw, self.format.key, *earlier_bodies)
-            else:
-                body = read_body(raw, self.format.key, *earlier_bodies)
+            self.body = await self._parse(raw)
             self.reason: str = NOT_SHAPEABLE
-            self.body = body
         except TooDeep as error:
             self.reason = str(error)
             self.is_too_deep = True
@@ -436,6 +434,18 @@ class HttpExchange(Exchange):
             self.reason = "its body is not valid JSON"
         except Exception as error:  # noqa: BLE001  logged; the request is sent unchanged
             self.reason = warn(UNSHAPED, error)
+
+    async def _parse(self, raw: bytes) -> Body | None:
+        """Parse the body in *raw*, in a worker thread if much of it is new or it is very large."""
+        key = self.format.key
+        earlier_bodies = self._conversations.bodies(key)
+        if len(raw) > MAX_COMPARED_BYTES:
+            return await in_thread(_read_body, raw, key, earlier_bodies)
+        overlap = longest_overlap(raw, nearest(earlier_bodies, raw))
+        new_bytes = len(raw) if overlap is None else len(raw) - overlap.size
+        if new_bytes > MAX_PARSED_BYTES:
+            return await in_thread(continue_body, raw, key, overlap)
+        return continue_body(raw, key, overlap)
 
     async def shape_bytes(self, raw: bytes, beta: str = "", encoding: str = "") -> None:
         """Shape the request in *raw*.
@@ -599,6 +609,11 @@ class HttpExchange(Exchange):
         self._write_content(self.body)
         self.is_recovered = True
         return True
+
+
+def _read_body(raw: bytes, key: str, earlier_bodies: Sequence[Body]) -> Body | None:
+    """Parse *raw*; *earlier_bodies*, in the order of their bytes, may have the same objects."""
+    return read_body(raw, key, *nearest(earlier_bodies, raw))
 
 
 def refusal_in(status: int | None, answer: bytes) -> Refusal | None:

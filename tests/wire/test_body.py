@@ -1,5 +1,7 @@
+import gc
 import json
 import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
@@ -117,9 +119,62 @@ def test_an_item_with_the_same_bytes_is_the_same_object():
     assert body.values == {"system": "y"}
 
 
+def test_a_value_with_the_same_bytes_is_the_same_object_wherever_it_is():
+    last = parsed(b'{"tools": [{"name": "a"}], "messages": [{"a": 1}], "system": ["x"]}')
+    later = parsed(
+        b'{"messages": [{"b": 2}], "system":\t["x"], "top_k": 1,"tools":  [{"name": "a"}]}', last
+    )
+    assert later.items == [{"b": 2}]
+    assert later.values == {"system": ["x"], "top_k": 1, "tools": [{"name": "a"}]}
+    assert later.values["tools"] is last.values["tools"]
+    assert later.values["system"] is last.values["system"]
+
+
+def test_a_value_with_other_bytes_is_another_object():
+    last = parsed(b'{"messages": [], "tools": [{"name": "a"}]}')
+    later = parsed(b'{"messages": [], "tools": [{"name":"a"}]}', last)
+    assert later.values == last.values
+    assert later.values["tools"] is not last.values["tools"]
+
+
+def test_a_body_does_not_keep_the_one_before_it():
+    last = parsed(b'{"messages": [{"a": 1}], "tools": ["x"]}')
+    seen = weakref.ref(last)
+    later = parsed(b'{"messages": [{"a": 1}, {"b": 2}], "tools": ["x"]}', last)
+    later.continue_writing(last)
+    del last
+    gc.collect()
+    assert seen() is None
+    assert later.values == {"tools": ["x"]}
+
+
 def test_a_number_that_goes_on_is_another_number():
-    last = parsed(b'{"messages": [1, 2]}')
-    assert parsed(b'{"messages": [1, 23]}', last).items == [1, 23]
+    last = parsed(b'{"messages": [1, 2], "top_k": 4}')
+    later = parsed(b'{"messages": [1, 23], "top_k": 45}', last)
+    assert later.items == [1, 23]
+    assert later.values == {"top_k": 45}
+
+
+def test_an_item_that_is_sent_again_keeps_the_bytes_that_were_written():
+    last = parsed(b'{"messages": [{"a": 1}]}')
+    placeholder = {"text": "[file x]"}
+    last.write([placeholder], {})
+    later = parsed(b'{"messages": [{"a": 1}, {"b": 2}]}', last)
+    later.continue_writing(last)
+    before = later.encoded_items[id(placeholder)][1]
+    assert later.write([placeholder, {"c": 3}], {}) == (
+        b'{"messages": [{"text":"[file x]"},{"c":3}]}'
+    )
+    assert later.encoded_items[id(placeholder)][1] is before
+
+
+def test_the_size_of_a_body_counts_the_bytes_of_items_that_were_written():
+    body = parsed(b'{"messages": [{"a": 1}]}')
+    assert body.size == len(body.raw)
+    body.write([{"text": "x" * 100}], {})
+    assert body.size == len(body.raw) + len('{"text":""}') + 100
+    body.write(body.items, {})
+    assert body.size == len(body.raw)
 
 
 def test_what_nobody_changes_keeps_its_bytes():
