@@ -23,6 +23,7 @@ from .gateway.journals import is_owner, open_journal
 from .gateway.options import ENVIRONMENT_PREFIX
 from .lab import commands as lab_commands
 from .lab.demo import demo
+from .lab.survive import survive
 from .lab.terminal import discard_output, escape_unencodable_output, print_error, print_line
 from .lab.trial import trial
 from .placeholders.names import session_folder
@@ -99,7 +100,7 @@ def _exit_on_error() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-for _command in (demo, lab_commands.replay, lab_commands.inspect, trial):
+for _command in (demo, lab_commands.replay, survive, lab_commands.inspect, trial):
     app.command()(_exit_on_error()(_command))
 _GATEWAY_SETTINGS = {"auto_envvar_prefix": ENVIRONMENT_PREFIX}
 app.command(context_settings=_GATEWAY_SETTINGS)(_exit_on_error()(gateway_commands.gateway))

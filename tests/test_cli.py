@@ -595,7 +595,18 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path):
     }
 
 
-COMMANDS = ["clean", "claude-code", "demo", "gateway", "inspect", "mcp", "replay", "trial", "wrap"]
+COMMANDS = [
+    "clean",
+    "claude-code",
+    "demo",
+    "gateway",
+    "inspect",
+    "mcp",
+    "replay",
+    "survive",
+    "trial",
+    "wrap",
+]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])

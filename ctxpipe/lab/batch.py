@@ -20,7 +20,7 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -35,9 +35,11 @@ from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError
 from ..settings import check_extra
 from .cache import Calibration, calibration
+from .orders import Order
 from .policies import NONE
-from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, replay_all
+from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, Watch, replay_all
 from .report import Report
+from .survival import Surveys
 from .transcripts import STDIN, Coverage, Transcript, read_bytes, read_transcript
 
 Reporter: TypeAlias = Callable[
@@ -48,6 +50,9 @@ Reporter: TypeAlias = Callable[
 It is called in the process that replays the file, because the contexts of a replay are not passed
 to another process.
 """
+
+OrdersOf: TypeAlias = Callable[[Transcript], Sequence[Order]]
+"""Function that returns the texts to look for in the replays of a transcript."""
 
 DASK_TIMEOUT_SECONDS = 10
 
@@ -100,21 +105,35 @@ def _replay_file(
     makers: Mapping[str, PipelineMaker],
     settings: ReplaySettings | None,
     reporter: Reporter | None,
+    orders_of: OrdersOf | None,
 ) -> FileReplay:
     """Replay the conversation at *path* through the pipelines of *makers*; return the result.
 
     *raw* is the content of the file; with None the file is read here. *settings* are those of
     `replay_all`. *reporter*, if set, creates the report of the result from the transcript, and the
-    replay and the moments of each pipeline. An Exception is not raised: its text is the *error* of
-    the result.
+    replay and the moments of each pipeline. *orders_of*, if set, returns the texts to look for. An
+    Exception is not raised: its text is the *error* of the result.
     """
     try:
         transcript = read_transcript(path, raw)
+        orders = orders_of(transcript) if orders_of else ()
+        surveys = Surveys(transcript, orders, makers)
         moments: dict[str, list[Moment]] = {name: [] for name in makers}
-        watches = {name: record.append for name, record in moments.items() if reporter}
+
+        def watch(name: str, moment: Moment) -> None:
+            surveys.watches[name](moment)
+            if reporter:
+                moments[name].append(moment)
+
+        watches: dict[str, Watch] = {}
+        if orders or reporter:
+            watches = {name: partial(watch, name) for name in makers}
         context = copy_context()
         context.run(is_alone.set, True)
-        replays = context.run(anyio.run, replay_all, transcript, makers, settings, watches)
+        replays = context.run(anyio.run, replay_all, transcript, surveys.makers, settings, watches)
+        replays = {
+            name: replace(result, looks=surveys.looks(name)) for name, result in replays.items()
+        }
         report = None
         if reporter is not None:
             report = reporter(
@@ -146,6 +165,7 @@ def replay_files(
     *,
     executor: Workers | None = None,
     reporter: Reporter | None = None,
+    orders_of: OrdersOf | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; return the results in the order of *paths*.
@@ -153,11 +173,19 @@ def replay_files(
     A file that cannot be replayed has an error in its result and does not stop the others.
     *executor* comes from `workers` or `cluster`; the makers must then be picklable, as `Policy` is.
     Without it all files are replayed in this process. *reporter* makes each file's report for the
-    HTML page. *progress* is called with each result when it is available, in any order.
+    HTML page. *orders_of* returns the texts to look for in the contexts of a transcript; they are
+    in ``looks`` of each replay. *progress* is called with each result when it is available, in any
+    order.
     """
     # The largest files start first, so that no worker starts a long one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
-    job = partial(_replay_file, makers=makers, settings=settings, reporter=reporter)
+    job = partial(
+        _replay_file,
+        makers=makers,
+        settings=settings,
+        reporter=reporter,
+        orders_of=orders_of,
+    )
     results: dict[str, FileReplay] = {}
     for result in _replay_in(distinct, job, executor or Workers()):
         results[result.path] = result

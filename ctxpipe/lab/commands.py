@@ -29,8 +29,10 @@ from .batch import FileReplay, Reporter, cluster, replay_files, workers
 from .cache import HEADINGS, CacheReport, Calibration, cache_report, rows, total_report
 from .contents import Contents, contents, total_contents
 from .narration import narrate
-from .page import page
+from .orders import rules_share
+from .page import advise, page
 from .policies import NONE, POLICIES, policies
+from .proposals import propose_orders
 from .replay import LAPSES_EVERY, PipelineMaker, ReplaySettings
 from .report import DOLLARS, FIGURES, Figures, figures
 from .terminal import (
@@ -116,21 +118,17 @@ def replay(
 
     The first policy of --compare is the baseline of the others.
     """
-    prices = _prices(model, read_price=read)
+    prices = prices_of_options(model, read_price=read)
     # Each policy is read here, so that an invalid one is reported before the replays begin.
     makers = policies([name.strip() for name in compare.split(",")], prices)
     sources = recordings(files)
     reporter: Reporter | None = None
     if html:
-        # Replays may take minutes, so an error in writing the page is reported before them.
-        is_new = not html.exists()
-        _write_page(html, "", mode="a")
-        if is_new:  # an interruption must not leave an empty file
-            html.resolve().unlink()
+        check_page(html)
         reporter = partial(narrate, prices=prices if model else None)
     process_count = min(processes or os.cpu_count() or 1, len(sources.files))
     executor_context = cluster(scheduler) if scheduler else workers(process_count)
-    with executor_context as executor, _progress() as progress:
+    with executor_context as executor, progress_bar() as progress:
         task = progress.add_task("replaying", total=len(sources.files))
         replays = replay_files(
             sources.files,
@@ -138,12 +136,22 @@ def replay(
             ReplaySettings(rest_every=LAPSES_EVERY),
             executor=executor,
             reporter=reporter,
+            orders_of=propose_orders,
             progress=lambda _file: progress.advance(task),
         )
     by_file = {file.path: figures([file.replays], prices) for file in replays}
     totals = figures([file.replays for file in replays], prices)
+    rules = {
+        row.policy: rules_share(
+            look
+            for file in replays
+            if row.policy in file.replays
+            for look in file.replays[row.policy].looks
+        )
+        for row in totals
+    }
     unit = DOLLARS if model else "input tokens"
-    origin = _origin_line(files, f"prices of {model}" if model else "costs in input tokens")
+    origin = origin_line(files, f"prices of {model}" if model else "costs in input tokens")
     successes = [file for file in replays if not file.error]
     failures = [file for file in replays if file.error]
     if as_json:
@@ -156,6 +164,8 @@ def replay(
                 },
                 "read": {file.path: file.as_json() for file in successes},
                 "all": [asdict(row) for row in totals],
+                "rules": {name: asdict(share) if share else None for name, share in rules.items()},
+                "advice": advise(totals, rules)._asdict() if len(totals) > 1 else None,
                 "errors": {file.path: file.error for file in failures},
                 "skipped": sources.unreadable,
             }
@@ -164,6 +174,9 @@ def replay(
         _print_replays(successes, by_file, totals, unit, model, all_columns=all_columns)
         if prices.write_1h > prices.write:  # the provider has cache marks for an hour
             _print_hours(totals)
+        if len(totals) > 1:
+            advice = advise(totals, rules)
+            print_line(f"{advice.verb} {advice.policy}. {advice.reason}")
         if successes:
             print_line(origin)
     for file in successes:
@@ -173,13 +186,13 @@ def replay(
         print_error(file.error)
     reports = [file.report for file in successes if file.report]
     if html and reports:
-        _write_page(html, page(reports, totals, unit, origin), mode="w")
+        write_page(html, page(reports, totals, unit, origin, rules), mode="w")
         print_notice(f"page: {html}")
     if failures:
         raise typer.Exit(1)
 
 
-def _origin_line(files: Sequence[str], prices: str) -> str:
+def origin_line(files: Sequence[str], prices: str) -> str:
     """Return a line with the version, the date, the *prices* and the command of a report."""
     others = files[MAX_NAMED_FILES:]  # a pattern of the shell may match hundreds
     arguments = [argument for argument in sys.argv[1:] if argument not in others]
@@ -189,7 +202,18 @@ def _origin_line(files: Sequence[str], prices: str) -> str:
     return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
 
 
-def _write_page(html: Path, text: str, mode: str) -> None:
+def check_page(html: Path) -> None:
+    """Check that the page can be written: replays may take minutes, so this is done before them.
+
+    Raises SettingsError if it cannot be written.
+    """
+    is_new = not html.exists()
+    write_page(html, "", mode="a")
+    if is_new:  # an interruption must not leave an empty file
+        html.resolve().unlink()
+
+
+def write_page(html: Path, text: str, mode: str) -> None:
     """Write *text* to the file of the page; the *mode* is that of `open`.
 
     Raises SettingsError if the file cannot be written.
@@ -202,7 +226,7 @@ def _write_page(html: Path, text: str, mode: str) -> None:
         raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
     """Return a progress bar on standard error; it is disabled if that is not a terminal."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
@@ -227,7 +251,7 @@ def _print_replays(
     costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
     for file in replays:
         faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
-        title = f"{_display_name(file.path)} ({costs}{faults})"
+        title = f"{display_name(file.path)} ({costs}{faults})"
         print_figures(title, by_file[file.path], unit, all_columns=all_columns)
         if file.calibration:
             print_line(str(file.calibration))
@@ -253,7 +277,7 @@ def _print_hours(totals: Sequence[Figures]) -> None:
         print_line(f"{row.policy}: marks for an hour would cost {ratio} times as much: {advice}")
 
 
-def _display_name(path: str) -> str:
+def display_name(path: str) -> str:
     """Return the name of a file for a title."""
     return "standard input" if path == STDIN else Path(path).name
 
@@ -282,10 +306,10 @@ def inspect(
     """
     if cache and plan:
         raise SettingsError("give --cache or --plan, not both")
-    prices = _prices(model, read_price=None) if model else None
+    prices = prices_of_options(model, read_price=None) if model else None
     sources = recordings(files)
     basis = f"prices of {model or 'the model of each reply'}" if cache else "tokens of tiktoken"
-    inspect_each = partial(_inspect_each, sources, _origin_line(files, basis), as_json)
+    inspect_each = partial(_inspect_each, sources, origin_line(files, basis), as_json)
     if plan:
         [make] = policies([plan]).values()
         inspect_each(partial(_plan, make=make), _print_plan, _total_plan)
@@ -322,7 +346,7 @@ def _inspect_each(
     views: dict[str, S] = {}
     errors: dict[str, str] = {}
     warnings: list[str] = []
-    with _progress() as progress:
+    with progress_bar() as progress:
         for path in progress.track(sources.files, description="reading"):
             try:
                 transcript = read_transcript(path)
@@ -343,7 +367,7 @@ def _inspect_each(
         )
     else:
         for path, file_view in views.items():
-            show(_display_name(path), file_view)
+            show(display_name(path), file_view)
         if len(views) > 1:
             show(f"all {len(views):,} conversations", add(views.values()))
         if views:
@@ -367,7 +391,7 @@ def _print_contents(name: str, view: Contents) -> None:
         print_table("by tool", ("tool", "calls", "tokens"), tools)
     blocks = [
         (
-            _display_name(block.file),
+            display_name(block.file),
             str(block.message),
             block.what,
             as_number(block.tokens),
@@ -436,7 +460,7 @@ def _print_plan(name: str, plan: _Plan) -> None:
         print_line(title)
 
 
-def _prices(model: str, read_price: float | None) -> Prices:
+def prices_of_options(model: str, read_price: float | None) -> Prices:
     """Return the prices of *model*, or relative ones for "", with *read_price* if it is set.
 
     Raises SettingsError if no prices are listed for the model.
@@ -491,7 +515,7 @@ def recordings(names: Iterable[str]) -> Recordings:
     TranscriptError if a folder has no recording.
     """
     result = Recordings()
-    with _progress() as progress:
+    with progress_bar() as progress:
         for path in names:
             if os.path.isdir(path):
                 result.files += _search(path, result, progress)

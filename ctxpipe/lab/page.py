@@ -8,20 +8,21 @@ other scripts and all requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from string import Template
 from typing import NamedTuple
 
 from .._html import json_data, palette, source_hash
-from .._text import as_number, as_percent, count_phrase
+from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import SettingsError
 from ..placeholders.placeholders import shorten
 from ..tokens.spent import KINDS
 from .cache import HEADINGS as CAUSES
 from .cache import rows
+from .orders import RulesShare
 from .policies import WINDOW
 from .report import DOLLARS, FIGURES, HEADINGS, Figures, Report, cells, cost
 
@@ -34,12 +35,14 @@ def page(
     totals: Sequence[Figures],
     unit: str = "input tokens",
     origin: str = "",
+    rules: Mapping[str, RulesShare | None] | None = None,
 ) -> str:
     """Return the page of *reports*, all of the same policies, as HTML.
 
     *totals* are the figures of each policy over all conversations, with costs in *unit*: "dollars"
     or the name of another unit. *origin* is a line about the program, date and command that made
-    the page. Characters that cannot be encoded as UTF-8 become question marks.
+    the page. *rules* is the share of the texts that govern the agent, by policy. Characters that
+    cannot be encoded as UTF-8 become question marks.
 
     Raises SettingsError without a report, or if *totals* has other policies than the reports.
     """
@@ -54,7 +57,7 @@ def page(
     html = Template(_asset("page.html")).substitute(
         hash=source_hash(script),
         style=palette() + _asset("page.css"),
-        data=json_data({**_data(reports, totals, unit), "made": origin}),
+        data=json_data({**_data(reports, totals, unit, rules or {}), "made": origin}),
         script=script,
     )
     return html.encode("utf-8", "replace").decode()
@@ -65,12 +68,17 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _data(reports: Sequence[Report], totals: Sequence[Figures], unit: str) -> JsonDict:
+def _data(
+    reports: Sequence[Report],
+    totals: Sequence[Figures],
+    unit: str,
+    rules: Mapping[str, RulesShare | None],
+) -> JsonDict:
     """Return the input of the page's script: the reports, their totals and the advice."""
     policy_index = len(totals) - 1
     advice = None
     if policy_index and totals[0].calls:
-        advice = advise(totals)
+        advice = advise(totals, rules)
         # A comparison of the baseline with itself shows nothing. If the advice is to keep the
         # baseline, the page opens with the last policy.
         policy_index = [row.policy for row in totals].index(advice.policy) or policy_index
@@ -135,6 +143,9 @@ MIN_SEEN_SHARE = 0.9
 MIN_FOUND_SHARE = 0.95
 """Share that must stay in the context or be readable again, if less stays in the context."""
 
+MIN_RULES_SHARE = 0.9
+"""Share of the texts that govern the agent that must stay in the context."""
+
 MIN_SAVED_SHARE = 0.02
 """Share of the baseline's cost that a policy must save to be worth a change."""
 
@@ -147,14 +158,16 @@ class Advice(NamedTuple):
     reason: str
 
 
-def advise(rows: Sequence[Figures]) -> Advice:
+def advise(rows: Sequence[Figures], rules: Mapping[str, RulesShare | None] | None = None) -> Advice:
     """Choose one of the policies of *rows*; the first is the baseline.
 
-    A policy is a candidate if its prompts fit in the window and it saves enough. The choice is the
-    cheapest candidate that keeps enough in the context, else the cheapest that keeps enough
-    readable, else the baseline. If no policy fits in the window, it is the one with the smallest
-    prompts.
+    *rules* is the share in the context of the texts that govern the agent, by policy. A policy is a
+    candidate if its prompts fit in the window and it saves enough. The choice is the cheapest
+    candidate that keeps enough in the context, of what the replies used and of these texts, else
+    the cheapest that keeps enough readable, else the baseline. If no policy fits in the window, it
+    is the one with the smallest prompts.
     """
+    rules = rules or {}
     baseline = rows[0]
     fitting = [row for row in rows if row.peak <= WINDOW]
     if not fitting:
@@ -163,25 +176,49 @@ def advise(rows: Sequence[Figures]) -> Advice:
         return Advice("Shorten further than", smallest.policy, f"{reason} This comes closest.")
     max_ratio = 1 - MIN_SAVED_SHARE if baseline in fitting else math.inf
     candidates = [row for row in fitting if row.ratio <= max_ratio]
-    in_sight = [row for row in candidates if row.seen >= MIN_SEEN_SHARE]
+    in_sight = [
+        row
+        for row in candidates
+        if row.seen >= MIN_SEEN_SHARE and _keeps_rules(rules.get(row.policy))
+    ]
     in_reach = [row for row in candidates if row.found >= MIN_FOUND_SHARE]
     best = min(in_sight or in_reach, key=lambda row: row.cost, default=None)
     if best is None:
         saving = as_percent(MIN_SAVED_SHARE)
         reason = f"No policy that saves {saving} keeps enough in sight or within reach."
         return Advice("Keep", baseline.policy, reason)
-    reason = (
-        f"It is the cheapest that left {as_percent(MIN_SEEN_SHARE)} or more of what the replies "
-        f"used in sight: {as_percent(best.seen)}."
-    )
+    on_rules = _rules_sentence(rules.get(best.policy))
+    costs = f"It costs {as_ratio(best.ratio)} times as much as {baseline.policy}"
     if in_sight:
+        reason = (
+            f"{costs}, the least of those that left {as_percent(MIN_SEEN_SHARE)} or more of what "
+            f"the replies used in sight: {as_percent(best.seen)}.{on_rules}"
+        )
         return Advice("Use", best.policy, reason)
     reason = (
-        f"It is the cheapest that kept {as_percent(MIN_FOUND_SHARE)} or more within reach: "
-        f"{as_percent(best.found)}. But it left {as_percent(best.seen)} in sight: look at your "
-        "agent's answers, or keep more in sight."
+        f"{costs}, the least of those that kept {as_percent(MIN_FOUND_SHARE)} or more within "
+        f"reach: {as_percent(best.found)}. But it left {as_percent(best.seen)} in sight: look at "
+        f"your agent's answers, or keep more in sight.{on_rules}"
     )
     return Advice("Try", best.policy, reason)
+
+
+def _keeps_rules(rules: RulesShare | None) -> bool:
+    """Return True if enough of the texts that govern the agent stays, or none was looked for."""
+    return rules is None or rules.share >= MIN_RULES_SHARE
+
+
+def _rules_sentence(rules: RulesShare | None) -> str:
+    """Return a sentence on the texts that govern the agent, "" if none was looked for."""
+    if rules is None:
+        return ""
+    sentence = (
+        f" Of skills, plans, rules, open errors and jobs {as_percent(rules.share)} stayed in the "
+        "context"
+    )
+    if rules.weakest_share < rules.share:
+        sentence += f"; least of all {rules.weakest}: {as_percent(rules.weakest_share)}"
+    return f"{sentence}. See ctxpipe survive."
 
 
 def lead(subject: str, candidate: Figures, baseline: Figures, unit: str) -> str:

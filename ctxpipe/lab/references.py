@@ -6,13 +6,11 @@ of the past uses it. The atom may be in the context, in a file that the context 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
-from pathlib import PurePosixPath
 
 from ..messages import Message, blocks, common_prefix, field, kind, tool_calls
 from ..placeholders.names import session_folder
@@ -21,6 +19,7 @@ from ..providers.agent_tools import COMMON_READING_TOOLS
 from ..stages.archive import parse_archive
 from ..stages.reading.atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..stages.reading.views import viewed_path
+from ..testing.whereabouts import file_keys_in
 from .records import Sums
 
 
@@ -130,7 +129,6 @@ class Context:
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
         self._folder = session_folder(session_id)
-        self._key = re.compile(re.escape(self._folder) + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._note_counts: Counter[Atom] = Counter()  # of the notes that hold an atom
@@ -170,13 +168,8 @@ class Context:
     def _count(self, message: Message, sign: int) -> None:
         """Count the atoms and file keys of *message* as available; with *sign* -1 as gone."""
         atoms = self._index.message(message)
-        keys: set[str] = set()
-        for text in message_texts(message):
-            keys.update(self._key.findall(text))
-        note = note_of(message)
-        if note is not None:  # a stage selected its lines
-            for number in range(note.first, note.last + 1):
-                keys.add(f"{self._folder}/{PurePosixPath(note.path(number)).name}")
+        keys = file_keys_in(message, self._folder)
+        if note_of(message) is not None:  # a stage selected its lines
             self._note_counts.update(dict.fromkeys(atoms, sign))
         self._counts.update(dict.fromkeys(atoms, sign))
         self._keys.update(dict.fromkeys(keys, sign))

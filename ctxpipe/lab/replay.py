@@ -35,6 +35,7 @@ from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block
 from .costs import CacheUse, PromptCache, Purpose, ReplayRequest
+from .orders import Look
 from .references import Context, Past, SourceBlock, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, SeenFiles, Workbench
@@ -129,12 +130,14 @@ class ReplayResult:
     """Result of a replay: the *steps*, one for each recorded reply of the *transcript*.
 
     *transcript* is its name. *tokens_per_raw* is the value in the `ReplaySettings` of the replay
-    (1.25 by default; the default here is only for results that are created by hand).
+    (1.25 by default; the default here is only for results that are created by hand). *looks* say
+    where the texts were that the agent must have in its context, if they were looked for.
     """
 
     transcript: str
     steps: tuple[ReplayStep, ...]
     tokens_per_raw: float = 1.0
+    looks: tuple[Look, ...] = ()
 
     __repr__ = short_repr
 

@@ -14,7 +14,8 @@ rule of the API.
 
 Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
 
-`storage_conformance` checks a storage of your own against the contract.
+`storage_conformance` checks a storage of your own against the contract. `assert_survives` checks
+that the texts which govern an agent stay in its context.
 """
 
 from .billing import Usage
@@ -42,6 +43,7 @@ from .rules import Model, RequestBody, problems
 from .scripted import MissingExtra, Received, Script, ScriptExhausted
 from .server import MessagesServer
 from .storage import ContractBroken, StorageCheck
+from .survival import TextsLost, assert_survives, assert_survives_async
 
 __all__ = [
     "Answer",
@@ -60,8 +62,11 @@ __all__ = [
     "Script",
     "ScriptExhausted",
     "StorageCheck",
+    "TextsLost",
     "Usage",
     "answer",
+    "assert_survives",
+    "assert_survives_async",
     "overloaded",
     "problems",
     "prompt_too_long",

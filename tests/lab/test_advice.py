@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ctxpipe.lab.orders import RulesShare
 from ctxpipe.lab.page import advise, lead
 from ctxpipe.lab.report import Figures
 
@@ -30,6 +31,30 @@ def test_a_policy_that_shows_less_is_advised_with_a_reservation():
 
     assert (advice.verb, advice.policy) == ("Try", "lean")
     assert "But it left 80.0% in sight" in advice.reason
+
+
+def test_the_reason_names_the_cost_and_the_texts_that_govern_the_agent():
+    advice = advise([NONE, CODING], {"coding": RulesShare(0.975, "skill text", 0.9)})
+
+    assert advice.verb == "Use"
+    assert advice.reason.startswith("It costs 0.750 times as much as none, the least of those")
+    assert advice.reason.endswith(
+        "Of skills, plans, rules, open errors and jobs 97.5% stayed in the context; "
+        "least of all skill text: 90.0%. See ctxpipe survive."
+    )
+
+
+def test_a_policy_that_loses_what_governs_the_agent_is_advised_with_a_reservation():
+    cheaper = replace(CODING, policy="cheaper", cost=2.5, ratio=0.625)
+    rules = {"cheaper": RulesShare(0.6, "skill text", 0.2), "coding": RulesShare(1.0, "job", 1.0)}
+
+    assert advise([NONE, CODING, cheaper], rules)[:2] == ("Use", "coding")
+    assert advise([NONE, cheaper], rules)[:2] == ("Try", "cheaper")
+    assert "60.0% stayed in the context" in advise([NONE, cheaper], rules).reason
+
+
+def test_without_a_text_to_look_for_the_reason_names_none():
+    assert "skills" not in advise([NONE, CODING], {"coding": None}).reason
 
 
 @pytest.mark.parametrize("row", [replace(CODING, cost=3.96, ratio=0.99), replace(LEAN, found=0.85)])

@@ -162,6 +162,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bill = BILL if message["role"] == "assistant" else {}
         lines.append(compact_json({**message, **bill}) + "\n")
     (folder / "session.jsonl").write_text("".join(lines), "utf-8")
+    order = {"transcript": "session", "kind": "finding", "at_call": 3, "lines": ["line 1"]}
+    (folder / "orders.ndjson").write_text(compact_json(order), "utf-8")
     (folder / ".ctxpipe").mkdir()
     (folder / "mine.toml").write_text(
         next(block.code for block in RUN if "[[stage]]" in block.code), "utf-8"
