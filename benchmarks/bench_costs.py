@@ -2,16 +2,19 @@
 
 They stand beside those of no management in the same run.
 
-    python benchmarks/bench_costs.py FOLDER [--rest 33] [--read 0.025] [--all] [--ablate]
-        [--recall] [--quick]
+    python benchmarks/bench_costs.py FOLDER [--rest 33] [--prefix 29000] [--read 0.025] [--all]
+        [--only NAME …] [--ablate] [--recall] [--quick]
 
-FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
-tokens: writing to the cache costs 1.25, reading 0.1 and 0.05 or what --read says, output 5. What a
-reply uses and the context no longer shows is read back and paid for. Each policy runs twice: with
-whole blocks read back ("block"), and with 60 lines on each side of what is missing ("page");
+FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. The figures are those of
+``ctxpipe replay``, with the same assumptions. Prices are in input tokens: writing to the cache
+costs 1.25, reading 0.1 and 0.05 or what --read says, output 5. Each request begins with a system
+prompt and tools: those of the recording, or as large as its usage shows, or of --prefix tokens.
+What a reply uses and the context no longer shows is read back and paid for. Each policy runs twice:
+with whole blocks read back ("block"), and with 60 lines on each side of what is missing ("page");
 "marks" is the cost with blocks and the fourth cache mark. The transcripts that are compared tell no
 times, so the cache never lapses, or with --rest before every Nth call. With --quick only the first
-read price is tried, and whole blocks alone: a quarter of the time.
+read price is tried, and whole blocks alone: a quarter of the time. --only takes these policies, and
+"none" and "compact" beside them; with --write the figures of the others stay as they are.
 
 Two tables follow: the bill beside that of compaction alone, with an interval that holds nine of ten
 bootstraps over the sessions, and the bill by the length of the sessions.
@@ -21,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +41,10 @@ from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files, workers
 from ctxpipe.lab.costs import Bill, bill, with_all_marks
 from ctxpipe.lab.policies import BUDGET, Policy
+from ctxpipe.lab.prefix import PREFIX_TOKENS
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, ReplaySettings
+from ctxpipe.lab.report import ratio_interval
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.placeholders.placeholders import Preview
@@ -50,6 +54,7 @@ from ctxpipe.stages.offload.stage import BatchOffload, DirectOffload
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reading.atoms import AtomIndex
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import Budget
 
 READ_PRICES = (0.1, 0.05)
 PAGE_LINES = 60
@@ -60,7 +65,20 @@ MAIN = (
     "coding",
     "lean",
 )
-OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
+OTHERS = (
+    "chat",
+    "compact",
+    "clear-old",
+    "keep-last",
+    "drop-middle",
+    "mask",
+    "coding, million",
+    "lean, million",
+)
+MILLION = ", million"
+"""End of the name of a policy with a window of a million tokens; it compacts at 920,000."""
+BESIDE = ("none", "compact")
+"""The policies that the others are compared with."""
 SHARES = (0.1, 0.25, 0.5)
 TARGETS = {
     ("rent-or-buy", 0.1): 0.95,
@@ -77,7 +95,6 @@ LENGTHS: Mapping[str, tuple[float, float]] = {
 }
 WINDOW = 200_000
 FITS = "fits 200,000 tokens"
-BOOTSTRAPS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +183,9 @@ class Row:
         mine, theirs = (sum(row.blocks[path].total for path in chosen) for row in (self, other))
         return mine / theirs
 
-    def interval(self, other: Row) -> tuple[float, float]:
+    def interval(self, other: Row) -> tuple[float | None, float | None]:
         """Where nine of ten of the ratios lie that other sessions of this kind would give."""
-        drawn, paths = random.Random(1), list(self.blocks)
-        ratios = sorted(
-            self.of(other, drawn.choices(paths, k=len(paths))) for _ in range(BOOTSTRAPS)
-        )
-        return ratios[BOOTSTRAPS // 20], ratios[-BOOTSTRAPS // 20]
+        return ratio_interval(list(self.blocks.values()), list(other.blocks.values()))
 
     def marked_of(self, other: Row) -> float:
         mine, theirs = (sum(row.marked.values(), Bill()) for row in (self, other))
@@ -204,7 +217,11 @@ def makers(
 
 def _policy(name: str, read: float) -> PipelineMaker:
     prices = Prices.relative(read=read)
-    return Baseline(name, prices) if name in BASELINES else Policy(name, prices)
+    if name in BASELINES:
+        return Baseline(name, prices)
+    if name.endswith(MILLION):
+        return Policy(name.removesuffix(MILLION), prices, budget=Budget(window=1_000_000))
+    return Policy(name, prices)
 
 
 def measured(
@@ -213,6 +230,7 @@ def measured(
     rest: int,
     processes: int | None,
     kinds: Sequence[str] = ("block", "page"),
+    prefix: int = PREFIX_TOKENS,
 ) -> list[Row]:
     count = [0]
     done: dict[str, FileReplay] = {}
@@ -220,7 +238,7 @@ def measured(
         for kind in kinds:
             jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items()}
             page = partial(lines_around, lines=PAGE_LINES) if kind == "page" else None
-            settings = ReplaySettings(rest_every=rest, page=page)
+            settings = ReplaySettings(prefix_tokens=prefix, rest_every=rest, page=page)
             progress = partial(told, len(paths) * len(kinds), count)
             for file in replay_files(paths, jobs, settings, executor=executor, progress=progress):
                 before = done.get(file.path, file)
@@ -257,7 +275,13 @@ def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
     )
 
 
-def print_costs(rows: Sequence[Row], calls: int, rest: int) -> None:
+def case_name(rest: int, prefix: int) -> str:
+    """The end of a figure's name if an assumption differs from that of ``ctxpipe replay``."""
+    name = f", rest {rest}" if rest else ""
+    return name if prefix == PREFIX_TOKENS else f"{name}, prefix {prefix}"
+
+
+def print_costs(rows: Sequence[Row], calls: int, case: str) -> None:
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
@@ -286,7 +310,7 @@ def print_costs(rows: Sequence[Row], calls: int, rest: int) -> None:
                 f"{row.use.recall:.3f} {row.paged_use.recall:.3f} {row.use.strict_recall:.3f} "
                 f"{row.use.with_reread:.4f} | {len(worse)}  {dearest}"
             )
-            name = f"{row.name} at {read}" + (f", rest {rest}" if rest else "")
+            name = f"{row.name} at {read}{case}"
             add_figure(f"{name}: cost", row.of(none))
             add_figure(f"{name}: cost with all marks", row.marked_of(none))
             add_figure(f"{name}: cost with pages", row.paged_of(none))
@@ -303,7 +327,7 @@ def print_costs(rows: Sequence[Row], calls: int, rest: int) -> None:
     )
 
 
-def print_intervals(rows: Sequence[Row]) -> None:
+def print_intervals(rows: Sequence[Row], case: str) -> None:
     """Each policy beside no management and beside compaction alone."""
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
@@ -311,12 +335,13 @@ def print_intervals(rows: Sequence[Row]) -> None:
         for row in here.values():
             low, high = row.interval(here["none"])
             beside = row.of(here["compact"])
-            print(
-                f"{row.name:20} {row.of(here['none']):.3f} ({low:.3f} to {high:.3f}) {beside:.3f}"
-            )
-            name = f"{row.name} at {read}"
-            add_figure(f"{name}: cost, low", low)
-            add_figure(f"{name}: cost, high", high)
+            name = f"{row.name} at {read}{case}"
+            interval = ""
+            if low is not None and high is not None:
+                interval = f" ({low:.3f} to {high:.3f})"
+                add_figure(f"{name}: cost, low", low)
+                add_figure(f"{name}: cost, high", high)
+            print(f"{row.name:20} {row.of(here['none']):.3f}{interval} {beside:.3f}")
             add_figure(f"{name}: of compact", beside)
 
 
@@ -391,6 +416,10 @@ def main() -> None:
     parser.add_argument(
         "--rest", type=int, default=0, help="the cache lapses before every Nth call"
     )
+    parser.add_argument(
+        "--prefix", type=int, default=PREFIX_TOKENS, help="tokens of system prompt and tools"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these policies alone")
     parser.add_argument("--read", type=float, nargs="+", default=READ_PRICES, help="read prices")
     parser.add_argument("--all", action="store_true", help="the baselines as well")
     parser.add_argument(
@@ -414,13 +443,17 @@ def main() -> None:
         reads, kinds = (
             (given.read[:1], ("block",)) if given.quick else (given.read, ("block", "page"))
         )
-        names = (*MAIN, *OTHERS) if given.all else MAIN
+        names = tuple(dict.fromkeys((*BESIDE, *given.only))) if given.only else MAIN
+        if given.all:
+            names = (*MAIN, *OTHERS)
         chosen = makers(names, given.ablate, reads)
         calls = {path: read_transcript(path).calls for path in paths}
-        rows = measured(paths, chosen, given.rest, given.processes, kinds)
-        print_costs(rows, sum(calls.values()), given.rest)
-        if given.all:
-            print_intervals(rows)
+        rows = measured(paths, chosen, given.rest, given.processes, kinds, given.prefix)
+        case = case_name(given.rest, given.prefix)
+        print_costs(rows, sum(calls.values()), case)
+        if given.all or given.only:
+            print_intervals(rows, case)
+        if (given.all or given.only) and not case:
             print_lengths(rows, calls)
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 

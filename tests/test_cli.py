@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 import ctxpipe
 from ctxpipe._cli import app
 from ctxpipe.messages import Message
+from ctxpipe.tokens import TokenCounter
 
 LOOP = [
     step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30)
@@ -641,7 +642,7 @@ def test_an_unknown_command_is_a_misuse_that_names_it():
 def test_the_table_of_a_replay_has_six_columns_and_all_when_asked(sound):
     narrow, wide = (run("replay", sound, *more).stdout for more in ((), ("--all-columns",)))
 
-    assert "policy   cost  ratio  peak    seen   found\n" in narrow
+    assert re.search(r"^policy +cost +ratio +peak +seen +found$", narrow, re.MULTILINE)
     assert "marked" not in narrow
     assert re.search(r"^marked +1.000", wide, re.MULTILINE)
     assert "marked   the ratio with cache marks" in wide
@@ -700,3 +701,114 @@ def test_a_report_names_two_of_many_files(sound, tmp_path):
 
 
 # Real conversations -------------------------------------------------------------------------------
+
+
+# Assumptions of a replay --------------------------------------------------------------------------
+
+
+def with_usage(tmp_path: Path, *, prefix: int, share: float) -> Path:
+    """A recording whose usage reports a prefix, and this share of the earlier prompt as read."""
+    path = tmp_path / "billed.jsonl"
+    rows: list[Any] = []
+    earlier = 0
+    counter = TokenCounter()
+    for message in HISTORY:
+        row = dict(message)
+        if message["role"] == "assistant":
+            total = prefix + round(1.25 * counter.total(rows))
+            read = round(share * earlier)
+            row["usage"] = {"input_tokens": total - read, "cache_read_input_tokens": read}
+            earlier = total
+        rows.append(row)
+    path.write_text(lines(rows), "utf-8")
+    return path
+
+
+def test_the_prefix_is_an_option_with_a_default_that_is_reported(sound):
+    told = json.loads(run("replay", sound, "--json").stdout)
+    other = json.loads(run("replay", sound, "--prefix", 0, "--json").stdout)
+    printed = run("replay", sound).stdout
+
+    [read], [other_read] = told["read"].values(), other["read"].values()
+    assert read["prefix"] == {"tokens": pytest.approx(29_000, rel=0.001), "from": "assumption"}
+    assert other_read["prefix"]["tokens"] == 0
+    assert told["all"][0]["cost"] > 29_000 > other["all"][0]["cost"]
+    assert "in tokens: assumed (--prefix) in 1 file, median 29,000" in printed
+
+
+def test_the_prefix_that_a_usage_shows_is_used_whatever_the_option_says(tmp_path):
+    file = with_usage(tmp_path, prefix=12_000, share=1)
+    told = json.loads(run("replay", file, "--prefix", 5, "--json").stdout)
+
+    [read] = told["read"].values()
+    assert read["prefix"] == {"tokens": pytest.approx(12_000, rel=0.01), "from": "usage"}
+    assert read["calibration"]["billed_tokens"] == pytest.approx(
+        read["calibration"]["simulated_tokens"], rel=0.001
+    )
+
+
+def test_a_pause_is_an_option_and_the_cache_never_expires_by_default(sound):
+    awake, resting = (
+        json.loads(run("replay", sound, "--json", *more).stdout) for more in ((), ("--rest", 2))
+    )
+    assert awake["cache"] == {"rules": "anthropic", "assumed": [], "rest_every": 0}
+    assert awake["all"][0]["hits"] > resting["all"][0]["hits"]
+    assert "marks for an hour" not in run("replay", sound).stdout
+    assert "marks for an hour" in run("replay", sound, "--rest", 2).stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "rules"),
+    [
+        ((), "anthropic"),
+        (("--provider", "deepseek"), "deepseek"),
+        (("--model", "gpt-5.6"), "openai"),
+        (("--model", "gpt-4o"), "openai-before-5-6"),
+        (("--model", "gpt-4o", "--provider", "xai"), "xai"),
+    ],
+)
+def test_the_rules_of_the_cache_are_those_of_the_provider_or_the_model(
+    sound, more: tuple[str, ...], rules: str
+):
+    assert json.loads(run("replay", sound, "--json", *more).stdout)["cache"]["rules"] == rules
+
+
+def test_what_is_assumed_about_a_cache_is_printed(sound):
+    printed = run("replay", sound, "--provider", "gemini").stdout
+    assert "cache: gemini, assumed are lifetime_seconds, hit_rate" in printed
+    sure = run("replay", sound, "--provider", "gemini", "--hit-rate", 0.5).stdout
+    assert "cache: gemini, assumed are lifetime_seconds;" in sure
+
+
+def test_fewer_hits_cost_more(sound):
+    costs = [
+        json.loads(
+            run("replay", sound, "--provider", "gemini", "--hit-rate", rate, "--json").stdout
+        )["all"][0]["cost"]
+        for rate in (1, 0.5, 0)
+    ]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[2]
+
+
+def test_an_unknown_provider_is_refused_with_those_that_exist(sound):
+    done = process("replay", sound, "--provider", "acme")
+    assert done.returncode == 2
+    assert "no cache is called 'acme'; give anthropic, openai" in done.stderr
+
+
+@pytest.mark.parametrize(("share", "alike"), [(1, "100.0%"), (0.5, "20.0%")])
+def test_a_recording_with_usage_is_scored(tmp_path, share: float, alike: str):
+    file = with_usage(tmp_path, prefix=29_000, share=share)
+    printed = run("replay", file, "--check-usage").stdout
+
+    [row] = [line.split() for line in printed.splitlines() if line.startswith("billed.jsonl")]
+    assert row[1] == "5"
+    assert row[2] == "1.000"
+    assert row[-1] == alike
+
+
+def test_without_any_usage_there_is_nothing_to_score(sound):
+    done = process("replay", sound, "--check-usage")
+    assert done.returncode == 1
+    assert "no recording reports the usage of a prompt cache" in done.stderr

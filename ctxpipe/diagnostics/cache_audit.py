@@ -10,17 +10,12 @@ from math import inf
 from typing import cast
 
 from ..messages import Message
-from ..providers.prices import FIVE_MINUTES, HOUR
+from ..providers.cache_rules import ANTHROPIC, LARGEST_MINIMUM, CacheRules, rules_of_model
+from ..providers.prices import HOUR
 from ..tokens import TokenCounter
 from .differences import Difference, differences, index_blocks
 from .misses import CacheMiss, CacheUsage, Cause
-from .prompt_cache import (
-    LARGEST_MINIMUM,
-    LOOKBACK_BLOCKS,
-    CachedPrefix,
-    CacheMark,
-    min_cached_tokens,
-)
+from .prompt_cache import CachedPrefix, CacheMark
 from .prompts import Prompt, SentRequest, as_prompt
 
 MAX_WAITING_REQUESTS = 4
@@ -253,7 +248,8 @@ class CacheAudit:
         if usage.uncached > MIN_MISSED_TOKENS:
             raw = usage.cached * prompt.raw_tokens / usage.total
             place = min(bisect_right(prompt.sums, raw + 0.5) - 1, last)
-        mark = CacheMark(max(0, place), HOUR if usage.written_for_hour else FIVE_MINUTES)
+        seconds = HOUR if usage.written_for_hour else _rules(prompt).lifetime_seconds
+        mark = CacheMark(max(0, place), seconds)
         request.prompt = replace(prompt, marks=(mark,))
         self._write(request, mark)
 
@@ -275,7 +271,7 @@ class CacheAudit:
             # For the last prefix the usage shows whether it is in the cache.
             if usage is not None and mark.place == last:
                 entry.tokens = usage.cached
-            elif usage is not None and entry.tokens < min_cached_tokens(prompt.model):
+            elif usage is not None and entry.tokens < _rules(prompt).min_tokens_of(prompt.model):
                 continue
             if usage is not None and not usage.cached:
                 continue
@@ -327,7 +323,7 @@ class CacheAudit:
             return []
         minimum = LARGEST_MINIMUM
         if request.sent.are_marks_known:
-            minimum = min_cached_tokens(prompt.model)
+            minimum = _rules(prompt).min_tokens_of(prompt.model)
         # If there are marks, a prompt that is too short is reported: the caller expects caching.
         if not (usage.cached or prompt.marks or expected >= minimum):
             return []
@@ -370,7 +366,8 @@ class CacheAudit:
         blocks away.
         """
         now = request.sent.seconds
-        cause = entry.obstacle(prompt.marks, now)
+        rules = _rules(prompt)
+        cause = entry.obstacle(prompt.marks, now, rules)
         if cause is not Cause.LIFETIME and entry.readable_from >= request.event:
             cause = Cause.CONCURRENT
         if cause is None:
@@ -379,7 +376,7 @@ class CacheAudit:
             Cause.LIFETIME: _lifetime(now - entry.used, entry.seconds),
             Cause.CONCURRENT: "the request was sent before the one before it was answered",
             Cause.NO_MARK: "no cache mark follows what was cached before",
-            Cause.LOOKBACK: f"more than {LOOKBACK_BLOCKS} blocks are between two cache marks",
+            Cause.LOOKBACK: f"more than {rules.lookback_blocks} blocks are between two cache marks",
         }
         return Difference(entry.place, cause, details[cause], cause is Cause.NO_MARK)
 
@@ -438,6 +435,11 @@ class CacheAudit:
             model=prompt.model,
             is_lasting=why.is_lasting,
         )
+
+
+def _rules(prompt: Prompt) -> CacheRules:
+    """Return the rules of the cache that *prompt* is sent to, by default Anthropic's."""
+    return rules_of_model(prompt.model) or ANTHROPIC
 
 
 def _first(one: int | None, other: int | None) -> int | None:

@@ -1,50 +1,22 @@
-"""A model of the provider's prompt cache, by its published rules.
+"""A model of the provider's prompt cache, by the published rules.
 
 A prompt is a chain of keys, one per block. Each key represents all blocks up to its own and the
-settings that they depend on. The provider writes a prefix only where a request has a breakpoint
-(a mark), and finds it only from a mark that is at most a few blocks after it. So a lookup needs the
-key of each block and the places of the marks, and no text:
+settings that they depend on. `CacheRules` says where a provider writes entries, and where it finds
+them. So a lookup needs the key of each block and the places of the marks, and no text. With the
+rules of Anthropic, where a mark looks back 20 blocks:
 
     keys    k0  k1  k2  k3  k4  k5
-    marks           ^           ^       reads k5, k4, … back to LOOKBACK_BLOCKS, then from k2
+    marks           ^           ^       reads k5, k4, … back to 20 blocks, then from k2
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ..messages import common_prefix
+from ..providers.cache_rules import ANTHROPIC, CacheRules
 from .misses import Cause
-
-LOOKBACK_BLOCKS = 20
-"""Number of blocks, its own included, that a mark searches for a prefix that was written before."""
-
-DEFAULT_MINIMUM = 1024
-"""Tokens of the shortest prompt that most models cache."""
-# By the beginning of a model's name; the longest match counts. Sources disagree about some.
-_MINIMUMS: Mapping[str, int] = {
-    "claude-3-5-haiku": 2048,
-    "claude-3-haiku": 2048,
-    "claude-haiku-4-5": 4096,
-    "claude-opus-4-5": 4096,
-    "claude-opus-4-6": 4096,
-    "claude-opus-4-7": 4096,
-    "claude-opus-4-8": 4096,
-    "claude-sonnet-4-6": 2048,
-    "claude-opus-5": 512,
-    "claude-fable-5": 512,
-}
-LARGEST_MINIMUM = max(_MINIMUMS.values())
-"""Tokens from which on every known model caches a prompt."""
-
-
-def min_cached_tokens(model: str | None) -> int:
-    """Return the tokens of the shortest prompt that *model* caches."""
-    name = (model or "").rpartition("/")[2]
-    beginnings = [beginning for beginning in _MINIMUMS if name.startswith(beginning)]
-    if not beginnings:
-        return DEFAULT_MINIMUM
-    return _MINIMUMS[max(beginnings, key=len)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +25,20 @@ class CacheMark:
 
     place: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """The tokens of a prompt: *read* from the cache, *written* to it, or *fresh* (neither)."""
+
+    read: float
+    written: float
+    fresh: float = 0.0
+
+    @property
+    def prompt(self) -> float:
+        """The tokens of the whole prompt."""
+        return self.read + self.written + self.fresh
 
 
 @dataclass(slots=True)
@@ -67,17 +53,21 @@ class CachedPrefix:
         """Return True if the prefix can no longer be read at *now*."""
         return now - self.used >= self.seconds
 
-    def obstacle(self, marks: Sequence[CacheMark], now: float) -> Cause | None:
+    def obstacle(
+        self, marks: Sequence[CacheMark], now: float, rules: CacheRules = ANTHROPIC
+    ) -> Cause | None:
         """Return why a request that begins with this prefix cannot read it; None if it can.
 
         The request has *marks* and is sent at *now*.
         """
         if self.is_expired(now):
             return Cause.LIFETIME
+        if not rules.needs_mark:
+            return None
         later_places = [mark.place for mark in marks if mark.place >= self.place]
         if not later_places:
             return Cause.NO_MARK
-        if min(later_places) - self.place >= LOOKBACK_BLOCKS:
+        if rules.lookback_blocks and min(later_places) - self.place >= rules.lookback_blocks:
             return Cause.LOOKBACK
         return None
 
@@ -91,18 +81,37 @@ class PrefixCache:
     """
 
     entries: dict[Hashable, CachedPrefix] = field(default_factory=dict)
+    rules: CacheRules = ANTHROPIC
+    _last_chain: Sequence[Hashable] = ()
 
     def find(self, chain: Sequence[Hashable], marks: Sequence[CacheMark], now: float) -> int:
         """Return the place of the last block that is read from the cache; -1 if none is."""
+        lookback = self.rules.lookback_blocks
+        if not lookback:
+            return self._find_anywhere(chain, now) if marks else -1
         last_read = -1
         # From the last mark on: a mark before the place found so far cannot find a later one.
         for mark in reversed(marks):
-            for place in range(mark.place, max(last_read, mark.place - LOOKBACK_BLOCKS), -1):
+            for place in range(mark.place, max(last_read, mark.place - lookback), -1):
                 entry = self.entries.get(chain[place])
                 if entry is not None and not entry.is_expired(now):
                     last_read = place
                     break
         return last_read
+
+    def _find_anywhere(self, chain: Sequence[Hashable], now: float) -> int:
+        """Return the place of the last block of the longest entry in *chain*; -1 without one."""
+        count = 0
+        for place in range(len(chain) - 1, -1, -1):
+            entry = self.entries.get(chain[place])
+            if entry is None:
+                continue
+            if not entry.is_expired(now):
+                return place
+            count += 1
+            if count == self.rules.max_candidates:
+                break
+        return -1
 
     def keep(
         self, chain: Sequence[Hashable], marks: Sequence[CacheMark], read: int, now: float
@@ -111,13 +120,82 @@ class PrefixCache:
 
         *read* is the result of `find`: -1 if nothing was read.
         """
-        if read >= 0 and marks:
+        if read >= 0 and marks and self.rules.is_renewed:
             self.entries[chain[read]].used = now
         for mark in marks:
             key = chain[mark.place]
             seconds = mark.seconds
             earlier = self.entries.get(key)
-            # A mark for five minutes does not shorten the life of a prefix that lives for an hour.
             if earlier is not None and not earlier.is_expired(now):
+                if not self.rules.is_renewed:
+                    continue
+                # A mark for five minutes does not shorten the life of a prefix that lives an hour.
                 seconds = max(seconds, earlier.seconds)
             self.entries[key] = CachedPrefix(mark.place, now, seconds)
+        if self.rules.keeps_common_prefix and marks:
+            self._keep_common_prefix(chain, marks[-1].seconds, now)
+
+    def _keep_common_prefix(self, chain: Sequence[Hashable], seconds: float, now: float) -> None:
+        """Write the prefix that *chain* shares with the chain of the request before."""
+        place = common_prefix(self._last_chain, chain) - 1
+        self._last_chain = list(chain)
+        if place >= 0:
+            self.entries[chain[place]] = CachedPrefix(place, now, seconds)
+
+    def request(
+        self,
+        chain: Sequence[Hashable],
+        tokens_up_to: Callable[[int], float],
+        places: Sequence[int],
+        now: float,
+        *,
+        head: int = -1,
+        min_tokens: int | None = None,
+        seconds: float | None = None,
+        is_sent: bool = True,
+    ) -> CacheUse:
+        """Return the cache use of a request with cache marks at *places*, sent at *now*.
+
+        *tokens_up_to* returns the tokens up to and including the block at a place; *head* is the
+        place of the last block of the system prompt and the tools, -1 without one. *min_tokens* is
+        the smallest prefix that the model caches, *seconds* the lifetime of the entries; both are
+        those of the rules by default. If *is_sent* is False the cache is not changed.
+        """
+        rules = self.rules
+        if min_tokens is None:
+            min_tokens = rules.min_tokens
+        if seconds is None:
+            seconds = rules.lifetime_seconds
+        marks = [
+            CacheMark(place, seconds)
+            for place in _entry_places(rules, places, head, last=len(chain) - 1)
+            if tokens_up_to(place) >= min_tokens
+        ]
+        total = tokens_up_to(len(chain) - 1)
+        if not marks:
+            return CacheUse(read=0.0, written=0.0, fresh=total)
+        last_read = self.find(chain, marks, now)
+        if is_sent:
+            self.keep(chain, marks, last_read, now)
+        read = rules.round_down(tokens_up_to(last_read)) if last_read >= 0 else 0.0
+        if read < min_tokens:
+            read = 0.0
+        # In expectation: a hit that does not happen is charged like new tokens.
+        read *= rules.hit_rate
+        if not rules.reports_writes and not rules.storage_per_hour:
+            return CacheUse(read, written=0.0, fresh=total - read)
+        written_up_to = max(read, tokens_up_to(marks[-1].place))
+        return CacheUse(read, written=written_up_to - read, fresh=total - written_up_to)
+
+
+def _entry_places(rules: CacheRules, places: Sequence[int], head: int, last: int) -> Sequence[int]:
+    """Return the places at which entries are written, in their order."""
+    if rules.written == "everywhere":
+        return range(last + 1)
+    if rules.written == "head":
+        return [head] if head >= 0 else []
+    if not rules.has_own_mark:
+        return sorted(set(places))
+    own_places = sorted(set(places) - {last})
+    callers_count = max(0, rules.max_marks - 1)
+    return [*own_places[max(0, len(own_places) - callers_count) :], last]

@@ -37,6 +37,7 @@ from ..settings import check_extra
 from .cache import Calibration, calibration
 from .orders import Order
 from .policies import NONE
+from .prefix import Prefix
 from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, Watch, replay_all
 from .report import Report
 from .survival import Surveys
@@ -66,7 +67,8 @@ class FileReplay:
     the name of the subagent whose conversation it is, "" for the main agent.
     *report* is what the *reporter* of `replay_files` returned for the HTML page. *calibration*
     compares the replay of the policy ``none`` with the usage in the file; None if that policy was
-    not replayed or the file has no usage.
+    not replayed or the file has no usage. *prefix* is the system prompt and the tools that every
+    request of the replays begins with. *has_times* is True if messages in the file have times.
     """
 
     path: str
@@ -80,6 +82,8 @@ class FileReplay:
     agent: str = ""
     report: Report | None = None
     calibration: Calibration | None = None
+    prefix: Prefix | None = None
+    has_times: bool = False
 
     __repr__ = short_repr
 
@@ -94,6 +98,7 @@ class FileReplay:
             "recognized": self.coverage.recognized,
             "warning": self.coverage.warning,
             "agent": self.agent,
+            "prefix": self.prefix and {"tokens": self.prefix.tokens, "from": self.prefix.origin},
             "calibration": self.calibration.as_json() if self.calibration else None,
         }
 
@@ -153,6 +158,8 @@ def _replay_file(
             agent=transcript.agent,
             calibration=usage_calibration,
             report=report,
+            has_times=bool(transcript.seconds),
+            prefix=next((replayed.prefix for replayed in replays.values()), None),
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))

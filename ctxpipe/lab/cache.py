@@ -25,6 +25,8 @@ HEADINGS = ("cause", "misses", "tokens", "cost", "the first time")
 USAGE_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 MAX_TOKENS = 10**12
 """More tokens than any prompt has: a count from here on is not a usage."""
+MAX_SHARE_DIFFERENCE = 0.05
+"""Difference of two shares of a prompt below which these count as alike."""
 MIN_PROMPT_RATIO = 0.7
 """Smallest ratio of a prompt to the one before it.
 
@@ -160,7 +162,8 @@ class Calibration(Sums):
     The simulation is the replay of the unchanged history. *calls* is the number of recorded calls
     that have a usage; the other fields are sums over these calls. *billed_tokens* are the reported
     prompt tokens, *simulated_tokens* those of the simulation. *billed_read* and *simulated_read*
-    are the parts of them that were read from the cache.
+    are the parts of them that were read from the cache. *alike* is the number of calls for which
+    the two shares read from the cache differ by less than `MAX_SHARE_DIFFERENCE`.
     """
 
     calls: int = 0
@@ -168,13 +171,29 @@ class Calibration(Sums):
     simulated_tokens: float = 0
     billed_read: float = 0
     simulated_read: float = 0
+    alike: int = 0
+
+    @property
+    def usage_hits(self) -> float:
+        """The share of the reported prompt tokens that was read from the cache."""
+        return self.billed_read / self.billed_tokens
+
+    @property
+    def simulation_hits(self) -> float:
+        """The share of the simulated prompt tokens that was read from the cache."""
+        return self.simulated_read / self.simulated_tokens
+
+    @property
+    def token_ratio(self) -> float:
+        """The reported prompt tokens divided by the simulated ones."""
+        return self.billed_tokens / self.simulated_tokens
 
     def as_json(self) -> dict[str, float]:
         """Return the tokens, and the shares read from the cache, as a JSON object."""
         return {
             **asdict(self),
-            "billed_hits": self.billed_read / self.billed_tokens,
-            "simulated_hits": self.simulated_read / self.simulated_tokens,
+            "billed_hits": self.usage_hits,
+            "simulated_hits": self.simulation_hits,
         }
 
     def __str__(self) -> str:
@@ -182,10 +201,9 @@ class Calibration(Sums):
         # The ratio is also above 1 if the transcript lacks a part of the prompts.
         return (
             f"The usage of {count_phrase(self.calls, 'call')} reports "
-            f"{as_ratio(self.billed_tokens / self.simulated_tokens)} times the prompt tokens that "
+            f"{as_ratio(self.token_ratio)} times the prompt tokens that "
             "are simulated for the unchanged history; read from the cache were "
-            f"{as_percent(self.billed_read / self.billed_tokens)}, "
-            f"simulated {as_percent(self.simulated_read / self.simulated_tokens)}."
+            f"{as_percent(self.usage_hits)}, simulated {as_percent(self.simulation_hits)}."
         )
 
 
@@ -200,12 +218,16 @@ def calibration(transcript: Transcript, replay: ReplayResult) -> Calibration | N
         fresh, read, written = (_token_count(usage.get(name)) for name in USAGE_FIELDS)
         if fresh + read + written:
             use = step.requests[-1].use
+            billed_tokens = fresh + read + written
+            # Shares, because the API's tokens are not those of the counter.
+            difference = abs(read / billed_tokens - use.read / use.prompt)
             total += Calibration(
                 calls=1,
-                billed_tokens=fresh + read + written,
+                billed_tokens=billed_tokens,
                 simulated_tokens=use.prompt,
                 billed_read=read,
                 simulated_read=use.read,
+                alike=int(difference < MAX_SHARE_DIFFERENCE),
             )
     return total if total.calls else None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Protocol, TypeVar
 
 import anyio
@@ -21,17 +22,34 @@ from .. import __version__
 from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, TranscriptError
-from ..providers.prices import Prices, find_prices
+from ..providers.cache_rules import (
+    ANTHROPIC,
+    CACHE_RULES,
+    CacheRules,
+    assumptions_in,
+    cache_rules,
+    rules_of_model,
+)
+from ..providers.prices import HOUR, Prices, find_prices
 from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
 from .batch import FileReplay, Reporter, cluster, replay_files, workers
-from .cache import HEADINGS, CacheReport, Calibration, cache_report, rows, total_report
+from .cache import (
+    HEADINGS,
+    MAX_SHARE_DIFFERENCE,
+    CacheReport,
+    Calibration,
+    cache_report,
+    rows,
+    total_report,
+)
 from .contents import Contents, contents, total_contents
 from .narration import narrate
 from .orders import rules_share
 from .page import advise, page
 from .policies import NONE, POLICIES, policies
+from .prefix import PREFIX_TOKENS
 from .proposals import propose_orders
 from .replay import LAPSES_EVERY, PipelineMaker, ReplaySettings
 from .report import DOLLARS, FIGURES, Figures, figures
@@ -76,6 +94,46 @@ ReadPrice = Annotated[
         max=1,
     ),
 ]
+Provider = Annotated[
+    str,
+    typer.Option(
+        help="Rules of the prompt cache: "
+        f"{', '.join(CACHE_RULES)}; default: those of --model, or anthropic."
+    ),
+]
+HitRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the possible cache hits that happen, for caches without a guarantee "
+        "such as gemini; default: 1.",
+        min=0,
+        max=1,
+    ),
+]
+PrefixTokens = Annotated[
+    int,
+    typer.Option(
+        "--prefix",
+        help="Tokens of the system prompt and the tools, for recordings that show them neither "
+        "by their content nor by their usage.",
+        min=0,
+    ),
+]
+Rest = Annotated[
+    int,
+    typer.Option(
+        help="For recordings without times: a pause in which the cache expires before every Nth "
+        f"call; 0: no pause. With a person in the loop about {LAPSES_EVERY}.",
+        min=0,
+    ),
+]
+CheckUsage = Annotated[
+    bool,
+    typer.Option(
+        "--check-usage",
+        help="Only compare the simulated cache with the usage in the recordings; no policies.",
+    ),
+]
 Processes = Annotated[
     int | None,
     typer.Option(help="Number of worker processes; default: one for each processor.", min=1),
@@ -99,6 +157,11 @@ def replay(
     ] = f"{NONE},{PRESET}",
     model: Model = "",
     read: ReadPrice = None,
+    provider: Provider = "",
+    hit_rate: HitRate = None,
+    prefix: PrefixTokens = PREFIX_TOKENS,
+    rest: Rest = 0,
+    check_usage: CheckUsage = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -118,9 +181,11 @@ def replay(
 
     The first policy of --compare is the baseline of the others.
     """
-    prices = prices_of_options(model, read_price=read)
+    caching = _rules(provider, model).with_hit_rate(hit_rate)
+    prices = prices_of_options(model, read_price=read, rules=caching)
     # Each policy is read here, so that an invalid one is reported before the replays begin.
-    makers = policies([name.strip() for name in compare.split(",")], prices)
+    names = [NONE] if check_usage else [name.strip() for name in compare.split(",")]
+    makers = policies(names, prices)
     sources = recordings(files)
     reporter: Reporter | None = None
     if html:
@@ -133,7 +198,7 @@ def replay(
         replays = replay_files(
             sources.files,
             makers,
-            ReplaySettings(rest_every=LAPSES_EVERY),
+            ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
             executor=executor,
             reporter=reporter,
             orders_of=propose_orders,
@@ -159,6 +224,11 @@ def replay(
             {
                 "made": origin,
                 "unit": unit,
+                "cache": {
+                    "rules": caching.name,
+                    "assumed": assumptions_in(caching),
+                    "rest_every": rest,
+                },
                 "files": {
                     file.path: [asdict(row) for row in by_file[file.path]] for file in successes
                 },
@@ -170,14 +240,20 @@ def replay(
                 "skipped": sources.unreadable,
             }
         )
+    elif check_usage:
+        _print_scores(successes)
     else:
         _print_replays(successes, by_file, totals, unit, model, all_columns=all_columns)
-        if prices.write_1h > prices.write:  # the provider has cache marks for an hour
+        has_pauses = rest > 0 or any(file.has_times for file in successes)
+        has_hour_marks = caching.long_lifetime_seconds == HOUR and prices.write_1h > prices.write
+        if has_pauses and has_hour_marks:
             _print_hours(totals)
         if len(totals) > 1:
             advice = advise(totals, rules)
             print_line(f"{advice.verb} {advice.policy}. {advice.reason}")
         if successes:
+            print_line(_describe_rules(caching, rest))
+            print_line(_describe_prefixes(successes))
             print_line(origin)
     for file in successes:
         if file.coverage.warning:
@@ -188,8 +264,79 @@ def replay(
     if html and reports:
         write_page(html, page(reports, totals, unit, origin, rules), mode="w")
         print_notice(f"page: {html}")
-    if failures:
+    if failures or (check_usage and not any(file.calibration for file in successes)):
         raise typer.Exit(1)
+
+
+def _rules(provider: str, model: str) -> CacheRules:
+    """Return the rules called *provider*; for "" those of *model*, or else Anthropic's."""
+    rules = rules_of_model(model or None) or ANTHROPIC
+    if provider:
+        rules = cache_rules(provider)
+    return replace(rules, min_tokens=rules.min_tokens_of(model))
+
+
+def _describe_rules(rules: CacheRules, rest: int) -> str:
+    """Return the name of *rules*, those that no published page confirms, and the pauses."""
+    text = f"cache: {rules.name}"
+    assumptions = assumptions_in(rules)
+    if assumptions:
+        text += f", assumed are {', '.join(assumptions)}"
+    pauses = f"expires before every call number {rest}" if rest else "never expires"
+    return f"{text}; in a recording without times it {pauses}"
+
+
+def _describe_prefixes(replays: Sequence[FileReplay]) -> str:
+    """Return how many prefixes are known from where, and the size of the assumed ones."""
+    origins: dict[str, list[float]] = {}
+    for file in replays:
+        if file.prefix is not None:
+            origins.setdefault(file.prefix.origin, []).append(file.prefix.tokens)
+    phrases = {
+        "recording": "recorded in",
+        "usage": "known from the usage in",
+        "assumption": "assumed (--prefix) in",
+    }
+    parts = []
+    for origin, tokens in origins.items():
+        size = as_number(median(tokens))
+        parts.append(f"{phrases[origin]} {count_phrase(len(tokens), 'file')}, median {size}")
+    return f"prefix of system prompt and tools, in tokens: {'; '.join(parts)}"
+
+
+def _print_scores(replays: Sequence[FileReplay]) -> None:
+    """Print for each of *replays* with a usage how well the simulated cache agrees with it."""
+    scores = [(display_name(file.path), file.calibration) for file in replays if file.calibration]
+    if not scores:
+        print_error("no recording reports the usage of a prompt cache: nothing can be compared")
+        return
+    if len(scores) > 1:
+        total = sum((score for _, score in scores), Calibration())
+        scores.append((f"all {len(scores)} conversations", total))
+    headings = ("recording", "calls", "tokens", "read", "simulated", "alike")
+    table = []
+    for name, score in scores:
+        row = (
+            name,
+            as_number(score.calls),
+            as_ratio(score.token_ratio),
+            as_percent(score.usage_hits),
+            as_percent(score.simulation_hits),
+            as_percent(score.alike / score.calls),
+        )
+        table.append(row)
+    print_table("the simulated cache beside the reported usage", headings, table)
+    for name, meaning in SCORES.items():
+        print_line(f"{name:9}  {meaning}")
+
+
+SCORES = {
+    "tokens": "reported prompt tokens divided by simulated ones",
+    "read": "share of the reported tokens that was read from the cache",
+    "simulated": "the same in the simulation",
+    "alike": f"calls for which both shares differ by less than {MAX_SHARE_DIFFERENCE:.0%}",
+}
+"""The explanation of each figure of ``--check-usage``."""
 
 
 def origin_line(files: Sequence[str], prices: str) -> str:
@@ -259,6 +406,7 @@ def _print_replays(
     if len(replays) > 1:
         title = f"all {len(replays)} conversations ({costs})"
         print_figures(title, totals, unit, all_columns=all_columns)
+        _print_intervals(totals)
         calibrations = [file.calibration for file in replays if file.calibration]
         if calibrations:
             print_line(str(sum(calibrations, Calibration())))
@@ -267,6 +415,15 @@ def _print_replays(
     for name, meaning in FIGURES.items():
         if name in SHOWN or all_columns:
             print_line(f"{name:7}  {meaning}")
+
+
+def _print_intervals(totals: Sequence[Figures]) -> None:
+    """Print the interval of the ratio of each policy but the first, the baseline."""
+    for row in totals[1:]:
+        if row.low is None or row.high is None:
+            continue
+        interval = f"{as_ratio(row.low)} to {as_ratio(row.high)}"
+        print_line(f"{row.policy}: ratio {as_ratio(row.ratio)}, 90 % interval {interval}")
 
 
 def _print_hours(totals: Sequence[Figures]) -> None:
@@ -460,12 +617,14 @@ def _print_plan(name: str, plan: _Plan) -> None:
         print_line(title)
 
 
-def prices_of_options(model: str, read_price: float | None) -> Prices:
-    """Return the prices of *model*, or relative ones for "", with *read_price* if it is set.
+def prices_of_options(
+    model: str, read_price: float | None, rules: CacheRules = ANTHROPIC
+) -> Prices:
+    """Return the prices of *model*, or those of *rules* for "", with *read_price* if it is set.
 
     Raises SettingsError if no prices are listed for the model.
     """
-    prices = find_prices(model) if model else Prices.relative()
+    prices = find_prices(model) if model else Prices.relative(rules=rules)
     if prices is None:
         raise SettingsError(
             f"no prices are known for the model {model!r}; "

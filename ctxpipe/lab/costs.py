@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
-from ..diagnostics.prompt_cache import DEFAULT_MINIMUM, CacheMark, PrefixCache
+from ..diagnostics.prompt_cache import CacheUse, PrefixCache
 from ..messages import Message, blocks, common_prefix
-from ..providers.prices import FIVE_MINUTES, HOUR, Prices
+from ..providers.cache_rules import ANTHROPIC, CacheRules
+from ..providers.prices import Prices
 from .records import Sums
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Purpose of a request: to get the recorded reply, to read back a text before it, or a summary."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """The tokens of a prompt: *read* from the cache, *written* to it, or *fresh* (neither)."""
-
-    read: float
-    written: float
-    fresh: float = 0.0
-
-    @property
-    def prompt(self) -> float:
-        """The tokens of the whole prompt."""
-        return self.read + self.written + self.fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +39,26 @@ class ReplayRequest:
 class PromptCache:
     """A simulation of the provider's prompt cache for one conversation, request by request.
 
-    A *cache mark* (breakpoint) in a request asks the provider to cache the prompt up to there. Such
-    an entry expires five minutes after its last use. Each request has a mark after the system
-    prompt and one at its end. A request whose context was rewritten has a third mark before the
-    first change (``Result.first_changed_index``), where the old entries end. The API allows a
-    fourth mark. It can be set after the rewritten part: if the next turn rewrites messages from
-    there on, everything before them is read from the cache.
+    *rules* are those of the provider. A *cache mark* (breakpoint) in a request asks the provider to
+    cache the prompt up to there. With Anthropic's rules such an entry expires five minutes after
+    its last use. Each request has a mark after the system prompt and one at its end. A request
+    whose context was rewritten has a third mark before the first change
+    (``Result.first_changed_index``), where the old entries end. The API allows a fourth mark. It
+    can be set after the rewritten part: if the next turn rewrites messages from there on,
+    everything before them is read from the cache.
 
     Each request is simulated in three variants: without the fourth mark; with it; and without it,
-    but with marks for which an entry expires only an hour after its last use.
+    but with the longer lifetime that the provider offers, such as an hour. Without marks or without
+    a longer lifetime the variants are alike.
 
-    The caller counts the tokens. The system prompt and the tools count as one block.
+    The caller counts the tokens. The system prompt and the tools count as one block. *min_tokens*
+    is the smallest prefix that the model caches, by default that of the *rules*.
     """
 
-    def __init__(self) -> None:
-        self._caches = (PrefixCache(), PrefixCache(), PrefixCache())
+    def __init__(self, rules: CacheRules = ANTHROPIC, min_tokens: int | None = None) -> None:
+        self._rules = rules
+        self._min_tokens = min_tokens
+        self._caches = tuple(PrefixCache(rules=rules) for _ in range(3))
         self._context: Sequence[Message] = ()
         self._settings: object = None
         self._chain: list[int] = []
@@ -106,27 +98,29 @@ class PromptCache:
         if shared_count < len(self._context):
             lengths.add(shared_count)
             fourth_length.add(_change_end(self._context, context, shared_count))
-        uses = []
+        long_seconds = self._rules.long_lifetime_seconds or self._rules.lifetime_seconds
         variants = (
-            (lengths, FIVE_MINUTES),
-            (lengths | fourth_length, FIVE_MINUTES),
-            (lengths, HOUR),
+            (lengths, self._rules.lifetime_seconds),
+            (lengths | fourth_length, self._rules.lifetime_seconds),
+            (lengths, long_seconds),
         )
-        for cache, (mark_lengths, lifetime) in zip(self._caches, variants, strict=True):
-            marks = [
-                CacheMark(ends[length], lifetime)
-                for length in sorted(mark_lengths)
-                if sums[length] >= DEFAULT_MINIMUM
-            ]
-            last_block = cache.find(chain, marks, seconds)
-            read_tokens = 0.0 if last_block < 0 else sums[bisect_left(ends, last_block)]
-            rest = sums[-1] - read_tokens
-            if marks:
-                uses.append(CacheUse(read_tokens, written=rest))
-            else:
-                uses.append(CacheUse(read=0.0, written=0.0, fresh=rest))
-            if is_sent:
-                cache.keep(chain, marks, last_block, seconds)
+
+        def tokens_up_to(place: int) -> float:
+            return sums[bisect_right(ends, place) - 1]
+
+        uses = [
+            cache.request(
+                chain,
+                tokens_up_to,
+                [ends[length] for length in sorted(mark_lengths)],
+                seconds,
+                head=0,
+                min_tokens=self._min_tokens,
+                seconds=lifetime,
+                is_sent=is_sent,
+            )
+            for cache, (mark_lengths, lifetime) in zip(self._caches, variants, strict=True)
+        ]
         if is_sent:
             self._chain = chain
             self._context = context

@@ -45,7 +45,7 @@ def narrate(
     runs = []
     for row in figures([by_policy], report_prices):
         replay, moments = replays[row.policy]
-        narrator = _Narrator(transcript, counter, report_prices, replay.tokens_per_raw)
+        narrator = _Narrator(transcript, counter, report_prices, replay)
         for moment in moments:
             narrator.add(moment)
         turns = list(narrator.turns.values())
@@ -73,21 +73,23 @@ def _label(reply: Message) -> str:
 
 
 class _Narrator:
-    """Collector of one replay's turns, costs and blocks, moment by moment.
+    """Collector of the turns, costs and blocks of one *replay*, moment by moment.
 
-    Its tokens are those of the counter times *tokens_per_raw*.
+    Its tokens are those of the counter times ``tokens_per_raw`` of the replay.
     """
 
     def __init__(
-        self, transcript: Transcript, counter: TokenCounter, prices: Prices, tokens_per_raw: float
+        self, transcript: Transcript, counter: TokenCounter, prices: Prices, replay: ReplayResult
     ) -> None:
         self.turns: dict[int, PageTurn] = {}
         self._prices = prices
-        self._tokens_per_raw = tokens_per_raw
+        self._tokens_per_raw = replay.tokens_per_raw
         self._pieces = Pieces(counter)
+        # What stands in for a prefix that was not recorded counts as the system prompt.
+        tools_tokens = counter.total([], tools=transcript.tools) * replay.tokens_per_raw
         self._overhead: dict[Kind, float] = {
-            "system": counter.total([], system=transcript.system) * tokens_per_raw,
-            "tools": counter.total([], tools=transcript.tools) * tokens_per_raw,
+            "system": max(0.0, replay.prefix.tokens - tools_tokens),
+            "tools": tools_tokens,
         }
         self._shares: dict[str, CostShare] = {}
         self._blocks: dict[Key, BlockFate] = {}

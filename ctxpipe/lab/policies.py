@@ -34,8 +34,8 @@ class Policy:
     """Maker of the pipeline that a replay runs.
 
     The stages are those of *config* if it is set, otherwise those of the policy *name*, one of
-    `POLICIES`. *prices* are the prices by which the stages decide when a rewrite pays. A call with
-    a `Workbench` returns the pipeline.
+    `POLICIES`. *prices* are the prices by which the stages decide when a rewrite pays. *budget* is
+    that of a policy without a *config*. A call with a `Workbench` returns the pipeline.
 
     Raises SettingsError if there is neither a *config* nor a policy of this name.
     """
@@ -43,6 +43,7 @@ class Policy:
     name: str
     prices: Prices = field(default_factory=Prices.relative)
     config: Config | None = None
+    budget: Budget = BUDGET
 
     def __post_init__(self) -> None:
         if self.config is None and self.name not in POLICIES:
@@ -54,7 +55,7 @@ class Policy:
         """Return a new pipeline with the stages of this policy, for the replay on *bench*."""
         if self.config is None:
             stages = POLICIES[self.name](bench, self.prices)
-            budget = BUDGET
+            budget = self.budget
         else:
             budget = self.config.budget()
             stages = self.config.stages(

@@ -23,19 +23,22 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from .._text import short_repr
+from .._threads.threads import in_thread
 from .._values import JsonObject
+from ..diagnostics.prompt_cache import CacheUse
 from ..diagnostics.prompts import has_image
 from ..messages import Message, blocks, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..placeholders.placeholders import any_reference
-from ..providers.prices import FIVE_MINUTES
+from ..providers.cache_rules import ANTHROPIC, CacheRules
 from ..session.session import Session, conversation_of
 from ..stages.reading.atoms import Atom, AtomIndex
 from ..stages.reports import Collapsed, Compacted, Outcome, StageReport
 from ..tokens import Ledger, TokenCounter
 from ..wire.values import result_block, use_block
-from .costs import CacheUse, PromptCache, Purpose, ReplayRequest
+from .costs import PromptCache, Purpose, ReplayRequest
 from .orders import Look
+from .prefix import PREFIX_TOKENS, Prefix, read_prefix
 from .references import Context, Past, SourceBlock, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, SeenFiles, Workbench
@@ -50,11 +53,14 @@ Watch: TypeAlias = "Callable[[Moment], object]"
 """Function that gets each run of a pipeline, after the model's reply."""
 
 LAPSES_EVERY = 33
-"""Realistic value of ``ReplaySettings.rest_every``; the command line uses it.
+"""Realistic value of ``ReplaySettings.rest_every`` for sessions in which a person takes part.
 
 In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache: about one
 pause in 33.
 """
+
+NO_PREFIX = Prefix(0.0, "recording")
+"""Prefix of a replay result that is created by hand."""
 
 MIN_REFETCH_WEIGHT = 1.0
 """Smallest total weight of a reply's missing atoms for which the agent reads them back."""
@@ -74,8 +80,11 @@ class ReplaySettings:
       text and the missing atoms.
     - *tokens_per_raw*: number of tokens that the API counts for one raw token (of the pipeline's
       counter).
+    - *prefix_tokens*: size of the system prompt and the tools, in tokens as reported, for a
+      transcript that shows it neither by its content nor by its usage (see `read_prefix`).
+    - *rules*: the rules of the prompt cache.
     - *rest_every*: for a transcript without times, the simulated cache expires before every Nth
-      call of the model. With 0 it never expires. `LAPSES_EVERY` is a realistic value.
+      call of the model. With 0, the default, it never expires; `LAPSES_EVERY` is a realistic value.
     - *by_settings*: if True, the cached messages are also lost in two cases in which a request
       differs from the last one outside of its messages: when the first image is added, and when the
       request option to ignore outdated thinking (``Result.request_options``) is added or removed.
@@ -83,6 +92,8 @@ class ReplaySettings:
 
     refetch: bool = True
     tokens_per_raw: float = 1.25
+    prefix_tokens: float = PREFIX_TOKENS
+    rules: CacheRules = ANTHROPIC
     rest_every: int = 0
     by_settings: bool = False
     page: Callable[[str, AbstractSet[Atom]], str] | None = None
@@ -131,13 +142,15 @@ class ReplayResult:
 
     *transcript* is its name. *tokens_per_raw* is the value in the `ReplaySettings` of the replay
     (1.25 by default; the default here is only for results that are created by hand). *looks* say
-    where the texts were that the agent must have in its context, if they were looked for.
+    where the texts were that the agent must have in its context, if they were looked for. *prefix*
+    is the system prompt and the tools that every request began with.
     """
 
     transcript: str
     steps: tuple[ReplayStep, ...]
     tokens_per_raw: float = 1.0
     looks: tuple[Look, ...] = ()
+    prefix: Prefix = NO_PREFIX
 
     __repr__ = short_repr
 
@@ -187,11 +200,14 @@ async def replay_all(
     clock = Clock()
     files = SeenFiles()
     counter = TokenCounter()
+    prefix = await in_thread(
+        read_prefix, transcript, counter, settings.prefix_tokens, settings.tokens_per_raw
+    )
     loops = {}
     for name, make in makers.items():
         bench = Workbench(clock, files, counter)
         watch = (watches or {}).get(name)
-        loops[name] = _AgentLoop(transcript, make(bench), settings, bench, past, watch)
+        loops[name] = _AgentLoop(transcript, prefix, make(bench), settings, bench, past, watch)
     steps: dict[str, list[ReplayStep]] = {name: [] for name in loops}
     start = 0
     for call, reply_index in enumerate(transcript.replies):
@@ -202,7 +218,7 @@ async def replay_all(
         clock.now = max([clock.now, *times])
         every = settings.rest_every
         if every and call and call % every == 0 and not transcript.seconds:
-            clock.now += FIVE_MINUTES + 1
+            clock.now += settings.rules.lifetime_seconds + 1
         reply = transcript.messages[reply_index]
         atoms = past.uses_of(reply)
         for name, loop in loops.items():
@@ -211,7 +227,9 @@ async def replay_all(
         files.learn([reply])
         start = reply_index + 1
     return {
-        name: ReplayResult(transcript.name, tuple(replay_steps), settings.tokens_per_raw)
+        name: ReplayResult(
+            transcript.name, tuple(replay_steps), settings.tokens_per_raw, prefix=prefix
+        )
         for name, replay_steps in steps.items()
     }
 
@@ -221,6 +239,7 @@ class _AgentLoop:
     """An agent's loop in which the recorded messages replace the model and its tools."""
 
     transcript: Transcript
+    prefix: Prefix
     pipeline: ContextPipeline
     settings: ReplaySettings
     bench: Workbench
@@ -230,18 +249,17 @@ class _AgentLoop:
     has_request_options: bool = False  # the last run set options that control stale thinking
     refetch_count: int = 0
     archive_files: dict[str, str] = field(default_factory=dict)  # of shortened calls, by id
-    overhead_tokens: int | None = None  # of the system prompt and the tools
 
     def __post_init__(self) -> None:
         name = self.transcript.name
         self.session: Session = self.pipeline.session(
-            name, cache_seconds=FIVE_MINUTES, clock=self.bench.clock
+            name, cache_seconds=self.settings.rules.lifetime_seconds, clock=self.bench.clock
         )
         if isinstance(self.session, Session):  # a benchmark replays sessions of other libraries
             # A replay computes its own figures; nothing would print the findings of observers.
             conversation_of(self.session).usage.observers.clear()
         self.ledger = Ledger(self.pipeline.counter)
-        self.cache = PromptCache()
+        self.cache = PromptCache(self.settings.rules)
         self.visible = Context(self.past.index, name)
         self.store = Store(self.past.index, self.bench.storage.stored)
 
@@ -270,7 +288,7 @@ class _AgentLoop:
         """Run the pipeline on the context; add a request for each summary that was written."""
         before = self.context
         result = await self.session.run(
-            before, system=self.transcript.system, tools=self.transcript.tools
+            before, system=self.prefix.system, tools=self.transcript.tools
         )
         self.context = result.messages
         self.has_request_options = bool(result.request_options)
@@ -314,12 +332,8 @@ class _AgentLoop:
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         """Return the tokens of the first 0, 1, 2 … messages, with the system prompt and tools."""
-        if self.overhead_tokens is None:
-            self.overhead_tokens = await self.ledger.counter.count(
-                [], system=self.transcript.system, tools=self.transcript.tools
-            )
         sums = await self.ledger.prefix_sums(context)
-        return [self.settings.tokens_per_raw * (tokens + self.overhead_tokens) for tokens in sums]
+        return [self.prefix.tokens + self.settings.tokens_per_raw * tokens for tokens in sums]
 
     async def _send(self, moment: Moment, purpose: Purpose, output: Message) -> None:
         """Simulate a request with the context, to which the model answers *output*.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -92,7 +93,8 @@ class CostShare:
 class Figures:
     """The figures of a policy for one conversation, or for all.
 
-    `FIGURES` explains each figure; costs are in the unit of the prices.
+    `FIGURES` explains each figure; costs are in the unit of the prices. *low* and *high* are the
+    ends of the interval of the ratio (see `ratio_interval`), None for few sessions.
     """
 
     policy: str
@@ -107,6 +109,8 @@ class Figures:
     strict: float
     found: float
     hour: float
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -158,6 +162,12 @@ DOLLARS = "dollars"
 
 HEADINGS: Sequence[str] = ("policy", "calls", "cost", *FIGURES)
 
+BOOTSTRAPS = 1_000
+"""Number of samples of sessions from which an interval is read."""
+MIN_SESSIONS = 5
+"""Number of sessions from which on an interval says anything."""
+
+
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     **dict.fromkeys(FIGURES, as_percent),
     **dict.fromkeys(("ratio", "marked", "hour"), as_ratio),
@@ -189,19 +199,24 @@ def figures(conversations: Iterable[Mapping[str, ReplayResult]], prices: Prices)
     rows: list[Figures] = []
     for name, group in groups.items():
         requests = [request for replay in group for request in replay.requests]
-        costs = bill(requests, prices)
+        session_costs = [bill(replay.requests, prices) for replay in group]
+        costs = sum(session_costs, Bill())
         all_marks_costs = bill(with_all_marks(requests), prices)
         hour_marks_costs = bill(with_hour_marks(requests), replace(prices, ttl_seconds=HOUR))
         if not rows:
             baseline = costs
+            baseline_costs = session_costs
             all_marks_baseline = all_marks_costs
         use = sum((replay.use for replay in group), Use())
+        low, high = ratio_interval(session_costs, baseline_costs)
         prompts = [step.prompt_tokens for replay in group for step in replay.steps]
         row = Figures(
             policy=name,
             calls=len(prompts),
             cost=costs.total,
             ratio=_ratio(costs, baseline),
+            low=low,
+            high=high,
             marked=_ratio(all_marks_costs, all_marks_baseline),
             hits=costs.hit_rate,
             peak=max(prompts, default=0.0),
@@ -218,3 +233,27 @@ def figures(conversations: Iterable[Mapping[str, ReplayResult]], prices: Prices)
 def _ratio(costs: Bill, baseline: Bill) -> float:
     """Return *costs* divided by *baseline*, or 1 if the baseline costs nothing."""
     return costs.total / baseline.total if baseline.total else 1.0
+
+
+def ratio_interval(
+    costs: Sequence[Bill], baseline: Sequence[Bill]
+) -> tuple[float | None, float | None]:
+    """Return the interval of the ratio of two sums of costs, both with one bill for each session.
+
+    Sessions are drawn again and again with replacement, as many as there are. The interval has nine
+    of ten of the ratios of these samples. The draws are the same in each call. Returns None twice
+    for fewer than `MIN_SESSIONS` sessions.
+    """
+    count = len(costs)
+    if count < MIN_SESSIONS:
+        return None, None
+    totals = [each.total for each in costs]
+    baseline_totals = [each.total for each in baseline]
+    draws = random.Random(1)  # noqa: S311  no secret
+    ratios: list[float] = []
+    for _ in range(BOOTSTRAPS):
+        sample = draws.choices(range(count), k=count)
+        total = sum(baseline_totals[index] for index in sample)
+        ratios.append(sum(totals[index] for index in sample) / total if total else 1.0)
+    ratios.sort()
+    return ratios[BOOTSTRAPS // 20], ratios[-BOOTSTRAPS // 20]

@@ -44,7 +44,7 @@ from .orders import (
 )
 from .policies import POLICIES, policies
 from .proposals import propose_orders
-from .replay import LAPSES_EVERY, ReplaySettings
+from .replay import ReplaySettings
 from .report import DOLLARS, Figures, cost, figures
 from .survival_page import Missing, survival_page
 from .terminal import print_error, print_json, print_line, print_notice, print_table, print_warning
@@ -126,7 +126,7 @@ def survive(
         replays = replay_files(
             sources.files,
             makers,
-            ReplaySettings(rest_every=LAPSES_EVERY),
+            ReplaySettings(),
             executor=executor,
             orders_of=orders_of,
             progress=lambda _file: progress.advance(task),

@@ -13,6 +13,7 @@ from .._logs import logger
 from .._text import one_line, short_repr
 from ..errors import SettingsError
 from ..settings import EXAMPLE_MODEL, NUMBER, Requirement, excerpt, instance_of
+from .cache_rules import ANTHROPIC, CacheRules, rules_of_model
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 MILLION = 1_000_000
 FIVE_MINUTES = 300.0
 HOUR = 3600.0
-TTL_SECONDS = {"openai": 1800.0}
-"""Provider → lifetime of a cached prefix after its last use; the default is five minutes."""
+OUTPUT_RATIO = 5.0
+"""Price of an output token in input tokens, where no price is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,23 @@ class Prices:
             )
 
     @classmethod
-    def relative(cls, *, read: float = 0.1) -> Prices:
+    def relative(cls, *, read: float | None = None, rules: CacheRules = ANTHROPIC) -> Prices:
         """Return prices as multiples of the input price, for comparisons without a model's prices.
 
-        A prompt token without the cache costs 1, a token read from the cache *read*, a token
-        written to it 1.25 (2 for a lifetime of an hour), and an output token 5. The lifetime is 300
-        s.
+        A prompt token without the cache costs 1, and an output token 5. The prices of the cache are
+        those in *rules*; by default a token that is read from it costs 0.1, a token that is written
+        to it 1.25 (2 for a lifetime of an hour), and the lifetime is 300 s. *read* replaces the
+        price of reading. The storage of an explicit cache is part of the price of writing to it.
         """
-        return cls(1.0, 1.25, 2.0, read, 5.0)
+        write = rules.write + rules.storage_per_hour * rules.lifetime_seconds / HOUR
+        return cls(
+            1.0,
+            write,
+            write_1h=rules.long_write or write,
+            read=rules.read if read is None else read,
+            output=OUTPUT_RATIO,
+            ttl_seconds=rules.lifetime_seconds,
+        )
 
     @property
     def cache_write(self) -> float:
@@ -189,13 +199,14 @@ def find_prices(model: str | None, at: datetime | None = None) -> Prices | None:
     if not cost or price.output_mtok is None:
         return None  # free, or not billed by tokens
     write = _per_token(price.cache_write_mtok, cost)
+    rules = rules_of_model(model)
     return Prices(
         cost,
         write,
         write_1h=_per_token(price.cache_write_1h_mtok, write),
         read=_per_token(price.cache_read_mtok, cost),
         output=_per_token(price.output_mtok),
-        ttl_seconds=TTL_SECONDS.get(calculation.provider.id, FIVE_MINUTES),
+        ttl_seconds=FIVE_MINUTES if rules is None else rules.lifetime_seconds,
         cliffs=_cliffs(price),
     )
 

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from .._values import JsonObject
 from ..diagnostics.prompt_cache import CacheMark, PrefixCache
 from ..diagnostics.prompts import BETA_HEADER, SentRequest, as_prompt
+from ..providers.cache_rules import OPENAI_BEFORE
 from ..providers.prices import FIVE_MINUTES
 from ..tokens import TokenCounter
 from .rules import Model
-
-CACHE_STEP_TOKENS = 128  # documented: OpenAI rounds a cached prefix down to this multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class Meter:
         *last_cached_block* is the result of `find` for this prompt.
         """
         cached_tokens = self.charge(prompt, last_cached_block).cache_read_input_tokens
-        cached_tokens -= cached_tokens % CACHE_STEP_TOKENS
+        cached_tokens = int(OPENAI_BEFORE.round_down(cached_tokens))
         if cached_tokens < self.model.min_cached_tokens:
             cached_tokens = 0
         return Usage(

@@ -9,9 +9,8 @@ from cache_oracle import CacheOracle
 from histories import assistant, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
-from models import OTHER_MODEL, SUMMARIES
 
-from ctxpipe.diagnostics.prompt_cache import CachedPrefix, CacheMark, PrefixCache, min_cached_tokens
+from ctxpipe.diagnostics.prompt_cache import CachedPrefix, CacheMark, PrefixCache
 from ctxpipe.testing import Model
 from ctxpipe.testing.billing import Meter
 from ctxpipe.tokens import TokenCounter
@@ -113,18 +112,3 @@ def test_the_obstacle_between_a_request_and_a_cached_prefix_is_named(
     assert entry.obstacle(given, now) == obstacle
     chain = [f"key of block {place}" for place in range(26)]
     assert cache.find(chain, given, now) == (5 if obstacle is None else -1)
-
-
-@pytest.mark.parametrize(
-    ("model", "tokens"),
-    [
-        (SUMMARIES, 4096),
-        ("anthropic/claude-haiku-4-5", 4096),
-        ("claude-sonnet-4-6", 2048),
-        (OTHER_MODEL, 1024),
-        ("somebody's", 1024),
-        (None, 1024),
-    ],
-)
-def test_each_model_has_its_minimum_of_cached_tokens(model: str | None, tokens):
-    assert min_cached_tokens(model) == tokens

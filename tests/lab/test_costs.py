@@ -9,7 +9,8 @@ from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.lab.costs import CacheUse, PromptCache, ReplayRequest, bill
+from ctxpipe.diagnostics.prompt_cache import CacheUse
+from ctxpipe.lab.costs import PromptCache, ReplayRequest, bill
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Cliff, Prices
 

@@ -13,7 +13,8 @@ from models import MODEL
 from workdays import SYSTEM, TOOLS, batch, compact, direct, none, transcript
 
 from ctxpipe import BatchOffload, ContextPipeline
-from ctxpipe.lab.costs import CacheUse, ReplayRequest, bill
+from ctxpipe.diagnostics.prompt_cache import CacheUse
+from ctxpipe.lab.costs import ReplayRequest, bill
 from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, replay
 from ctxpipe.lab.report import CostShare, PolicyRun
@@ -27,7 +28,7 @@ from ctxpipe.tokens import TokenCounter, as_counter
 
 PRICES = Prices(2.0, 3.0, 4.0, 1.0, 10.0)
 COUNTER = TokenCounter()
-RAW = ReplaySettings(tokens_per_raw=1.0)
+RAW = ReplaySettings(tokens_per_raw=1.0, prefix_tokens=0)
 
 ASK = user("Read them both.")
 CALL = assistant(tool_use("t1", "Read", {"path": "a.py"}))

@@ -23,7 +23,8 @@ from hypothesis import given, settings
 
 from benchmarks.baselines import Baseline, KeepLast
 from ctxpipe import BatchOffload, Budget, Collapse, Compact, ContextPipeline, DirectOffload
-from ctxpipe.lab.costs import CacheUse, bill
+from ctxpipe.diagnostics.prompt_cache import CacheUse
+from ctxpipe.lab.costs import bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import (
     Moment,
@@ -46,8 +47,8 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Summarizer, Summary
 from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
-FREE = ReplaySettings(refetch=False)
-BY_SETTINGS = ReplaySettings(refetch=False, by_settings=True)
+FREE = ReplaySettings(refetch=False, prefix_tokens=0)
+BY_SETTINGS = ReplaySettings(refetch=False, by_settings=True, prefix_tokens=0)
 FACT = "the old staging server keeps its keys in vault_entry_4711"
 LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
 
@@ -105,7 +106,7 @@ async def test_without_stages_the_whole_conversation_is_sent_and_visible(
     if not any(message["role"] == "assistant" for message in history):
         return
     transcript = recorded(history)
-    found = await replay(transcript, NONE)
+    found = await replay(transcript, NONE, ReplaySettings(prefix_tokens=0))
     counter = TokenCounter()
     last = max(i for i, message in enumerate(transcript.messages) if message["role"] == "assistant")
 
@@ -141,7 +142,7 @@ async def test_after_a_pause_longer_than_the_cache_lifetime_the_stages_get_cache
     seen, history = Seen(), work(3, long=[0])
     times = {1: 0.0, 3: 10.0, 5: 311.0, 7: 320.0}
 
-    found = await replay(recorded(history, seconds=times), lambda _: ContextPipeline([seen]))
+    found = await replay(recorded(history, seconds=times), lambda _: ContextPipeline([seen]), FREE)
 
     assert seen.cold == [False, False, True, False]
     assert [request.use.read > 0 for request in found.requests] == [False, False, False, True]
@@ -440,8 +441,10 @@ async def test_an_atom_in_an_archive_is_one_call_away_if_its_path_is_visible():
 
 
 async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt():
-    bare = await replay(recorded(work(1)), NONE)
-    full = await replay(recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE)
+    bare = await replay(recorded(work(1)), NONE, FREE)
+    full = await replay(
+        recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE, FREE
+    )
     more = {
         round(b.prompt_tokens - a.prompt_tokens, 6)
         for a, b in zip(bare.steps, full.steps, strict=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ctxpipe.lab.costs import CacheUse, ReplayRequest
+from dataclasses import replace
+
+from ctxpipe.diagnostics.prompt_cache import CacheUse
+from ctxpipe.lab.costs import Bill, ReplayRequest
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import ReplayResult, ReplayStep
-from ctxpipe.lab.report import Figures, cells, figures
+from ctxpipe.lab.report import Figures, cells, figures, ratio_interval
 from ctxpipe.providers.prices import Prices
 
 PRICES = Prices.relative()
@@ -74,3 +77,28 @@ def test_a_row_has_a_cell_for_each_heading():
     rest = ("1.000", "0.500", "1.500", "25.0%", "474,572", "2", "100.0%", "87.5%", "100.0%")
     assert cells(row, "dollars") == ("none", "1,469", "$1,234.57", *rest)
     assert cells(row, "input tokens") == ("none", "1,469", "1,235", *rest)
+
+
+def test_an_interval_holds_the_ratio_and_is_the_same_in_each_call():
+    baseline = [Bill(read=float(number)) for number in (100, 200, 50, 400, 100, 90)]
+    costs = [
+        replace(each, read=each.read * share)
+        for each, share in zip(baseline, (0.4, 0.9, 0.5, 0.6, 0.8, 1.1), strict=True)
+    ]
+
+    low, high = ratio_interval(costs, baseline)
+
+    assert low is not None
+    assert high is not None
+    assert 0.4 < low < sum(each.total for each in costs) / 940 < high < 1.1
+    assert ratio_interval(costs, baseline) == (low, high)
+
+
+def test_few_sessions_have_no_interval():
+    bills = [Bill(read=1.0)] * 4
+    assert ratio_interval(bills, bills) == (None, None)
+
+
+def test_equal_costs_have_an_interval_of_one_number():
+    bills = [Bill(read=float(number)) for number in range(1, 7)]
+    assert ratio_interval(bills, bills) == (1.0, 1.0)

@@ -11,12 +11,13 @@ import pytest
 from anthropic.resources.messages import messages as sdk
 from places import ROOT
 
-from ctxpipe.diagnostics.prompt_cache import _MINIMUMS
+from ctxpipe.providers.cache_rules import ANTHROPIC
 from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
-NO_MODEL = ("claude-code", "claude-agent-sdk")  # an agent, its packages, pages and headers
-TABLE = "ctxpipe/diagnostics/prompt_cache.py"
+# An agent, its packages, pages and headers, and the address of a page.
+NO_MODEL = ("claude-code", "claude-agent-sdk", "claude-prompt-caching")
+TABLE = "ctxpipe/providers/cache_rules.toml"
 HOME = "ctxpipe/settings.py"
 FIRST_PROGRAM = "ctxpipe/__init__.py"  # whose docstring is a page
 
@@ -49,7 +50,7 @@ def named() -> dict[str, set[str]]:
 
 
 def test_every_name_of_a_model_is_the_one_to_name_or_has_its_reason():
-    known = {EXAMPLE_MODEL, SUMMARY_MODEL.default, *_MINIMUMS, *EXCEPTIONS}
+    known = {EXAMPLE_MODEL, SUMMARY_MODEL.default, *ANTHROPIC.min_tokens_by_model, *EXCEPTIONS}
 
     assert {path: names - known for path, names in named().items() if names - known} == {}
     assert set(EXCEPTIONS) <= set().union(*named().values())
@@ -69,7 +70,7 @@ def test_code_takes_the_model_to_name_from_its_one_place():
     programs_of_users = {path for path in literal if path.startswith("examples/")}
     code = {path for path in literal - programs_of_users if path.endswith(".py")}
 
-    assert code == {HOME, TABLE, FIRST_PROGRAM}
+    assert code == {HOME, FIRST_PROGRAM}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ COMMAND = "a command: each parameter is an option that a user types"
 REQUIRED = "a function of the requirements: every setting of its stage in one call"
 EXEMPT_FUNCTIONS = {
     "gateway.options.common_options": COMMAND,
+    "lab.commands.replay": COMMAND,
     "functions.compact.compact_messages": REQUIRED,
     "functions.truncate.smart_truncate": REQUIRED,
 }
@@ -26,6 +27,8 @@ EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
     "diagnostics.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
+    "lab.report.Figures": REPORT,
+    "providers.cache_rules.CacheRules": ROW,
     "gateway.settings.GatewaySettings": OPTIONS,
     "stages.reports.Compacted": REPORT,
     "testing.scripted.Received": REPORT,
