@@ -400,7 +400,7 @@ class OwnMemory:
     def apply(self, run: TurnRun) -> None:
         """Make the context of *run* the history. Its notices are for sessions only."""
         self.journal.apply(run.step)
-        self.journal.notices.clear()
+        self.journal.notices.take()
         self.input_count = len(run.history)
         first_changed = run.result.first_changed_index
         if first_changed is None or run.problems:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import errno
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from .._logs import logger
 from .._text import count_phrase
 from .._threads.threads import in_thread
-from ..errors import SettingsError, StorageError, safe_text, storage_errors
+from ..errors import SettingsError, StorageError, safe_text
 from ..messages import Message, common_prefix, ensure_messages
 from ..messages.identity import says_the_same
 from ..settings import excerpt
-from ..stages.compact.breaker import Attempts
 from ..stages.lost_files import write_lost_files
 from ..storage import JournalStorage
 from ..storage.generations import Generation
-from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused, chain
-from ..storage.waiting import Availability, Unavailable
-from ..tokens import Ledger
+from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused
+from .branches import JournalBranch, ends_of, path_to, replay_branches
+from .notices import Notices
 from .packing import Packing, Replay
+from .saved_values import JournaledState, load_values, values_of
 from .step import Step
 from .timeline import Timeline
 
@@ -43,37 +41,6 @@ REFUSED = "entry {} is refused, though nobody is seen to have written it"
 DELETED = "the conversation was deleted; what is handed in since then begins a new one"
 REPLACED = "the journal was replaced; this session goes on from what it knows"
 UNKNOWN = "the history that this session owns is in its journal, which cannot be read now"
-BACK = "the journal is back, and what was missed is written"
-NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
-
-
-class JournaledState(Protocol):
-    """Values of a session that a journal saves beside the messages.
-
-    The *ledger* has the calibration of token counts, *windows* the context windows that refusals
-    have shown, by model, and *memories* the records of the stages, by the stage's place.
-    """
-
-    ledger: Ledger
-    windows: dict[str | None, int]
-    memories: dict[int, dict[object, Any]]
-
-    def rewind(self, length: int) -> None:
-        """Make totals and records describe only the first *length* messages of the context."""
-        ...
-
-
-class JournalBranch(NamedTuple):
-    """One branch of a journal, up to the first *base* entries.
-
-    *replay* is the session rebuilt from these entries, *step* leads from there to the caller's
-    history.
-    """
-
-    base: int
-    branch: str
-    replay: Replay
-    step: Step
 
 
 class Memory:
@@ -102,7 +69,7 @@ class Memory:
         verify: bool = False,
         adopts: bool = False,
     ) -> None:
-        self.notices: list[str] = []
+        self.notices: Notices = Notices(session_id)
         self._new_timeline = partial(Timeline, verify=verify, adopts=adopts, placeholders={})
         self.timeline: Timeline = self._new_timeline()
         self.is_adopted: bool = adopts
@@ -118,8 +85,6 @@ class Memory:
         self._packing = Packing(journal, session_id, texts=texts)
         self.is_read: bool = journal is None
         """Whether the journal has been read, if there is one."""
-        self._failing: set[str] = set()  # the names of failures that a notice has reported
-        self._waits_for: Availability | None = None  # the store for which the unwritten turns wait
         self._seen: int | None = None  # number of entries when the caller asked for the history
         self._base = 0
         self._seal = ""  # of the entry with index base - 1
@@ -134,45 +99,7 @@ class Memory:
         self._refused_at: int | None = None  # number of the entry that was refused last
         self.unwritten: list[dict[str, Any]] = []
         """Turns that could not be written yet."""
-        self._saved = self._calibration()
-        self._saved_attempts: dict[str, Any] = {}
-
-    def notify(self, text: str) -> None:
-        """Log *text*, and add it to the notices of the next result."""
-        logger.warning("session %s: %s", self._session_id, text)
-        self.notices.append(text)
-
-    @contextmanager
-    def _notify_failure(self, problem: str, *, of: str) -> Iterator[None]:
-        """Turn an error of a storage into a notice of *problem*; *of* names the failure."""
-        try:
-            with storage_errors():
-                yield
-        except StorageError as error:
-            self._note_failure(problem, error, of=of)
-        else:
-            self._failing.discard(of)
-
-    def _note_failure(self, problem: str, error: StorageError, *, of: str = "journal") -> None:
-        """Add a notice of *problem*, once until that works again.
-
-        If the store is known to be unavailable, the log has one warning for all sessions.
-        """
-        is_news = of not in self._failing
-        self._failing.add(of)
-        text = f"{problem}: {safe_text(error)}"
-        if isinstance(error, Unavailable):
-            self._waits_for = error.store
-            if is_news:
-                self.notices.append(text)
-        elif is_news:
-            self.notify(text)
-
-    def _note_success(self) -> None:
-        """Add a notice if the journal had failed before."""
-        if "journal" in self._failing:
-            self._failing.discard("journal")
-            self.notices.append(BACK)
+        self._saved = values_of(state)._replace(attempts={})
 
     # Reading --------------------------------------------------------------------------------------
 
@@ -197,15 +124,15 @@ class Memory:
                 self._journal = self.storage = None
                 problem += "; the session begins anew, and without a journal"
                 self.is_read = True
-            self.notify(f"{problem}: {safe_text(error)}")
+            self.notices.add(f"{problem}: {safe_text(error)}")
         except StorageError as error:
-            self._note_failure("the journal cannot be read", error)
+            self.notices.note_failure("the journal cannot be read", error)
         else:
             if not self.unwritten:
-                self._note_success()
+                self.notices.note_success()
         touch = getattr(self._packing.text_reader, "touch", None)  # some storages record the use
         if touch is not None:
-            with self._notify_failure("the texts cannot be marked as used", of="texts"):
+            with self.notices.of_failure("the texts cannot be marked as used", "texts"):
                 await touch(self._session_id)
 
     async def ensure_not_deleted(self) -> None:
@@ -246,14 +173,14 @@ class Memory:
         has_begun = bool(self.unwritten)
         if line.step.unchanged_count or not (entries or has_begun):
             if line.replay.has_hidden:
-                self.notify(REDACTED)
+                self.notices.add(REDACTED)
             if has_begun:
                 self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
             if entries:
                 await self._restore_files()
         elif entries:
-            self.notify(ANOTHER_HISTORY)
+            self.notices.add(ANOTHER_HISTORY)
             if has_begun:  # they were packed for a journal of their own
                 self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
         has_news = self._seen is not None and len(entries) > self._seen
@@ -266,9 +193,9 @@ class Memory:
         if not self._is_in(entries):
             self._base = 0
             self.unwritten = [await in_thread(self._packing.pack, self.timeline.snapshot())]
-            self.notify(REPLACED)
+            self.notices.add(REPLACED)
             return
-        is_at_end = line.base == _ends(entries)[line.branch]
+        is_at_end = line.base == ends_of(entries)[line.branch]
         is_longer = line.step.unchanged_count >= len(self.timeline.history)
         if (is_at_end or is_longer) and not line.step.agreement.is_rewound:
             self.unreported = self._first_change(line.replay.timeline)
@@ -293,52 +220,22 @@ class Memory:
         entries, is_damaged = await journal.read()
         self._look_for_own(entries)
         try:
-            lines = await in_thread(self._replay_lines, entries, history, branch)
+            lines = await in_thread(
+                replay_branches, self._packing, entries, history, self._new_timeline, branch
+            )
         except DAMAGED:  # the seals are valid, but the entries are not
             entries = []
             is_damaged = True
             journal.restart()
-            lines = self._replay_lines([], history, branch)
+            lines = replay_branches(self._packing, [], history, self._new_timeline, branch)
         if is_damaged:
             name = await journal.set_aside(entries)
             outcome = f"it is kept as {name}, and a new one begins"
             if not name:
                 outcome = "another process has set it aside"
             cause = f"damaged from entry {len(entries)} on, or is of another version"
-            self.notify(f"the journal was {cause}; {outcome}")
+            self.notices.add(f"the journal was {cause}; {outcome}")
         return entries, lines
-
-    def _replay_lines(
-        self, entries: Sequence[Entry], history: list[Message], branch: str | None
-    ) -> list[JournalBranch]:
-        """Return how *history* continues *branch*, or each branch, and each abandoned end.
-
-        When a new process goes back, it leaves entries that no other entry continues. If the
-        history returns to them, it continues them: what they have removed from the context stays
-        removed.
-        """
-        ends: Mapping[str, int] = _ends(entries)
-        if branch is not None:
-            ends = {branch: ends[branch]}
-        bases = {entry.base for entry in entries}
-        places = list(ends.items())
-        for number, entry in enumerate(entries, 1):
-            if number not in bases and entry.branch in ends:
-                places.append((entry.branch, number))
-        return [self._line(entries, end, name, history) for name, end in dict.fromkeys(places)]
-
-    def _line(
-        self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
-    ) -> JournalBranch:
-        """Return *branch* up to its end, or up to the entry at which *history* has left it."""
-        numbers = chain(entries, base)
-        path = [entries[number] for number in numbers]
-        replay = self._packing.replay(path, history, self._new_timeline)
-        step = replay.timeline.begin(history)
-        fits_earlier = replay.fitted > 0 and replay.fitted >= step.unchanged_count
-        if step.agreement.is_rewound and fits_earlier:
-            return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
-        return JournalBranch(base, branch, replay, step)
 
     def _take_over(self, line: JournalBranch, entries: Sequence[Entry]) -> None:
         """Continue from *line*, a branch of *entries*."""
@@ -346,17 +243,14 @@ class Memory:
         self.is_adopted = line.replay.is_adopted
         self._base = line.base
         self._branch = line.branch
-        self.is_behind = line.base < _ends(entries)[line.branch]
+        self.is_behind = line.base < ends_of(entries)[line.branch]
         self.unwritten = []
         self._found = ""
         self._state.rewind(0)
         if line.base:
-            last = entries[line.base - 1]
-            self._seal = last.seal
-            self._state.ledger.load(last.samples)
-            self._state.windows |= dict(last.windows)
-            self._saved = self._calibration()
-            self._load_attempts(_path(entries, line.base))
+            self._seal = entries[line.base - 1].seal
+            path = path_to(entries, line.base)
+            self._saved = load_values(self._state, path, self._saved)
 
     def _first_change(self, other: Timeline) -> int | None:
         """Return the index of the first message of the context that differs in *other*, or None."""
@@ -373,12 +267,14 @@ class Memory:
         restored = lost = 0
         if texts is not None:
             problem = "the files that the context refers to cannot be checked"
-            with self._notify_failure(problem, of="files"):
+            with self.notices.of_failure(problem, "files"):
                 restored, lost = await write_lost_files(self.timeline, texts)
         outcomes = {" had gone: written again": restored, ": gone, not in the history given": lost}
         for outcome, count in outcomes.items():
             if count:
-                self.notify(f"{count_phrase(count, 'file')} that the context refers to{outcome}")
+                self.notices.add(
+                    f"{count_phrase(count, 'file')} that the context refers to{outcome}"
+                )
 
     @asynccontextmanager
     async def lease(self, seconds: float) -> AsyncIterator[None]:
@@ -389,12 +285,12 @@ class Memory:
         leased = AsyncExitStack()
         acquire = getattr(self.storage, "lease", None)
         if acquire is not None:
-            with self._notify_failure("the session cannot be leased", of="lease"):
+            with self.notices.of_failure("the session cannot be leased", "lease"):
                 await leased.enter_async_context(acquire(self._session_id, seconds))
         try:
             yield
         finally:
-            with self._notify_failure("the lease cannot be given back", of="end of the lease"):
+            with self.notices.of_failure("the lease cannot be given back", "end of the lease"):
                 await leased.aclose()
 
     # Writing --------------------------------------------------------------------------------------
@@ -408,10 +304,10 @@ class Memory:
         journal = self._journal
         if journal is None:
             return True
-        calibration, attempts = self._calibration(), self._attempts()
-        is_news = attempts != self._saved_attempts
+        values = values_of(self._state)
+        is_news = values.attempts != self._saved.attempts
         if step.is_idle and not self.unwritten:
-            has_news = is_news or self._has_learned()
+            has_news = is_news or values.has_learned_since(self._saved)
             if self.is_behind or not has_news:
                 return True
         turns = self.unwritten
@@ -424,23 +320,23 @@ class Memory:
                 else:
                     turn = self._packing.pack(step)
                 if is_news:
-                    turn["attempts"] = attempts
+                    turn["attempts"] = values.attempts
                 turns = [*turns, turn]
-            if self._waits_for is not None:
+            if self.notices.unavailable_store is not None:
                 # Encoding the unwritten turns takes longer with each turn, so ask first.
-                self._waits_for.refuse_while_unavailable()
+                self.notices.unavailable_store.refuse_while_unavailable()
             if not await self._append(journal, turns, is_large=is_large or len(turns) > 1):
                 return False
         except StorageError as error:
             self.unwritten = turns
             journal.unanswered = ""  # the turn is valid, whether or not its entry was written
-            self._note_failure("the journal cannot be written", error)
+            self.notices.note_failure("the journal cannot be written", error)
         else:
             self.unwritten = []
-            self._saved = calibration
+            self._saved = values
             self.is_read = True  # the journal was empty, or was read before
-            self._note_success()
-        self._saved_attempts = attempts
+            self.notices.note_success()
+        self._saved = self._saved._replace(attempts=values.attempts)
         self._refused_at = None
         return True
 
@@ -464,7 +360,9 @@ class Memory:
             self._refused_at = number
             return False
         if begins_branch:
-            self.notify(f"the journal continues another history; this one is branch {branch!r}")
+            self.notices.add(
+                f"the journal continues another history; this one is branch {branch!r}"
+            )
             self._is_shared = False
         self._base = journal.count
         self._seal = journal.seal
@@ -478,37 +376,6 @@ class Memory:
         samples = self._state.ledger.samples
         return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
-    def _calibration(self) -> tuple[float, dict[str | None, int]]:
-        return self._state.ledger.factor, dict(self._state.windows)
-
-    def _attempts(self) -> dict[str, Any]:
-        """Return the stages' records of failed attempts, by the stage's place."""
-        saved: dict[str, Any] = {}
-        for place, memory in self._state.memories.items():
-            attempts = memory.get(Attempts)
-            if attempts and (values := attempts.saved()):
-                saved[str(place)] = values
-        return saved
-
-    def _load_attempts(self, path: Sequence[Entry]) -> None:
-        turns = [turn for entry in path for turn in entry.turns if "attempts" in turn]
-        if not turns:
-            return
-        saved: dict[str, Any] = turns[-1]["attempts"]
-        memories = self._state.memories
-        for place in {*memories, *map(int, saved)}:
-            memory = memories.setdefault(place, {})
-            known = memory.get(Attempts)
-            memory[Attempts] = attempts = Attempts.load(saved.get(str(place), {}))
-            attempts.warned = bool(known and known.warned)
-        self._saved_attempts = self._attempts()
-
-    def _has_learned(self) -> bool:
-        """Return True if calibration or windows differ notably from those in the journal."""
-        factor, windows = self._saved
-        drift = abs(self._state.ledger.factor - factor)
-        return drift > NOTABLE_DRIFT * factor or self._state.windows != windows
-
     def apply(self, step: Step) -> None:
         """Apply *step*, which is written, to the timeline."""
         if step.agreement.has_diverged:
@@ -516,10 +383,10 @@ class Memory:
             notice = f"{DIVERGED}; message {first} and those after it are new"
             if step.undone_count:
                 notice += f", and {UNDONE}"
-            self.notices.append(notice)
+            self.notices.texts.append(notice)
         if step.adopted and not self.is_adopted:
             if self._journal is None:
-                self.notify(NOT_RESTORABLE)
+                self.notices.add(NOT_RESTORABLE)
             self.is_adopted = True
         self.timeline.apply(step)
         self.unreported = None
@@ -528,8 +395,8 @@ class Memory:
 
     def flush_when_back(self, holder: object) -> None:
         """Have ``holder.flush_missing()`` called when the store of the journal is back."""
-        if self._waits_for is not None and self.unwritten:
-            self._waits_for.call_when_back(holder)
+        if self.notices.unavailable_store is not None and self.unwritten:
+            self.notices.unavailable_store.call_when_back(holder)
 
     # The history ----------------------------------------------------------------------------------
 
@@ -548,7 +415,7 @@ class Memory:
         if branch is None and self.is_read and not self._is_in(entries):
             # The journal is missing but was not deleted: the next turn writes it again.
             return list(self.timeline.history)
-        if branch and branch not in _ends(entries):
+        if branch and branch not in ends_of(entries):
             session = excerpt(self._session_id)
             raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself must not change here
@@ -557,10 +424,10 @@ class Memory:
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redact and replay.raw:
-            self.notify("the history was redacted when it was written down")
+            self.notices.add("the history was redacted when it was written down")
         raw, lost = await packing.restore(replay)
         for reason in lost:
-            self.notify(reason)
+            self.notices.add(reason)
         if branch is None and not self.is_read and len(self.timeline.history) > len(raw):
             return list(self.timeline.history)  # it includes turns that could not be written
         return raw
@@ -579,7 +446,7 @@ class Memory:
         except StorageError as error:
             # If other processes write to the session, this one may lack the newest messages.
             if self.unwritten or (self.timeline.history and not self._is_shared):
-                self._note_failure("the journal cannot be read", error)
+                self.notices.note_failure("the journal cannot be read", error)
                 return self.timeline.history
             raise
         if not has_news or (self.unwritten and not self._found):
@@ -588,7 +455,7 @@ class Memory:
 
     async def branches(self) -> list[str]:
         """Return the names of the branches, in order. Raises StorageError."""
-        return sorted(filter(None, _ends(await self._entries())), key=int)
+        return sorted(filter(None, ends_of(await self._entries())), key=int)
 
     async def _entries(self) -> list[Entry]:
         if self._journal is None:
@@ -608,21 +475,11 @@ class Memory:
         if branch is None and self.is_read:
             seals = [entry.seal for entry in entries]
             found = self._found in seals
-            path = _path(entries, seals.index(self._found) + 1 if found else self._base)
+            path = path_to(entries, seals.index(self._found) + 1 if found else self._base)
             if not found:  # add the turns that could not be written
                 path.append(self._entry(self._branch, self.unwritten))
             return packing.replay(path, known, Timeline)
-        ends = _ends(entries)
+        ends = ends_of(entries)
         names = [*ends] if branch is None else [branch]
-        replays = [packing.replay(_path(entries, ends[name]), known, Timeline) for name in names]
+        replays = [packing.replay(path_to(entries, ends[name]), known, Timeline) for name in names]
         return max(replays, key=lambda replay: len(replay.raw))
-
-
-def _ends(entries: Sequence[Entry]) -> Counter[str]:
-    """Return the number of *entries* up to the last one of each branch; the first branch is ""."""
-    return Counter({"": 0, **{entry.branch: number for number, entry in enumerate(entries, 1)}})
-
-
-def _path(entries: Sequence[Entry], base: int) -> list[Entry]:
-    """Return the chain of entries that ends with entry *base* - 1, oldest first."""
-    return [entries[number] for number in chain(entries, base)]

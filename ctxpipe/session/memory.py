@@ -102,7 +102,7 @@ class SessionMemory:
         if self.decisions is not None:
             self.decisions.forget(self.session_id)
         self._begin()
-        self.journal.notify(DELETED)
+        self.journal.notices.add(DELETED)
         self.note_change()
 
     def copy_from(self, other: SessionMemory) -> None:

@@ -208,7 +208,9 @@ class OwnedHistory:
         try:
             await self.flush()
         except CtxpipeError as error:
-            self._memory.journal.notify(f"appended messages cannot be written: {safe_text(error)}")
+            self._memory.journal.notices.add(
+                f"appended messages cannot be written: {safe_text(error)}"
+            )
 
     async def flush_missing(self) -> None:
         """Write turns that could not be written, unless the turn that is running does that."""
@@ -218,7 +220,7 @@ class OwnedHistory:
 
     def give_up(self) -> None:
         """Report that the session is removed from memory with messages that no journal has."""
-        self._memory.journal.notify(
+        self._memory.journal.notices.add(
             "removed from memory, which is full, with messages that are in no journal"
         )
 

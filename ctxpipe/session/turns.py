@@ -160,8 +160,7 @@ class Turns:
         await self._usage.note_context(step, run.request, result, first_changed)
         self._owned_history.apply(step)
         memory.state.end_turn(len(journal.timeline.context))
-        notices = tuple(journal.notices)
-        journal.notices = []
+        notices = journal.notices.take()
         if not notices and first_changed == result.first_changed_index:
             return result
         return replace(result, notices=notices, first_changed_index=first_changed)
@@ -216,7 +215,7 @@ class Turns:
         self._memory.next_focus = None
         if not result.changed:
             reasons = "; ".join(report.reason for report in result.reports if report.reason)
-            self._memory.journal.notify(
+            self._memory.journal.notices.add(
                 f"the compaction that was asked for changed nothing: {reasons}"
             )
         return result

@@ -72,7 +72,7 @@ class SessionUsage:
         )
         for observer in self.observers:
             for notice in await observer.shaped(context):
-                self._memory.journal.notify(notice)
+                self._memory.journal.notices.add(notice)
 
     def note_turn(self, result: Result, options: Mapping[str, object]) -> None:
         """Remember the size of the context of the newest turn, and the *options* of its request."""
@@ -186,7 +186,7 @@ class SessionUsage:
         budget = memory.pipeline.budget_for(state, model)
         notice = learn_window(refusal, state, budget, model, likely_tokens)
         if notice:
-            memory.journal.notify(notice)
+            memory.journal.notices.add(notice)
 
         trigger = memory.pipeline.budget_for(state, model).trigger
         is_explained = refusal.has_numbers or refusal.has_code

@@ -40,7 +40,8 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.functions import load_archive
-from ctxpipe.journal.memory import BACK, REPLACED
+from ctxpipe.journal.memory import REPLACED
+from ctxpipe.journal.notices import BACK
 from ctxpipe.messages import Message, blocks, check
 from ctxpipe.messages.thinking import drop_block
 from ctxpipe.session.session import conversation_of

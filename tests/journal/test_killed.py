@@ -11,7 +11,7 @@ from places import ROOT, SUPPORT
 from processes import prepared_python
 from recorded import NIGHTLY
 
-# in the nightly profile at every point, else at every 45th: before, between and after all summaries
+# in the nightly profile at every point, else at every 45th
 STEP = 1 if NIGHTLY else 45
 
 CHANGED = {
@@ -55,8 +55,10 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
         )
     assert len(points) * STEP > 450
     assert set(unharmed["changed"]) == CHANGED[old]
-    # before, between and after the summaries
-    assert {len(one["journalled before"]) for one in found} == {0, 1, 2}
+    # Before, between and after the summaries. By day, no kill may be late enough for the last.
+    summary_counts = {len(one["journalled before"]) for one in found}
+    assert {0, 1} <= summary_counts <= {0, 1, 2}
+    assert 2 in summary_counts or not NIGHTLY
     for one in [*found, unharmed]:
         # Every turn from the one that was killed on is what it would have been.
         assert one["contexts"].items() <= unharmed["contexts"].items(), one["point"]

@@ -27,7 +27,7 @@ from ctxpipe import (
     StorageError,
     offload_tools,
 )
-from ctxpipe.journal.memory import BACK
+from ctxpipe.journal.notices import BACK
 from ctxpipe.session import Session
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, shared_journals, sql_journals

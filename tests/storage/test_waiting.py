@@ -20,7 +20,7 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
-from ctxpipe.journal.memory import BACK
+from ctxpipe.journal.notices import BACK
 from ctxpipe.session.session import conversation_of
 from ctxpipe.storage import JournalStorage, SQLiteJournal, waiting
 from ctxpipe.storage.ownership import JOURNAL
