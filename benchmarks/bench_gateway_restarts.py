@@ -29,6 +29,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,15 +154,19 @@ class Gateways:
 
 @dataclass
 class Answers:
-    """What came of the requests: their number by outcome, and the seconds until they ended."""
+    """What came of the requests: their number by outcome, and the seconds until they ended.
+
+    *failures* has a line for each one without a whole answer.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
-    @property
-    def failed(self) -> int:
-        """Number of requests without a whole answer."""
-        return self.outcomes.total() - self.outcomes["answered"]
+    def add_failure(self, outcome: str, what: str) -> None:
+        """Count a request that has failed with *outcome*, and say *what* has come."""
+        self.outcomes[outcome] += 1
+        self.failures.append(f"{datetime.now(UTC):%H:%M:%S} {outcome}: {what[:300]}")
 
 
 async def converse(
@@ -185,10 +190,12 @@ async def converse(
         start_time = time.monotonic()
         try:
             reply = await client.post(f"{url}/v1/messages", json=body, headers=headers)
-            is_whole = reply.status_code == 200 and "message_stop" in reply.text
-            answers.outcomes["answered" if is_whole else f"status {reply.status_code}"] += 1
+            if reply.status_code == 200 and "message_stop" in reply.text:
+                answers.outcomes["answered"] += 1
+            else:
+                answers.add_failure(f"status {reply.status_code}", reply.text)
         except httpx2.HTTPError as error:
-            answers.outcomes[type(error).__name__] += 1
+            answers.add_failure(type(error).__name__, str(error))
         answers.seconds.append(time.monotonic() - start_time)
         call = {"type": "tool_use", "id": f"t{len(history)}", "name": "bash", "input": {}}
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": ""}
@@ -291,6 +298,7 @@ async def measure(minutes: float) -> bool:
             await gateways.stop(*gateways.processes)
             server.close()
             turns = gateways.turns()
+            answers.failures += Path(proxy.error_log).read_text("utf-8").splitlines()
             differences = await wrong_sums(upstream, turns, database.url)
         finally:
             await asyncio.to_thread(database.close)
@@ -305,16 +313,17 @@ async def measure(minutes: float) -> bool:
     print(f"{sent:,} tokens sent instead of {history:,}")
     print(f"slowest answer: {max(answers.seconds):.1f} s; the gateway added {added:.1f} s at most")
     print(f"{len(upstream.billed)} sessions; sums that are wrong: {len(differences)}")
-    for difference in differences[:20]:
-        print(f"  {difference}")
+    for line in [*answers.failures[:20], *differences[:20]]:
+        print(f"  {line}")
     add_figure("requests", answers.outcomes.total())
     add_figure("restarts", cycles)
     add_figure("sessions", len(upstream.billed))
-    add_figure("failed requests", answers.failed)
+    failed = answers.outcomes.total() - answers.outcomes["answered"]
+    add_figure("failed requests", failed)
     add_figure("wrong sums", len(differences))
     add_figure("tokens sent", sent / history)
     add_figure("added at most", added, "s")
-    return not answers.failed and not differences
+    return not failed and not differences
 
 
 def main() -> None:

@@ -235,12 +235,16 @@ class _Protocol(H11Protocol):
         """Close the connection; try later if a request has arrived or is being answered."""
         if self.transport.is_closing():
             return
-        file = self.transport.get_extra_info("socket").fileno()
-        has_arrived = bool(select.select([file], [], [], 0)[0])
+        connection = self.transport.get_extra_info("socket")
+        has_arrived = bool(select.select([connection.fileno()], [], [], 0)[0])
         if has_arrived or (self.cycle is not None and not self.cycle.response_complete):
             self.loop.call_later(QUIET_SECONDS, self._close_once_idle)
-        else:
-            self.transport.close()
+            return
+        # At once: the transport closes in a later iteration of the event loop, and a request that
+        # arrives until then would be lost.
+        with suppress(OSError):  # the client has left
+            connection.shutdown(socket.SHUT_WR)
+        self.transport.close()
 
     def _should_upgrade(self) -> bool:
         """Return False, without uvicorn's warning: the gateway itself answers 426."""

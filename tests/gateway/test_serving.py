@@ -1,7 +1,9 @@
 import asyncio
 import gc
+import os
 import socket
 import sys
+from typing import Any
 
 import gateways
 import pytest
@@ -163,4 +165,20 @@ async def test_an_idle_connection_is_closed_after_a_while(tmp_path, monkeypatch)
         await read_reply(reader)
         gateway.stop()
         assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+
+
+async def test_the_client_learns_of_the_end_before_the_gateway_does_anything_else(tmp_path):
+    async with gateways.serving("http://127.0.0.1:9", tmp_path) as gateway:
+        port = int(gateway.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
+        await read_reply(reader)
+        connection: Any
+        [connection] = gateway._server.server_state.connections
+        connection._close_once_idle()
+        # Not by the event loop, which would close the connection first.
+        client = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        with client:
+            assert client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         writer.close()

@@ -317,6 +317,7 @@ class Nginx(Server):
         openssl = command("openssl", "openssl")
         super().__init__()
         self.certificate = f"{self.folder}/certificate.pem"
+        self.error_log = f"{self.folder}/error.log"
         names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
         files = ["-keyout", f"{self.folder}/key.pem", "-out", self.certificate]
         subprocess.run(
@@ -345,8 +346,7 @@ class Nginx(Server):
         return f"https://localhost:{self.port}"
 
     def command(self) -> list[str]:
-        errors = f"{self.folder}/error.log"
-        return [self.nginx, "-c", f"{self.folder}/nginx.conf", "-e", errors]
+        return [self.nginx, "-c", f"{self.folder}/nginx.conf", "-e", self.error_log]
 
 
 class RedisNode(RedisServer):
