@@ -222,7 +222,7 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         ):  # they ask the process for its folder, and no disk
             blocking.functions[harmless].deactivate()
         for function in blocking.functions.values():  # an event loop of its own, with one task
-            function.can_block_in("ctxpipe/lab/batch.py", "_replay_file")
+            function.can_block_in("ctxpipe/lab/batch.py", "replay_file")
         # That the folder exists is asked once, where the settings are made.
         stat = blocking.functions["os.stat"]
         stat.can_block_in("ctxpipe/stages/compact/restore.py", "__post_init__")

@@ -812,3 +812,64 @@ def test_without_any_usage_there_is_nothing_to_score(sound):
     done = process("replay", sound, "--check-usage")
     assert done.returncode == 1
     assert "no recording reports the usage of a prompt cache" in done.stderr
+
+
+# The advice at the end of a replay ----------------------------------------------------------------
+
+
+@pytest.fixture
+def long_work(tmp_path: Path) -> Path:
+    """A recording in which old results cost more than all else."""
+    reads = [
+        step(
+            f"t{n}", "bash", {"command": f"cat part_{n}"}, f"word_{n} in a row of part_{n}\n" * 400
+        )
+        for n in range(30)
+    ]
+    path = tmp_path / "long.jsonl"
+    path.write_text(lines(conversation(user("Read all parts."), *reads, assistant("Done."))))
+    return path
+
+
+def test_a_replay_ends_with_a_sentence_of_advice_and_the_next_command(long_work):
+    printed = run("replay", long_work).stdout.splitlines()
+    told = json.loads(run("replay", long_work, "--json").stdout)["advice"]
+
+    assert (told["verb"], told["policy"]) == ("Use", "coding")
+    assert (
+        printed[-1] == f"next: ctxpipe replay {long_work} --compare none,coding --html report.html"
+    )
+    assert printed[-1] == f"next: {told['next']}"
+    assert told["sentence"] in printed
+    assert re.match(r"Use coding: it costs \d+\.\d% of none, leaves \d+", told["sentence"])
+
+
+def test_the_code_that_a_replay_prints_is_a_program(long_work):
+    printed = run("replay", long_work).stdout
+    told = json.loads(run("replay", long_work, "--json").stdout)["advice"]
+
+    assert told["code"] in printed
+    assert "budget=Budget(window=200_000, trigger=167_000)" in told["code"]
+    compile(told["code"], "pasted.py", "exec")
+
+
+def test_without_a_comparison_there_is_no_advice(sound):
+    assert "next:" not in run("replay", sound, "--compare", "none").stdout
+    assert json.loads(run("replay", sound, "--compare", "none", "--json").stdout)["advice"] is None
+
+
+@pytest.mark.parametrize("command", ["replay", "inspect"])
+def test_a_file_of_which_much_is_unknown_is_read_with_a_warning(tmp_path, command: str):
+    path = tmp_path / "session.jsonl"
+    known = [
+        {"type": "user", "message": {"role": "user", "content": "Go."}},
+        {"type": "assistant", "message": {"role": "assistant", "content": "Done."}},
+    ]
+    path.write_text("\n".join(map(json.dumps, [*known, {"type": "mystery"}])))
+
+    done = run(command, path)
+
+    assert done.exit_code == 0
+    assert "warning:" in done.stderr
+    assert "only 66.7% of the records are known in the format 'Claude Code session'" in done.stderr
+    assert "mystery (1)" in done.stderr

@@ -63,8 +63,7 @@ class FileReplay:
     """Result for the file *path*: a replay for each policy by its name, or the text of an *error*.
 
     *format*, *model* and *calls* (the number of replies) are those of the transcript. *repaired* is
-    the number of problems that were repaired, *coverage* how much of the file was read. *agent* is
-    the name of the subagent whose conversation it is, "" for the main agent.
+    the number of problems that were repaired, *coverage* how much of the file was read.
     *report* is what the *reporter* of `replay_files` returned for the HTML page. *calibration*
     compares the replay of the policy ``none`` with the usage in the file; None if that policy was
     not replayed or the file has no usage. *prefix* is the system prompt and the tools that every
@@ -79,7 +78,6 @@ class FileReplay:
     calls: int = 0
     repaired: int = 0
     coverage: Coverage = field(default_factory=Coverage)
-    agent: str = ""
     report: Report | None = None
     calibration: Calibration | None = None
     prefix: Prefix | None = None
@@ -97,27 +95,31 @@ class FileReplay:
             "left_out": dict(self.coverage.omitted_counts),
             "recognized": self.coverage.recognized,
             "warning": self.coverage.warning,
-            "agent": self.agent,
             "prefix": self.prefix and {"tokens": self.prefix.tokens, "from": self.prefix.origin},
             "calibration": self.calibration.as_json() if self.calibration else None,
         }
 
 
-def _replay_file(
+def replay_file(
     path: str,
-    raw: bytes | None = None,
-    *,
     makers: Mapping[str, PipelineMaker],
-    settings: ReplaySettings | None,
-    reporter: Reporter | None,
-    orders_of: OrdersOf | None,
+    settings: ReplaySettings | None = None,
+    *,
+    raw: bytes | None = None,
+    reporter: Reporter | None = None,
+    orders_of: OrdersOf | None = None,
 ) -> FileReplay:
     """Replay the conversation at *path* through the pipelines of *makers*; return the result.
 
-    *raw* is the content of the file; with None the file is read here. *settings* are those of
-    `replay_all`. *reporter*, if set, creates the report of the result from the transcript, and the
-    replay and the moments of each pipeline. *orders_of*, if set, returns the texts to look for. An
-    Exception is not raised: its text is the *error* of the result.
+    This is a pure function of the file's content and the arguments: it writes nothing, asks no
+    model, keeps no state, and raises no Exception (the text of an error is the *error* of the
+    result). Arguments and result can be pickled, so any system that maps a function over many files
+    can call it: Ray, Spark, Dask, a process pool. Call it outside of a running event loop.
+
+    *makers* come from `policies`. *settings* are those of `replay_all`. *raw* is the content of the
+    file; with None the file is read here, and with content *path* is only the name. *reporter*, if
+    set, creates the report of the result from the transcript, and the replay and the moments of
+    each pipeline. *orders_of*, if set, returns the texts to look for.
     """
     try:
         transcript = read_transcript(path, raw)
@@ -155,7 +157,6 @@ def _replay_file(
             calls=transcript.calls,
             repaired=len(transcript.repaired),
             coverage=transcript.coverage,
-            agent=transcript.agent,
             calibration=usage_calibration,
             report=report,
             has_times=bool(transcript.seconds),
@@ -187,7 +188,7 @@ def replay_files(
     # The largest files start first, so that no worker starts a long one at the end.
     distinct = sorted(set(paths), key=_size, reverse=True)
     job = partial(
-        _replay_file,
+        replay_file,
         makers=makers,
         settings=settings,
         reporter=reporter,
@@ -330,7 +331,7 @@ def _submit(
         # A worker process does not have the caller's standard input.
         raw = read_bytes(path) if executor.far or path == STDIN else None
         with _block_interruptions():  # the pool may start a process here
-            return pool.submit(job, path, raw)
+            return pool.submit(job, path, raw=raw)
     except (CtxpipeError, BrokenExecutor) as error:
         future: Future[FileReplay] = Future()
         future.set_exception(error)

@@ -34,6 +34,7 @@ from ..providers.prices import HOUR, Prices, find_prices
 from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
+from .advice import advice_sentence, advise, code_to_paste, next_command
 from .batch import FileReplay, Reporter, cluster, replay_files, workers
 from .cache import (
     HEADINGS,
@@ -46,8 +47,8 @@ from .cache import (
 )
 from .contents import Contents, contents, total_contents
 from .narration import narrate
-from .orders import rules_share
-from .page import advise, page
+from .orders import RulesShare, rules_share
+from .page import page
 from .policies import NONE, POLICIES, policies
 from .prefix import PREFIX_TOKENS
 from .proposals import propose_orders
@@ -219,6 +220,7 @@ def replay(
     origin = origin_line(files, f"prices of {model}" if model else "costs in input tokens")
     successes = [file for file in replays if not file.error]
     failures = [file for file in replays if file.error]
+    advice = _advice_as_json(successes, totals, rules)
     if as_json:
         print_json(
             {
@@ -235,7 +237,7 @@ def replay(
                 "read": {file.path: file.as_json() for file in successes},
                 "all": [asdict(row) for row in totals],
                 "rules": {name: asdict(share) if share else None for name, share in rules.items()},
-                "advice": advise(totals, rules)._asdict() if len(totals) > 1 else None,
+                "advice": advice,
                 "errors": {file.path: file.error for file in failures},
                 "skipped": sources.unreadable,
             }
@@ -248,13 +250,12 @@ def replay(
         has_hour_marks = caching.long_lifetime_seconds == HOUR and prices.write_1h > prices.write
         if has_pauses and has_hour_marks:
             _print_hours(totals)
-        if len(totals) > 1:
-            advice = advise(totals, rules)
-            print_line(f"{advice.verb} {advice.policy}. {advice.reason}")
         if successes:
             print_line(_describe_rules(caching, rest))
             print_line(_describe_prefixes(successes))
             print_line(origin)
+        if advice is not None:
+            _print_advice(advice)
     for file in successes:
         if file.coverage.warning:
             print_warning(file.coverage.warning)
@@ -337,6 +338,40 @@ SCORES = {
     "alike": f"calls for which both shares differ by less than {MAX_SHARE_DIFFERENCE:.0%}",
 }
 """The explanation of each figure of ``--check-usage``."""
+
+
+def _advice_as_json(
+    replays: Sequence[FileReplay],
+    totals: Sequence[Figures],
+    rules: Mapping[str, RulesShare | None],
+) -> JsonDict | None:
+    """Return the advice about *totals* as a JSON object, or None if nothing was compared.
+
+    *rules* are those of `advise`.
+    """
+    if len(totals) < 2 or not replays:
+        return None
+    advice = advise(totals, rules)
+    formats = [file.format or "" for file in replays]
+    paths = [file.path for file in replays]
+    return {
+        **advice._asdict(),
+        "sentence": advice_sentence(advice, totals, rules),
+        "code": code_to_paste(advice.policy, formats),
+        "next": next_command(advice, formats, paths, [row.policy for row in totals]),
+    }
+
+
+def _print_advice(advice: JsonDict) -> None:
+    """Print the sentence of *advice*, code to paste, and the next command."""
+    print_line("")
+    print_line(advice["sentence"])
+    if advice["code"] and advice["code"] != advice["next"]:
+        print_line("")
+        for line in advice["code"].splitlines():
+            print_line(line)
+        print_line("")
+    print_line(f"next: {advice['next']}")
 
 
 def origin_line(files: Sequence[str], prices: str) -> str:

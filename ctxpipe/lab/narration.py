@@ -58,6 +58,8 @@ def narrate(
         runs=runs,
         labels=[_label(transcript.messages[index]) for index in transcript.replies],
         cache=cache,
+        format=transcript.format,
+        agent=transcript.agent,
     )
 
 

@@ -7,23 +7,21 @@ other scripts and all requests.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from string import Template
-from typing import NamedTuple
 
 from .._html import json_data, palette, source_hash
-from .._text import as_number, as_percent, as_ratio, count_phrase
+from .._text import as_number, as_percent, count_phrase
 from .._values import JsonDict
 from ..errors import SettingsError
 from ..placeholders.placeholders import shorten
 from ..tokens.spent import KINDS
+from .advice import advise, code_to_paste
 from .cache import HEADINGS as CAUSES
 from .cache import rows
 from .orders import RulesShare
-from .policies import WINDOW
 from .report import DOLLARS, FIGURES, HEADINGS, Figures, Report, cells, cost
 
 MAX_TEXT_BYTES = 1_200_000
@@ -77,8 +75,11 @@ def _data(
     """Return the input of the page's script: the reports, their totals and the advice."""
     policy_index = len(totals) - 1
     advice = None
+    code = ""
     if policy_index and totals[0].calls:
         advice = advise(totals, rules)
+        formats = [report.format for report in reports]
+        code = code_to_paste(advice.policy, formats)
         # A comparison of the baseline with itself shows nothing. If the advice is to keep the
         # baseline, the page opens with the last policy.
         policy_index = [row.policy for row in totals].index(advice.policy) or policy_index
@@ -101,6 +102,7 @@ def _data(
         "unit": unit,
         "lead": lead(turns, totals[policy_index], totals[0], unit) if totals else "",
         "advice": advice,
+        "code": code,
         "kinds": KINDS,
         "meanings": FIGURES,
         "headings": HEADINGS,
@@ -135,90 +137,6 @@ def _texts(conversations: Sequence[JsonDict]) -> list[str]:
     while limit > 100 and sum(min(size, limit) for size in sizes) > MAX_TEXT_BYTES:
         limit = limit * 3 // 4
     return [shorten(text, limit) for text in indices]
-
-
-MIN_SEEN_SHARE = 0.9
-"""Share that must stay in the context; below it an agent misses what it has read."""
-
-MIN_FOUND_SHARE = 0.95
-"""Share that must stay in the context or be readable again, if less stays in the context."""
-
-MIN_RULES_SHARE = 0.9
-"""Share of the texts that govern the agent that must stay in the context."""
-
-MIN_SAVED_SHARE = 0.02
-"""Share of the baseline's cost that a policy must save to be worth a change."""
-
-
-class Advice(NamedTuple):
-    """The *policy* to use, the *verb* for it ("Use", "Try", "Keep" …), and the *reason*."""
-
-    verb: str
-    policy: str
-    reason: str
-
-
-def advise(rows: Sequence[Figures], rules: Mapping[str, RulesShare | None] | None = None) -> Advice:
-    """Choose one of the policies of *rows*; the first is the baseline.
-
-    *rules* is the share in the context of the texts that govern the agent, by policy. A policy is a
-    candidate if its prompts fit in the window and it saves enough. The choice is the cheapest
-    candidate that keeps enough in the context, of what the replies used and of these texts, else
-    the cheapest that keeps enough readable, else the baseline. If no policy fits in the window, it
-    is the one with the smallest prompts.
-    """
-    rules = rules or {}
-    baseline = rows[0]
-    fitting = [row for row in rows if row.peak <= WINDOW]
-    if not fitting:
-        smallest = min(rows, key=lambda row: row.peak)
-        reason = f"No policy keeps every prompt below {as_number(WINDOW)} tokens."
-        return Advice("Shorten further than", smallest.policy, f"{reason} This comes closest.")
-    max_ratio = 1 - MIN_SAVED_SHARE if baseline in fitting else math.inf
-    candidates = [row for row in fitting if row.ratio <= max_ratio]
-    in_sight = [
-        row
-        for row in candidates
-        if row.seen >= MIN_SEEN_SHARE and _keeps_rules(rules.get(row.policy))
-    ]
-    in_reach = [row for row in candidates if row.found >= MIN_FOUND_SHARE]
-    best = min(in_sight or in_reach, key=lambda row: row.cost, default=None)
-    if best is None:
-        saving = as_percent(MIN_SAVED_SHARE)
-        reason = f"No policy that saves {saving} keeps enough in sight or within reach."
-        return Advice("Keep", baseline.policy, reason)
-    on_rules = _rules_sentence(rules.get(best.policy))
-    costs = f"It costs {as_ratio(best.ratio)} times as much as {baseline.policy}"
-    if in_sight:
-        reason = (
-            f"{costs}, the least of those that left {as_percent(MIN_SEEN_SHARE)} or more of what "
-            f"the replies used in sight: {as_percent(best.seen)}.{on_rules}"
-        )
-        return Advice("Use", best.policy, reason)
-    reason = (
-        f"{costs}, the least of those that kept {as_percent(MIN_FOUND_SHARE)} or more within "
-        f"reach: {as_percent(best.found)}. But it left {as_percent(best.seen)} in sight: look at "
-        f"your agent's answers, or keep more in sight.{on_rules}"
-    )
-    return Advice("Try", best.policy, reason)
-
-
-def _keeps_rules(rules: RulesShare | None) -> bool:
-    """Return True if enough of the texts that govern the agent stays, or none was looked for."""
-    return rules is None or rules.share >= MIN_RULES_SHARE
-
-
-def _rules_sentence(rules: RulesShare | None) -> str:
-    """Return a sentence on the texts that govern the agent, "" if none was looked for."""
-    if rules is None:
-        return ""
-    sentence = (
-        f" Of skills, plans, rules, open errors and jobs {as_percent(rules.share)} stayed in the "
-        "context"
-    )
-    if rules.weakest_share < rules.share:
-        sentence += f"; least of all {rules.weakest}: {as_percent(rules.weakest_share)}"
-    return f"{sentence}. See ctxpipe survive."
 
 
 def lead(subject: str, candidate: Figures, baseline: Figures, unit: str) -> str:

@@ -131,13 +131,16 @@ class Report:
 
     *title* is the heading of the page. *runs* has one replay for each policy. *labels* describe the
     model's reply of each turn in a few words. *cache* has a row for each cause of prompt cache
-    misses in the recording, or is None without usage in the recording.
+    misses in the recording, or is None without usage in the recording. *format* is that of the
+    file, and *agent* the name of the subagent whose conversation it is, "" for the main agent.
     """
 
     title: str
     runs: Sequence[PolicyRun]
     labels: Sequence[str] = ()
     cache: Sequence[Tally] | None = None
+    format: str = ""
+    agent: str = ""
 
     __repr__ = short_repr
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from anyio import to_thread
 
+from ctxpipe.lab.advice import (
+    AGENT_COMMANDS,
+    Advice,
+    advice_sentence,
+    advise,
+    code_to_paste,
+    next_command,
+)
 from ctxpipe.lab.orders import RulesShare
-from ctxpipe.lab.page import advise, lead
+from ctxpipe.lab.page import lead
+from ctxpipe.lab.policies import BUDGET, POLICIES
+from ctxpipe.lab.readers.table import READERS
 from ctxpipe.lab.report import Figures
+from ctxpipe.settings import EXAMPLE_MODEL
+from ctxpipe.testing import MessagesServer, OpenAIServer
 
 NONE = Figures("none", 9, 4.0, 1.0, 1.0, 0.9, 120_000.0, 0, 1.0, 1.0, 1.0, 1.0)
 CODING = replace(NONE, policy="coding", cost=3.0, ratio=0.75, seen=0.95, strict=0.95)
@@ -94,3 +109,156 @@ def test_the_sentence_names_a_higher_cost_and_the_unit():
     assert lead("1 turn", more, NONE, "input tokens").startswith(
         "1 turn: coding cost 6 input tokens instead of 4 (none), 50.0% more, and"
     )
+
+
+# What to do next ----------------------------------------------------------------------------------
+
+
+def sentence(*rows: Figures) -> str:
+    return advice_sentence(advise(rows), rows)
+
+
+def test_the_advice_is_one_sentence_with_the_cost_and_the_largest_prompt():
+    assert sentence(NONE, CODING) == (
+        "Use coding: it costs 75.0% of none, leaves 95.0% of what the replies used in sight and "
+        "has prompts of at most 120,000 tokens."
+    )
+
+
+def test_the_advice_says_that_the_baseline_would_have_been_refused():
+    told = sentence(replace(NONE, peak=241_441.0), CODING)
+
+    assert told.endswith("(none: 241,441, which a window of 200,000 refuses).")
+
+
+def test_the_advice_to_keep_the_baseline_has_its_reason():
+    assert sentence(NONE, replace(CODING, cost=4.0, ratio=1.0)).startswith("Keep none: no policy")
+
+
+def test_the_advice_where_nothing_fits_names_what_comes_closest():
+    rows = [replace(NONE, peak=400_000.0), replace(CODING, peak=300_000.0)]
+
+    assert sentence(*rows) == (
+        "Shorten further than coding: no policy keeps every prompt below 200,000 tokens, and this "
+        "comes closest, with 300,000."
+    )
+
+
+USE_CODING = Advice("Use", "coding", "…")
+KEEP = Advice("Keep", "none", "…")
+
+
+@pytest.mark.parametrize(
+    ("form", "policy", "command"),
+    [
+        ("Claude Code session", "coding", "ctxpipe wrap -- claude"),
+        ("codex rollout", "lean", "ctxpipe wrap --preset lean -- codex"),
+        ("gemini-cli session", "coding", "ctxpipe wrap -- gemini"),
+        (
+            "mini-swe-agent trajectory",
+            "coding",
+            "ctxpipe wrap --observation '<returncode>' -- mini",
+        ),
+        (
+            "OpenAI chat",
+            "coding",
+            "ctxpipe replay 'my file.json' --compare none,coding --html report.html",
+        ),
+        (
+            "Claude Code session",
+            "compact",
+            "ctxpipe replay 'my file.json' --compare none,compact --html report.html",
+        ),
+    ],
+)
+def test_the_next_command_runs_the_agent_or_writes_the_page(form: str, policy: str, command: str):
+    advice = Advice("Use", policy, "…")
+
+    assert next_command(advice, [form], ["my file.json"], ["none", policy]) == command
+
+
+def test_an_agent_is_known_for_each_reader_of_an_agent():
+    readers = {reader.format for reader in READERS}
+
+    assert set(AGENT_COMMANDS) <= readers
+    assert len(readers - set(AGENT_COMMANDS)) == 6  # those that programs of one's own write
+
+
+def test_the_next_command_for_several_agents_is_the_page():
+    forms = ["Claude Code session", "codex rollout"]
+
+    command = next_command(USE_CODING, forms, ["a", "b", "c"], ["none", "coding"])
+
+    assert command == "ctxpipe replay a b … --compare none,coding --html report.html"
+
+
+def test_after_the_advice_to_keep_the_baseline_other_policies_are_compared():
+    forms = ["Anthropic messages"]
+
+    command = next_command(KEEP, forms, ["a"], ["none", "coding"])
+    last = next_command(KEEP, forms, ["a"], ["none", *POLICIES])
+
+    assert command == "ctxpipe replay a --compare none,compact,clear-old,lean"
+    assert last == "ctxpipe inspect a"
+
+
+# Code to paste ------------------------------------------------------------------------------------
+
+
+async def pasted(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that *code* has defined, pasted into a program in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    await to_thread.run_sync(exec, compile(code, "pasted.py", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("policy", ["coding", "lean", "chat", "compact"])
+async def test_the_code_for_anthropic_runs_as_it_is_pasted(policy: str, tmp_path, monkeypatch):
+    code = code_to_paste(policy, ["Anthropic messages"])
+    async with MessagesServer(["Done."]) as api:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", api.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "a-key")
+        names = await pasted(code, tmp_path, monkeypatch)
+        async with names["client"] as client:
+            reply = await client.messages.create(
+                model=EXAMPLE_MODEL,
+                max_tokens=100,
+                messages=[{"role": "user", "content": "Go."}],
+            )
+
+    assert reply.content[0].text == "Done."
+    assert not any(request.problems for request in api.requests)
+    assert names["pipeline"].budget == BUDGET
+
+
+@pytest.mark.parametrize("policy", ["coding", "lean", "chat", "compact"])
+@pytest.mark.parametrize("form", ["OpenAI chat", "OpenAI responses"])
+async def test_the_code_for_openai_runs_as_it_is_pasted(
+    policy: str, form: str, tmp_path, monkeypatch
+):
+    code = code_to_paste(policy, [form])
+    async with OpenAIServer(["Done."]) as api:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{api.url}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "a-key")
+        names = await pasted(code, tmp_path, monkeypatch)
+        async with names["client"] as client:
+            if form == "OpenAI chat":
+                messages = [{"role": "user", "content": "Go."}]
+                reply = await client.chat.completions.create(model="gpt-5.2", messages=messages)
+                said = reply.choices[0].message.content
+            else:
+                reply = await client.responses.create(model="gpt-5.2", input="Go.")
+                said = reply.output_text
+
+    assert said == "Done."
+    assert names["pipeline"].budget == BUDGET
+
+
+def test_for_an_agent_the_command_that_runs_it_is_pasted():
+    assert code_to_paste("coding", ["Claude Code session"] * 2) == "ctxpipe wrap -- claude"
+
+
+@pytest.mark.parametrize("policy", ["none", "clear-old", "mine"])
+def test_there_is_no_code_for_a_policy_that_is_no_list_of_stages(policy: str):
+    assert code_to_paste(policy, ["OpenAI chat"]) == ""

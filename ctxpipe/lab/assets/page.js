@@ -353,14 +353,6 @@ function replacement(change) {
 
 // The page --------------------------------------------------------------------------------------------------
 
-// To copy, by the policy that is advised.
-const CODE = {
-  coding: 'ContextPipeline(\n  presets.coding_agent(storage, work_dir=".")\n)',
-  lean: 'ContextPipeline(\n  presets.coding_agent(storage, work_dir=".", old_exchanges="lines")\n)',
-  chat: "ContextPipeline(presets.chat(storage))",
-  compact: "ContextPipeline([Compact(archive=storage)])",
-};
-
 // What all conversations come to.
 function overview() {
   const many = report.conversations.length > 1;
@@ -373,7 +365,7 @@ function overview() {
   if (report.advice) {
     const [verb, policy, reason] = report.advice;
     byId("advice").replaceChildren(element("strong", { textContent: `${verb} ${policy}.` }), ` ${reason} `,
-      ...(CODE[policy] ? [element("code", { textContent: CODE[policy] })] : []));
+      ...(report.code ? [element("code", { textContent: report.code })] : []));
     byId("advice").hidden = false;
   }
   if (many || report.policies.length > 2) {

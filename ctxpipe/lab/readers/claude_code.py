@@ -65,8 +65,8 @@ def read(records: Sequence[FileRecord]) -> Recording:
     line_ids: set[str] = set()
     for record in records:
         line = record.fields
-        if not is_session_line(line) and line.get("type") not in OTHER_LINES:
-            unknown_counts[str(line.get("type") or "no type")] += 1
+        if not is_session_line(line) and kind(line) not in OTHER_LINES:
+            unknown_counts[kind(line) or "no type"] += 1
             continue
         reason = _reason_to_omit(line, line_ids, is_subagent=is_subagent)
         if not reason and id(line) in abandoned_lines:
@@ -104,7 +104,7 @@ def _request(lines: Iterable[JsonObject]) -> JsonObject:
     """
     for line in lines:
         shape = line.get("shape")
-        if line.get("type") == "api-request-shape" and isinstance(shape, Mapping):
+        if kind(line) == "api-request-shape" and isinstance(shape, Mapping):
             return {name: shape.get(name) for name in ("system", "tools")}
     return {}
 

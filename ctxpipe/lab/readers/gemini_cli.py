@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..._values import JsonDict, JsonObject
-from ...messages import field
+from ...messages import field, kind
 from ...wire import GeminiCodec
 from ...wire.usage import usage
 from ..records import FileRecord, Recording, valid_object
@@ -66,7 +66,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
     items = Items(GeminiCodec())
     recorded_call_ids: set[str] = set()
     for place, fields in messages.values():
-        if fields.get("type") in NOTES:
+        if kind(fields) in NOTES:
             omitted_counts["shown to the user only"] += 1
         elif fields.get("type") in ("user", "gemini"):
             _add_message(items, fields, place, recorded_call_ids, omitted_counts)

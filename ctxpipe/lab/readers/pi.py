@@ -29,10 +29,8 @@ NOT_MESSAGES = frozenset(
     {"custom", "label", "model_change", "session", "session_info", "thinking_level_change"}
 )
 """Types of entries that are never sent to the model."""
-ROLES = frozenset(
-    {"assistant", "bashExecution", "branchSummary", "compactionSummary", "custom", "toolResult"}
-)
-"""Roles of pi's messages, except "user", which other formats have, too."""
+OWN_ROLES = ("bashExecution", "branchSummary", "compactionSummary", "custom", "toolResult")
+"""Roles of messages that other formats do not have."""
 
 
 def is_session_entry(value: JsonObject) -> bool:
@@ -42,7 +40,7 @@ def is_session_entry(value: JsonObject) -> bool:
     message = value.get("message")
     if kind(value) != "message" or not isinstance(message, Mapping):
         return False
-    return message.get("role") in (ROLES - {"assistant"}) or "stopReason" in message
+    return message.get("role") in OWN_ROLES or "stopReason" in message
 
 
 def read(records: Sequence[FileRecord]) -> Recording:

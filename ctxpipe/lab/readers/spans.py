@@ -32,7 +32,7 @@ from ..records import FileRecord, Recording, seconds, valid_object
 from .conversation import Conversation
 
 OPERATION = "gen_ai.operation.name"
-MODEL_CALLS = frozenset({"chat", "generate_content", "text_completion"})
+MODEL_CALLS = ("chat", "generate_content", "text_completion")
 INPUT = "gen_ai.input.messages"
 OUTPUT = "gen_ai.output.messages"
 CONTENT_ADVICE = (
