@@ -5,6 +5,7 @@ CTXPIPE_ENGINES names a Python that has Ray and Spark; without it only Dask's pr
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -69,7 +71,7 @@ def python_with(module: str) -> str:
     return sys.executable
 
 
-def run(python: str, code: str, paths: list[str]) -> list[object]:
+def run(python: str, code: str, paths: list[str]) -> list[Any]:
     """What *code*, a program of the page, has in its rows for *paths*."""
     script = f"{ROW}\npaths = {paths!r}\n{code}\n{PRINTED}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": python}
@@ -82,7 +84,7 @@ def run(python: str, code: str, paths: list[str]) -> list[object]:
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    rows: list[object] = json.loads(done.stdout.splitlines()[-1])
+    rows: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
@@ -100,9 +102,10 @@ def expected(paths: list[str]) -> list[object]:
 @contextmanager
 def scheduler() -> Iterator[str]:
     """The address of a Dask scheduler with one worker."""
-    from distributed import LocalCluster
-
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+    distributed: Any = importlib.import_module("distributed")
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
         yield cluster.scheduler_address
 
 
