@@ -13,7 +13,7 @@ from functools import partial
 from ..pipeline import ContextPipeline
 from ..placeholders.names import session_folder
 from ..stages.reports import Compacted, Outcome, Truncated
-from ..testing.whereabouts import FileIndex, WordIndex, needle_of
+from ..testing.whereabouts import FileIndex, WordIndex, line_shares, needle_of
 from .orders import Look, Order
 from .replay import Moment, PipelineMaker, Watch
 from .transcripts import Transcript
@@ -56,24 +56,12 @@ class Survey:
     def _look(self, index: int, moment: Moment, *, after_compaction: bool) -> None:
         """Look for the order *index* in the context of *moment*."""
         context = moment.after
-        in_context = 0
-        in_file = 0
-        needles = self._needles[index]
-        for needle in needles:
-            if self._words.is_in_any(needle, context):
-                in_context += 1
-            elif self._files.file_with(needle, context) is not None:
-                in_file += 1
-        count = len(needles)
-        self.looks.append(
-            Look(
-                self._orders[index],
-                moment.call,
-                after_compaction,
-                in_context / count,
-                in_file / count,
-            )
-        )
+
+        def is_in_file(needle: str) -> bool:
+            return self._files.file_with(needle, context) is not None
+
+        shares = line_shares(self._needles[index], context, self._words, is_in_file)
+        self.looks.append(Look(self._orders[index], moment.call, after_compaction, *shares))
 
 
 def is_compaction(moment: Moment) -> bool:

@@ -319,12 +319,12 @@ def survey_of(row: Figures, replays: Sequence[FileReplay]) -> PolicySurvey:
         row,
         rules_share(looks),
         compactions,
-        _rows(at_calls),
+        rows_of(at_calls),
         survival_by_kind(after_compactions),
     )
 
 
-def _rows(looks: Sequence[Look]) -> dict[str, Survival]:
+def rows_of(looks: Sequence[Look]) -> dict[str, Survival]:
     """Return the sums of *looks* by kind; a kind of events has a second row for `LATER` ones."""
     later = [
         look for look in looks if look.order.is_event and look.order.calls_since >= SETTLED_CALLS
@@ -420,12 +420,12 @@ def tables(surveys: Sequence[PolicySurvey], unit: str) -> list[SurvivalTable]:
     ]
     for index, place in enumerate(PLACES):
         at_calls = [survey.at_calls for survey in surveys]
-        rows = _share_rows(at_calls, index)
+        rows = _sharerows_of(at_calls, index)
         if rows:
             result.append(SurvivalTable(f"{place}, at the calls", ("text", "n", *names), rows))
     for index, place in enumerate(PLACES):
         after_compactions = [survey.after_compactions for survey in surveys]
-        rows = _share_rows(after_compactions, index, has_counts=index == 0)
+        rows = _sharerows_of(after_compactions, index, has_counts=index == 0)
         if rows:
             title = f"{place}, after each compaction"
             if index == 0:
@@ -434,7 +434,7 @@ def tables(surveys: Sequence[PolicySurvey], unit: str) -> list[SurvivalTable]:
     return result
 
 
-def _share_rows(
+def _sharerows_of(
     columns: Sequence[Mapping[str, Survival]], index: int, *, has_counts: bool | None = None
 ) -> list[tuple[str, ...]]:
     """Return a row for each text of *columns* with the share *index* in each column.

@@ -7,7 +7,7 @@ punctuation or markup. So a line that was indented, quoted or wrapped is still f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import PurePosixPath
@@ -68,6 +68,26 @@ class WordIndex:
     def is_in_any(self, needle: str, messages: Sequence[Message]) -> bool:
         """Return True if one of *messages* contains *needle*, the newest being looked at first."""
         return any(self.is_in(needle, message) for message in reversed(messages))
+
+
+def line_shares(
+    needles: Sequence[str],
+    context: Sequence[Message],
+    words: WordIndex,
+    is_in_file: Callable[[str], bool],
+) -> tuple[float, float]:
+    """Return the shares of *needles* that are in *context*, and that are only in a file.
+
+    *needles* are what `needle_of` returns. *is_in_file* is called for those not in the context.
+    """
+    in_context = 0
+    in_file = 0
+    for needle in needles:
+        if words.is_in_any(needle, context):
+            in_context += 1
+        elif is_in_file(needle):
+            in_file += 1
+    return in_context / len(needles), in_file / len(needles)
 
 
 # Files --------------------------------------------------------------------------------------------
