@@ -182,7 +182,7 @@ def replay(
 
     The first policy of --compare is the baseline of the others.
     """
-    caching = _rules(provider, model).with_hit_rate(hit_rate)
+    caching = cache_rules_of_options(provider, model).with_hit_rate(hit_rate)
     prices = prices_of_options(model, read_price=read, rules=caching)
     # Each policy is read here, so that an invalid one is reported before the replays begin.
     names = [NONE] if check_usage else [name.strip() for name in compare.split(",")]
@@ -269,7 +269,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _rules(provider: str, model: str) -> CacheRules:
+def cache_rules_of_options(provider: str, model: str) -> CacheRules:
     """Return the rules called *provider*; for "" those of *model*, or else Anthropic's."""
     rules = rules_of_model(model or None) or ANTHROPIC
     if provider:

@@ -20,9 +20,13 @@ from .commands import (
     AsJson,
     Files,
     Model,
+    PrefixTokens,
     Processes,
+    Provider,
     ReadPrice,
+    Rest,
     Scheduler,
+    cache_rules_of_options,
     check_page,
     origin_line,
     prices_of_options,
@@ -43,6 +47,7 @@ from .orders import (
     transcript_key,
 )
 from .policies import POLICIES, policies
+from .prefix import PREFIX_TOKENS
 from .proposals import propose_orders
 from .replay import ReplaySettings
 from .report import DOLLARS, Figures, cost, figures
@@ -88,6 +93,9 @@ def survive(
     ] = None,
     model: Model = "",
     read: ReadPrice = None,
+    provider: Provider = "",
+    prefix: PrefixTokens = PREFIX_TOKENS,
+    rest: Rest = 0,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -104,7 +112,8 @@ def survive(
     if write_orders is not None and orders:
         raise SettingsError("give --orders or --write-orders, not both")
     # Each of these is checked before the replays, which may take minutes.
-    prices = prices_of_options(model, read_price=read)
+    caching = cache_rules_of_options(provider, model)
+    prices = prices_of_options(model, read_price=read, rules=caching)
     makers = policies([name.strip() for name in compare.split(",")], prices)
     known_orders = orders_by_transcript(read_orders(orders)) if orders else None
     sources = recordings(files)
@@ -126,7 +135,7 @@ def survive(
         replays = replay_files(
             sources.files,
             makers,
-            ReplaySettings(),
+            ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
             executor=executor,
             orders_of=orders_of,
             progress=lambda _file: progress.advance(task),

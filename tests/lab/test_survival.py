@@ -11,7 +11,7 @@ from rules import ERROR, JOB, PROHIBITION, SKILL, rules_conversation
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload
 from ctxpipe.lab.orders import Look, Order
 from ctxpipe.lab.policies import Policy
-from ctxpipe.lab.replay import PipelineMaker, replay_all
+from ctxpipe.lab.replay import PipelineMaker, ReplaySettings, replay_all
 from ctxpipe.lab.survival import Surveys
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
@@ -32,7 +32,8 @@ def order(line: str, from_call: int = 4, until_call: int = 37, **settings) -> Or
 
 def surveyed(make: PipelineMaker, *orders: Order) -> Sequence[Look]:
     surveys = Surveys(transcript(), orders, {"": make})
-    anyio.run(replay_all, transcript(), surveys.makers, None, surveys.watches)
+    settings = ReplaySettings(prefix_tokens=0)
+    anyio.run(replay_all, transcript(), surveys.makers, settings, surveys.watches)
     return surveys.looks("")
 
 
