@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .pipeline import ContextPipeline
     from .providers.refusals import Refusal
     from .session.parameters import BetaClient, BetaParameters, MessagesClient, Parameters
-    from .stages.reports import Result
+    from .stages.reports import Removal, Result
     from .storage import JournalStorage
 
 __all__ = ["Session", "call_on_loop", "wait_for"]
@@ -164,6 +164,11 @@ class Session:
         """Findings so far: cache misses, and signs that the agent misses old content."""
         return self._session.diagnostics
 
+    @property
+    def last_result(self) -> Result | None:
+        """Result of the last turn in this process; None before the first."""
+        return self._session.last_result
+
     def run(
         self,
         history: Sequence[MessageLike],
@@ -288,6 +293,15 @@ class Session:
         Raises StorageError if the journal cannot be read.
         """
         return wait_for(self._session.branches())
+
+    def removals(self, *, turn: int | None = None) -> list[Removal]:
+        """Return what the stages have removed from the context, in *turn* or in all turns.
+
+        Each `Removal` has the turn, the stage, what it has removed, and the files that have it.
+        With a journal the list goes on in another process. Raises StorageError if the journal
+        cannot be read.
+        """
+        return wait_for(self._session.removals(turn=turn))
 
     def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.

@@ -512,7 +512,7 @@ async def test_each_stage_writes_one_line_to_the_log(caplog):
     assert levels == [
         ("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING", "DEBUG")
     ]
-    assert caplog.records[1].message.startswith("propose [s] changed: from message 2 on; ")
+    assert caplog.records[1].message.startswith("propose [s, turn 1] changed: from message 2 on; ")
     assert caplog.records[-1].exc_info is not None  # the traceback, on level DEBUG
 
 
@@ -1428,4 +1428,4 @@ async def test_a_full_disk_is_logged_once_until_a_write_succeeds(caplog):
     await turns("e", "f")
 
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [text.partition("]")[0] for text in warned] == ["DirectOffload [a", "DirectOffload [e"]
+    assert [text.partition(",")[0] for text in warned] == ["DirectOffload [a", "DirectOffload [e"]

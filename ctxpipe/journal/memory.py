@@ -16,6 +16,7 @@ from ..messages import Message, common_prefix, ensure_messages
 from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..stages.lost_files import write_lost_files
+from ..stages.reports import Removal
 from ..storage import JournalStorage
 from ..storage.generations import Generation
 from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused
@@ -431,6 +432,21 @@ class Memory:
         if branch is None and not self.is_read and len(self.timeline.history) > len(raw):
             return list(self.timeline.history)  # it includes turns that could not be written
         return raw
+
+    async def removals(self) -> list[Removal]:
+        """Return what the stages have removed so far, the oldest first.
+
+        A journal that this session has not read yet is read for that. Raises StorageError.
+        """
+        if self.is_read or self.timeline.turn:
+            return list(self.timeline.removals)
+        entries = await self._entries()
+        packing = copy(self._packing)
+        try:
+            replay = await in_thread(self._longest, packing, entries, None, [])
+        except DAMAGED as error:
+            raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
+        return list(replay.timeline.removals)
 
     async def newest_history(self) -> list[Message]:
         """Return the history with the messages that other processes have added.

@@ -7,7 +7,7 @@ import errno
 import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from ..messages.diff import Edit
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..placeholders.names import session_folder
 from ..placeholders.summaries import summary_body
+from ..stages.reports import Removal
 from ..storage import JournalStorage, TextReader
 from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
@@ -130,6 +131,10 @@ class Packing:
             turn["undone"] = step.undone_count
         if step.summaries:
             turn["summaries"] = list(step.summaries.items())
+        if step.turn:
+            turn["turn"] = step.turn
+        if step.removals:
+            turn["removed"] = [astuple(removal) for removal in step.removals]
         if step.earlier:
             turn["earlier"] = [
                 [described_count, replaced_count, self._pack_edits(edits)]
@@ -328,6 +333,8 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
         stale=dict(turn.get("stale", ())),
         undone_count=turn.get("undone", 0),
         summaries=dict(turn.get("summaries", ())),
+        turn=turn.get("turn", 0),
+        removals=_unpack_removals(turn.get("removed", ())),
     )
     if "earlier" in turn:
         step.earlier = [
@@ -337,6 +344,14 @@ def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: 
     elif not (step.undone_count or step.summaries):
         step.summaries = _summaries_without_mark(step)
     return step
+
+
+def _unpack_removals(packed: Sequence[Sequence[Any]]) -> list[Removal]:
+    """Return the *packed* removals."""
+    removals = []
+    for turn, stage, what, files, time in packed:
+        removals.append(Removal(turn, stage, what, tuple(files), time))
+    return removals
 
 
 def _summaries_without_mark(step: Step) -> dict[int, int]:

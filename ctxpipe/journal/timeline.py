@@ -30,6 +30,7 @@ from .earlier import (
     undoing_edits,
     were_unanswered,
 )
+from .removal_log import RemovalLog
 from .step import Agreement, Marked, Step
 
 RECENT = 64
@@ -81,6 +82,9 @@ class Timeline:
         """By message of the context: the first message of the history after those it replaces."""
         self.stale: Stale = {}
         self.earlier: list[EarlierContext] = []
+        self.turn: int = 0
+        """Number of the last turn; the first is 1."""
+        self.removals: RemovalLog = RemovalLog()
         self.has_changing_end: bool = False
         """Whether the caller has replaced messages that the model had not answered and that a
         summary described, such as search results that belong to one request only."""
@@ -400,6 +404,8 @@ class Timeline:
             edits=diff(parse_from(self.history), self.context),
             stale=self.stale,
             earlier=list(self.earlier),
+            turn=self.turn,
+            removals=list(self.removals),
         )
 
     def apply(self, step: Step) -> None:
@@ -443,6 +449,9 @@ class Timeline:
         else:
             self._apply_edits(step)
         self.stale = step.stale
+        if step.turn:
+            self.turn = step.turn
+        self.removals.extend(step.removals)
         self._cursor = agreement.cursor
         # Edits in place are detected by these.
         self._contents[known:] = contents

@@ -284,7 +284,7 @@ def _text(pieces: Sequence[Piece]) -> str:
     for piece in pieces:
         omitted_chars = len(piece.text) - EXCERPT_CHARS
         text = piece.text
-        if omitted_chars > 0 and piece.kind != "summary":
+        if omitted_chars > 0 and piece.kind not in ("summary", "files"):
             text = f"{text[:EXCERPT_CHARS]} … {omitted_chars:,} more characters"
         parts.append(f"— {piece.name}\n{text}")
     return "\n\n".join(parts)

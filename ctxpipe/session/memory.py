@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..journal.timeline import Timeline
     from ..messages import Message
     from ..stages.offload.shared_decisions import SharedDecisions
+    from ..stages.reports import Result
     from ..turn.state import PipelineSettings, State
     from .settings import SessionSettings
 
@@ -36,6 +37,8 @@ class SessionMemory:
     """Objects that follow the requests; no turn needs them."""
 
     # Used by `Turns`.
+    last_result: Result | None
+    """Result of the newest turn; None before the first."""
     next_focus: str | None
     """Focus of the compaction that was requested for the next turn; None if none was."""
 
@@ -88,6 +91,7 @@ class SessionMemory:
             self.pipeline.prices,
             settings.clock,
         )
+        self.last_result = None
         self.next_focus = None
         self.is_owner = False
         self.cached_at = None

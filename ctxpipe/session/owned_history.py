@@ -14,6 +14,7 @@ from .open_calls import with_appended
 
 if TYPE_CHECKING:
     from ..journal.step import Step
+    from ..stages.reports import Removal
     from .access import Access
     from .memory import SessionMemory
 
@@ -51,6 +52,11 @@ class OwnedHistory:
         """Return the names of the journal's branches, as `Session.branches` explains."""
         with self._access.store_allowance(insists=True):
             return await self._memory.journal.branches()
+
+    async def removals(self) -> list[Removal]:
+        """Return what the stages have removed so far, as `Session.removals` explains."""
+        with self._access.store_allowance(insists=True):
+            return await self._memory.journal.removals()
 
     async def for_request(self) -> tuple[list[Message], int]:
         """Return the history to send, with messages of other processes and appended messages.

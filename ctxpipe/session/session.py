@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ..diagnostics import Diagnostics
     from ..pipeline import ContextPipeline
-    from ..stages.reports import Result
+    from ..stages.reports import Removal, Result
     from ..storage import JournalStorage
     from .parameters import BetaClient, BetaParameters, MessagesClient, Parameters
     from .settings import SessionSettings
@@ -105,6 +105,11 @@ class Session:
         misses what left the context.
         """
         return self._conversation.usage.diagnostics
+
+    @property
+    def last_result(self) -> Result | None:
+        """Result of the last turn in this process, also of one that `create` has run; else None."""
+        return self._conversation.memory.last_result
 
     # The turn -------------------------------------------------------------------------------------
 
@@ -232,6 +237,18 @@ class Session:
         Raises StorageError if the journal cannot be read.
         """
         return await self._conversation.owned_history.branches()
+
+    async def removals(self, *, turn: int | None = None) -> list[Removal]:
+        """Return what the stages have removed from the context, in *turn* or in all turns.
+
+        Each `Removal` has the turn, the stage, what it has removed, and the files that have it.
+        Turns are numbered from 1 on; `Result.turn`, the reports and the log have the number. With a
+        journal the list goes on in another process. What an undone turn has removed stays listed.
+
+        Raises StorageError if the journal cannot be read.
+        """
+        removals = await self._conversation.owned_history.removals()
+        return [removal for removal in removals if turn is None or removal.turn == turn]
 
     def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.

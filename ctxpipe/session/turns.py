@@ -72,6 +72,7 @@ class Turns:
                     compaction = await self._compact_first(history, request, focus)
                     result = _join(compaction, await self._shape(history, request))
                 self.count += 1
+                memory.last_result = result
                 self._usage.note_turn(result, request.options)
                 return result
             finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from .._text import as_dollars, count_phrase, one_line
 from ..messages import Message, Problem
 from ..providers.prices import RewriteCost
+from ..tokens.spent import Kind
 
 MAX_LINE = 240
 """Largest number of characters of a report in the log."""
@@ -191,10 +192,49 @@ Detail: TypeAlias = Collapsed | Compacted | Offloaded | Truncated
 """Facts about the change of a stage. A stage of your own may return None in its place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Content that one stage has removed from the context in one turn.
+
+    *turn* is the number of the turn in its session, the first is 1. *what* describes the content in
+    numbers, such as "2 blocks moved to files, 9,000 characters". *files* are the locations of the
+    texts and archives that have all of it, for the model's reading tools and `storage.read`. *time*
+    is the end of the turn, in seconds since 1970.
+    """
+
+    turn: int
+    stage: str
+    what: str
+    files: tuple[str, ...]
+    time: float
+
+    def __str__(self) -> str:
+        """Return one line: turn, stage, what was removed, and the files that have it."""
+        files = ", ".join(self.files) or "no file"
+        return f"turn {self.turn}: {self.stage}: {self.what} → {files}"
+
+
+def removals_of(reports: Iterable[StageReport], time: float) -> list[Removal]:
+    """Return what the stages of a turn that ended at *time* have removed, in their order."""
+    removals = []
+    for report in reports:
+        detail = report.detail
+        if report.outcome is not Outcome.CHANGED or detail is None:
+            continue
+        files = list(getattr(detail, "files", ()))
+        for name in ("archive", "left_out_file"):
+            location = getattr(detail, name, None)
+            if location:
+                files.append(location)
+        removals.append(Removal(report.turn, report.stage, str(detail), tuple(files), time))
+    return removals
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class StageReport:
     """The report of one stage in one turn.
 
+    *turn* is the number of the turn in its session; the first turn is 1.
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before and after
     the stage, including the system prompt and the tools: each report begins where the one before it
     ends. If *is_estimate* is True, *tokens_before* is partly an estimate: texts that left before
@@ -220,6 +260,7 @@ class StageReport:
     first_changed_index: int | None = None
     cost: RewriteCost | None = None
     error: Exception | None = None
+    turn: int = 0
 
     @property
     def tokens_saved(self) -> int:
@@ -231,7 +272,8 @@ class StageReport:
         duration = f" ({self.seconds * 1000:.1f} ms)"
         stage = one_line(self.stage, 40)
         session = one_line(self.session_id, 40)
-        text = f"{stage} [{session}] {self.outcome}"
+        place = f"{session}, turn {self.turn}" if self.turn else session
+        text = f"{stage} [{place}] {self.outcome}"
         facts = [fact for fact in (str(self.reason), *self._changes()) if fact]
         if facts:
             text = f"{text}: {'; '.join(facts)}"
@@ -267,7 +309,7 @@ class Result:
     the history that are repaired in *messages*. *request_options* are further arguments that the
     request needs; pass them on as keywords. From a session, *covered* is the number of messages of
     the history that the context represents, and *notices* are warnings for the user about the
-    history or the journal.
+    history or the journal. *turn* is the number of the turn in its session; the first turn is 1.
 
     This turn has rewritten the part ``messages[first_changed_index:changed_end]``; both indices are
     None if nothing was rewritten. The messages before it, and those from *changed_end* on, are
@@ -286,6 +328,19 @@ class Result:
     changed_end: int | None = None
     tokens_before: int = 0
     tokens_after: int = 0
+    turn: int = 0
+    count_by_kind: Callable[[], Mapping[Kind, int]] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Function that computes `composition`; None if the context was made without a counter."""
+
+    @property
+    def composition(self) -> Mapping[Kind, int]:
+        """Raw tokens of the context by kind of content: "system", "tools", "user", "results" ….
+
+        The kinds with 0 tokens are missing. It is computed when it is read.
+        """
+        return {} if self.count_by_kind is None else self.count_by_kind()
 
     @property
     def changed(self) -> bool:

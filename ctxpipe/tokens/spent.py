@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, cast
 
 from .._text import one_line
@@ -35,6 +37,7 @@ Kind: TypeAlias = Literal[
     "calls",
     "results",
     "placeholders",
+    "files",
     "summary",
 ]
 """A kind of content that tokens of a context are spent on."""
@@ -48,7 +51,8 @@ KINDS: Mapping[Kind, str] = {
     "calls": "tool calls",
     "results": "tool results",
     "placeholders": "placeholders",
-    "summary": "summaries, notes and restored files",
+    "files": "restored files",
+    "summary": "summaries and notes",
 }
 """Each kind's name for a reader, from the bottom of the stack to its top."""
 
@@ -138,7 +142,9 @@ def _text(role: str, text: str, tokens: int) -> Piece:
     """Return the piece of a text block; one that ctxpipe wrote has the kind "summary"."""
     text_kind = cast("Kind", role)
     message = cast("Message", {"role": role, "content": text})
-    if role == "user" and (text.startswith((SUMMARY, RESTORED)) or note_of(message)):
+    if role == "user" and text.startswith(RESTORED):
+        text_kind = "files"
+    elif role == "user" and (text.startswith(SUMMARY) or note_of(message)):
         text_kind = "summary"
     name = f"{role}: {one_line(text, LABEL_CHARS)}"
     return Piece(("text", text), text_kind, name, text, tokens)
@@ -167,3 +173,45 @@ def _end(text: str) -> str:
     if 0 <= slash < LABEL_CHARS // 2:
         end = end[slash:]
     return f"…{end}"
+
+
+class TokensByKind:
+    """Function of no arguments: raw tokens of a request by kind, computed at the first call.
+
+    Kinds that the request lacks are missing. A pickled object has the numbers only.
+    """
+
+    __slots__ = ("_counter", "_messages", "_system", "_tools", "_totals")
+
+    def __init__(
+        self,
+        counter: TokenCounter,
+        messages: Sequence[Message],
+        system: object,
+        tools: Iterable[object] | None,
+    ) -> None:
+        self._counter = counter
+        self._messages = messages
+        self._system = system
+        self._tools = tools
+        self._totals: dict[Kind, int] | None = None
+
+    def __call__(self) -> dict[Kind, int]:
+        """Return the tokens by kind."""
+        if self._totals is None:
+            self._totals = self._count()
+        return dict(self._totals)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to create a function that returns the same numbers."""
+        return partial, (dict, self())
+
+    def _count(self) -> dict[Kind, int]:
+        pieces = Pieces(self._counter)
+        totals: Counter[Kind] = Counter()
+        totals["system"] = self._counter.total([], system=self._system)
+        totals["tools"] = self._counter.total([], tools=self._tools)
+        for message in self._messages:
+            for piece in pieces.of(message):
+                totals[piece.kind] += piece.tokens
+        return {kind: totals[kind] for kind in KINDS if totals[kind]}

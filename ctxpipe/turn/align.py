@@ -31,6 +31,9 @@ async def align(run: TurnRun) -> None:
     begin = partial(timeline.begin, history, thorough=run.is_thorough, has_left=memory.is_behind)
     step = await in_thread(begin) if is_large else begin()
     run.step = step
+    run.turn = timeline.turn + 1
+    # A turn in which only some stages act belongs to the one that follows.
+    step.turn = run.turn if run.stages is None else timeline.turn
     # After a turn that failed, the totals may describe fewer messages.
     step.same_count = min(step.same_count, run.state.summed_count)
     if step.agreement.is_rewound or step.same_count < step.retained_count:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..messages import Message, blocks, is_bound
 from ..messages.diff import apply_edits
 from ..messages.thinking import Stale, drop_block, mark_stale, strip_thinking
-from ..stages.reports import Result
+from ..stages.reports import Result, removals_of
+from ..tokens.spent import TokensByKind
 from .repair import other_marks_of, repair
 
 if TYPE_CHECKING:
@@ -30,8 +32,11 @@ async def finish(run: TurnRun) -> None:
     if run.changes:
         first_changed = min(run.changes)[0]
         changed_end = len(run.messages) - step.touched.tail
+    step.removals = removals_of(run.reports, time.time())
+    messages = _messages_to_send(run)
+    overhead = run.state.overhead
     run.result = Result(
-        _messages_to_send(run),
+        messages,
         tuple(run.reports),
         run.problems,
         options,
@@ -40,6 +45,10 @@ async def finish(run: TurnRun) -> None:
         changed_end=changed_end,
         tokens_before=run.reports[0].tokens_before if run.reports else tokens_after,
         tokens_after=tokens_after,
+        turn=run.turn,
+        count_by_kind=TokensByKind(
+            run.state.settings.counter, messages, overhead.system, overhead.tools
+        ),
     )
 
 

@@ -59,6 +59,8 @@ class TurnRun:
     is_thorough: bool = False
     """Whether every message of the history is compared with what is remembered of it."""
     step: Step = field(init=False)
+    turn: int = 0
+    """Number of the turn in its session, from 1 on."""
     repeated_stages: Mapping[int, Stage] = field(default_factory=dict)
     messages: list[Message] = field(init=False)
     problems: tuple[Problem, ...] = ()

@@ -206,7 +206,8 @@ async def _ask_stage(
         if tokens is None:
             tokens = await run.count(turn.messages)
         facts |= {"tokens_before": tokens, "tokens_after": tokens}
-    return change, StageReport(stage_name(stage), run.session_id, seconds=seconds, **facts)
+    report = StageReport(stage_name(stage), run.session_id, seconds=seconds, turn=run.turn, **facts)
+    return change, report
 
 
 async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:

@@ -980,7 +980,7 @@ def refuse_to_count(words: str) -> int:
 @pytest.mark.parametrize(
     ("pipeline", "session_id", "warning"),
     [
-        (lambda: ContextPipeline([broken]), "s", "broken [s] failed: RuntimeError"),
+        (lambda: ContextPipeline([broken]), "s", "broken [s, turn 1] failed: RuntimeError"),
         (lambda: ContextPipeline([broken], on_error="raise"), "s", "could not be shaped"),
         (ContextPipeline, by_user, "could not be shaped"),
     ],

@@ -233,7 +233,7 @@ def test_a_request_for_a_summary_is_charged_to_the_summaries():
     sent = moment([ASK])
     sent.requests.insert(0, summary)
 
-    share = by_name(told(sent))["summaries, notes and restored files"]
+    share = by_name(told(sent))["summaries and notes"]
 
     assert (share.sent, share.cost) == (120.0, bill([summary], PRICES).total)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from histories import user, view
+import pickle
+
+from histories import assistant, conversation, step, user, view
 
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.summaries import RESTORED
 from ctxpipe.tokens import TokenCounter
-from ctxpipe.tokens.spent import Piece, Pieces
+from ctxpipe.tokens.spent import Piece, Pieces, TokensByKind
 
 
 def pieces_of(*messages: Message) -> list[Piece]:
@@ -36,3 +39,21 @@ def test_a_collapse_note_counts_as_a_summary_and_a_pointer_as_a_placeholder():
 
     assert (said.kind, said.tokens) == ("summary", TokenCounter().text(note))
     assert pointer.kind == "placeholders"
+
+
+def test_restored_files_are_a_kind_of_their_own():
+    [restored] = pieces_of(user(f"{RESTORED} a.py\nx = 1"))
+
+    assert restored.kind == "files"
+
+
+def test_the_tokens_by_kind_add_up_to_those_of_the_request_and_survive_a_pickle():
+    counter = TokenCounter()
+    messages = conversation(user("Go."), step("t0", result="line " * 99), assistant("Done."))
+    tools = [{"name": "ls", "description": "List files.", "input_schema": {}}]
+
+    by_kind = TokensByKind(counter, messages, "Be brief.", tools)
+
+    assert [*by_kind()] == ["system", "tools", "user", "assistant", "calls", "results"]
+    assert sum(by_kind().values()) == counter.total(messages, system="Be brief.", tools=tools)
+    assert pickle.loads(pickle.dumps(by_kind))() == by_kind()  # noqa: S301  our own object
