@@ -31,6 +31,7 @@ EXEMPT_CLASSES = {
     "providers.cache_rules.CacheRules": ROW,
     "gateway.settings.GatewaySettings": OPTIONS,
     "stages.reports.Compacted": REPORT,
+    "stages.reports.StageReport": REPORT,
     "testing.scripted.Received": REPORT,
 }
 
