@@ -28,6 +28,7 @@ EXEMPT_CLASSES = {
     "diagnostics.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
     "lab.report.Figures": REPORT,
+    "lab.batch.FileReplay": REPORT,
     "providers.cache_rules.CacheRules": ROW,
     "gateway.settings.GatewaySettings": OPTIONS,
     "stages.reports.Compacted": REPORT,
