@@ -45,7 +45,7 @@ from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
 from .turn.run import TurnRun, run_turn
 from .turn.stages import stage_name
-from .turn.state import PipelineSettings, Request, State, Thinking, Veto
+from .turn.state import PipelineSettings, Request, State, Thinking, Veto, observe_cut
 
 __all__ = ["ContextPipeline"]
 
@@ -261,9 +261,11 @@ class ContextPipeline:
             model = field(usage, "model")
         with self._claim(session_id) as memory:
             state = memory.state
-            state.ledger.observe(
-                usage, cast("list[Message]", messages), overhead=state.overhead.tokens, model=model
-            )
+            sent = cast("list[Message]", messages)
+            notice = observe_cut(usage, sent, state, self._settings.budget, model)
+            if notice:
+                logger.warning("session %s: %s", session_id, notice)
+            state.ledger.observe(usage, sent, overhead=state.overhead.tokens, model=model)
 
     def session(
         self,

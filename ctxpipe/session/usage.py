@@ -13,7 +13,7 @@ from ..providers.refusals import FAR_BELOW, Refusal
 from ..stages.reports import Result
 from ..tokens import conservative
 from ..tokens.billed import cached_tokens, check_usage, has_usage
-from ..turn.state import learn_window, model_of
+from ..turn.state import learn_window, model_of, observe_cut
 from .breakpoints import with_breakpoints, with_free_breakpoints, with_hour_marks
 
 if TYPE_CHECKING:
@@ -142,6 +142,12 @@ class SessionUsage:
         memory.refused_tokens = None
         messages = memory.sent if sent is None else sent
         overhead = memory.state.overhead.tokens
+        requested_model = memory.request_options.get("model")
+        if not isinstance(requested_model, str):
+            requested_model = model
+        notice = observe_cut(usage, messages, memory.state, memory.pipeline.budget, requested_model)
+        if notice:
+            memory.journal.notices.add(notice)
         memory.state.ledger.observe(usage, messages, overhead=overhead, model=model)
         memory.cached_at = memory.settings.clock() if cached_tokens(usage) else None
         for observer in self.observers:

@@ -187,6 +187,11 @@ class Ledger:
         self.unchanged_count = min(self.unchanged_count, unchanged_count)
 
     @property
+    def last_total(self) -> int:
+        """Raw tokens of the messages of the last call."""
+        return max(0, self._sums[-1] - self._ignored_tokens)
+
+    @property
     def prefix_total(self) -> int:
         """Raw tokens of the first *unchanged_count* messages."""
         return max(0, self._sums[self.unchanged_count] - self._ignored_tokens)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from .._logs import logger
+from .._text import one_line
 from ..errors import SettingsError
-from ..messages import FactSums
+from ..messages import FactSums, Message
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import Refusal
 from ..settings import FLAG, MAPPING, excerpt
@@ -15,6 +18,8 @@ from ..stages.protocol import Change, Stage, Turn
 from ..stages.reports import StageReport
 from ..summarizers.retry import FinishedSummary
 from ..tokens import Budget, Ledger, TokenCounter
+from ..tokens.billed import context_tokens
+from ..tokens.silent_cuts import SilentCuts
 
 if TYPE_CHECKING:
     from ..summarizers import AgentModel
@@ -76,7 +81,8 @@ class State:
     context; they save counting these again. *memories* has the records of each stage, by the
     stage's position in the pipeline: for example the circuit breaker of `Compact`. *windows* has
     the largest size that a model accepts, by model, as its refusals have shown; the key None is
-    for requests that name no model.
+    for requests that name no model. *cuts* compares usages with prompts; *cut_models* are the
+    models whose window is known from prompts that were cut without an error.
     """
 
     settings: PipelineSettings
@@ -86,6 +92,8 @@ class State:
     fact_sums: FactSums = field(default_factory=FactSums, repr=False)
     overhead: Overhead = field(default=Overhead(), repr=False)
     windows: dict[str | None, int] = field(default_factory=dict)
+    cuts: SilentCuts = field(default_factory=SilentCuts, repr=False)
+    cut_models: set[str | None] = field(default_factory=set, repr=False)
 
     def rewind(self, length: int) -> None:
         """Make totals and records describe only the first *length* messages of the context."""
@@ -144,8 +152,25 @@ class PipelineSettings:
         """
         window = state.windows.get(model, self.budget.window)
         if self.budget.is_default and model is not None:
-            window = min(window, context_window(model) or window)
+            listed_window = context_window(model)
+            if listed_window is not None:
+                if listed_window > self.budget.window:
+                    _log_unused_window(model, listed_window, self.budget.window)
+                window = min(window, listed_window)
         return self.budget.within(window)
+
+
+@lru_cache(maxsize=1024)
+def _log_unused_window(model: str, listed_window: int, window: int) -> None:
+    """Log once that contexts for *model* are kept within a *window* that is not all it has."""
+    logger.info(
+        "contexts for %s are kept within the default window of %s tokens, because long prompts "
+        "cost more in each turn; the model has %s: Budget(window=%s) uses more",
+        one_line(model, 80),
+        f"{window:,}",
+        f"{listed_window:,}",
+        f"{listed_window:_}",
+    )
 
 
 def learn_window(
@@ -172,3 +197,44 @@ def learn_window(
         f"the window of {model or 'the model'} is {'' if is_named else 'at most '}{window:,} "
         f"tokens, not {budget.window:,}: the budget of this session is lowered"
     )
+
+
+def observe_cut(
+    usage: object, messages: Sequence[Message], state: State, budget: Budget, model: str | None
+) -> str:
+    """Compare *usage* with its prompt; return a sentence for the log if the server has cut it.
+
+    The prompt has *messages*. If the server has cut it without an error, the window of *model* is
+    lowered in *state* to what it has accepted. If a later reply shows that the window is larger, it
+    is raised again. *budget* is that of the pipeline. Returns "" if there is nothing to report.
+    """
+    window = state.windows.get(model)
+    if model in state.cut_models and window is not None and context_tokens(usage) > window:
+        del state.windows[model]
+        state.cut_models.discard(model)
+        return f"{_name(model)} has accepted more than {window:,} tokens: its window is larger"
+    overhead = state.overhead.tokens
+    counted_tokens = state.ledger.last_total + overhead
+    shown_window = state.cuts.window(
+        usage,
+        messages,
+        state.ledger.counter,
+        counted_tokens=counted_tokens,
+        overhead=overhead,
+        model=model,
+    )
+    if shown_window is None or shown_window >= min(budget.window, window or budget.window):
+        return ""
+    state.windows[model] = shown_window
+    state.cut_models.add(model)
+    return (
+        f"the server reports {context_tokens(usage):,} tokens for a prompt of about "
+        f"{counted_tokens:,}: it has cut the prompt without an error. The window of "
+        f"{_name(model)} is taken to be {shown_window:,} tokens, not {budget.window:,}; if it is "
+        "larger, set it in the server (num_ctx in Ollama) and give Budget(window=…)"
+    )
+
+
+def _name(model: str | None) -> str:
+    """Return the name of *model* for a log line."""
+    return "the model" if model is None else one_line(model, 80)

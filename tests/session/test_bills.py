@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,24 @@ import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, SmartTruncate, Turn
+from ctxpipe import (
+    Budget,
+    Compact,
+    ContextPipeline,
+    LocalStorage,
+    MemoryStorage,
+    SmartTruncate,
+    Turn,
+)
 from ctxpipe.messages import Message
 from ctxpipe.providers.refusals import read_refusal
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
 from ctxpipe.session.session import conversation_of
+from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary, SummaryRefused
+from ctxpipe.turn.state import _log_unused_window
 
 
 class Counting:
@@ -364,3 +375,20 @@ async def test_after_a_reply_a_second_refusal_of_the_same_size_is_recovered_from
         session.observe({"input_tokens": shorter.tokens_after}, shorter.messages)
         grown = sent.tokens_after - shorter.tokens_after
         history += [assistant(words(grown)), user("more")]
+
+
+async def test_the_log_says_once_which_window_is_used_and_how_to_use_more(caplog):
+    stages = [Compact(ExtractiveSummarizer(), MemoryStorage())]
+    history = [user("hi"), assistant("Hello."), user("more")]
+    _log_unused_window.cache_clear()
+    with caplog.at_level(logging.INFO, "ctxpipe"):
+        for budget in (Budget(), Budget(), Budget(window=1_000_000), Budget(window=200_000)):
+            session = ContextPipeline(stages, budget=budget).session("s")
+            await session.run(history, request={"model": EXAMPLE_MODEL})
+
+    [line] = [line for line in caplog.messages if "uses more" in line]
+    assert line == (
+        f"contexts for {EXAMPLE_MODEL} are kept within the default window of 200,000 tokens, "
+        "because long prompts cost more in each turn; the model has 1,000,000: "
+        "Budget(window=1_000_000) uses more"
+    )
