@@ -14,6 +14,7 @@ REQUIRED = "a function of the requirements: every setting of its stage in one ca
 EXEMPT_FUNCTIONS = {
     "gateway.options.common_options": COMMAND,
     "lab.commands.replay": COMMAND,
+    "lab.survive.survive": COMMAND,
     "functions.compact.compact_messages": REQUIRED,
     "functions.truncate.smart_truncate": REQUIRED,
 }
@@ -27,7 +28,6 @@ EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
     "diagnostics.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
-    "lab.batch.FileReplay": REPORT,
     "lab.report.Figures": REPORT,
     "providers.cache_rules.CacheRules": ROW,
     "gateway.settings.GatewaySettings": OPTIONS,
