@@ -47,13 +47,14 @@ test: $(STAMP)  ## lint, then all tests; PART=session for one package, in second
 	$(BIN)/lint-imports
 	$(BIN)/python $(PYTEST) --durations 10 $(filter tests/%,$(PART_FILES))
 else
-# mypy uses one core for almost a minute, so the tests run at the same time. Its result appears
+# mypy uses one core for half a minute, so the tests run at the same time. Its result appears
 # between theirs; if it fails, so does `make test`.
 test: ruff
 	@$(MAKE) --no-print-directory --jobs 2 mypy pytest
 endif
 
-lint: ruff mypy  ## ruff, import-linter, mypy --strict
+lint: ruff  ## ruff, import-linter, mypy --strict; reads the tests too, unlike `make test`
+	$(BIN)/mypy
 
 .PHONY: ruff mypy pytest compile-tests
 ruff: $(STAMP)
@@ -61,8 +62,9 @@ ruff: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# Without the tests, which are almost half of all code; `make lint` checks their types.
 mypy: $(STAMP)
-	$(BIN)/mypy
+	$(BIN)/mypy ctxpipe benchmarks examples scripts
 
 pytest: compile-tests
 	$(BIN)/python $(PYTEST) --durations 10
@@ -158,7 +160,7 @@ bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe and its peers in the same tasks
 	$(BIN)/python -m benchmarks.peers.run $(if $(TRANSCRIPTS),--transcripts $(TRANSCRIPTS)) --write
 	$(BIN)/python benchmarks/figures.py
 
-nightly: test coverage test-deep test-extras test-adapters examples first-hour  ## the checks that need no service and no agent
+nightly: lint test coverage test-deep test-extras test-adapters examples first-hour  ## the checks that need no service and no agent
 
 ##@ Release
 

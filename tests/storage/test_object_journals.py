@@ -13,6 +13,7 @@ from histories import assistant, conversation, step, user
 from object_store_contract import ObjectStoreContract
 from object_stores import Watched, paths
 from processes import python, python_killed_at
+from recorded import NIGHTLY
 from services import S3, CuttingProxy
 
 from ctxpipe import (
@@ -371,7 +372,7 @@ async def test_a_deletion_that_fails_in_the_middle_is_an_error_and_is_finished_l
 
 async def test_deletion_beside_writers_leaves_no_entry_of_before():
     store = stores.MemoryStore()
-    for _ in range(20):
+    for _ in range(20 if NIGHTLY else 6):
         generation = Generation("s")
         with generation.running():
             journals = [ObjectJournal(store) for _ in range(4)]
