@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -376,7 +377,7 @@ class OwnMemory:
     state: State
     journal: Memory
     session_id: str
-    replaced: tuple[int, Message] | None = None
+    replaced: tuple[int, Message] | None = dataclasses.field(default=None, repr=False)
     input_count: int = 0
     has_warned: bool = False
 
