@@ -223,7 +223,9 @@ def _point_to_files(turn: Turn, moves: Sequence[Move], files: Sequence[FileOrErr
             current_input = inputs.get(item.place, item.input)
             inputs[item.place] = _substitute(current_input, move.text, replacement)
     messages = rewrite(rewrite(turn.messages, results), inputs, key="input")
-    if any(has_citations(message) for message in messages):
+    # A reply cites what comes before it, so earlier replies cite nothing that was moved.
+    first_changed, _ = min([*results, *inputs])
+    if any(has_citations(message) for message in messages[first_changed:]):
         messages = without_dangling_citations(turn.messages, messages)
     written_files = tuple(file for _, file in pairs)
     detail = Offloaded(written_files, chars, saved_chars, len(results), len(inputs), failed=failed)

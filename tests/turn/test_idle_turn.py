@@ -1,4 +1,4 @@
-"""Python calls of a turn in which no stage has anything to do, and of learning from its usage."""
+"""Python calls of turns with nothing to do or a new result to move, and of learning from usage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import opentelemetry.trace  # noqa: F401  where it is imported, each turn asks f
 import pytest
 from histories import conversation, step, user
 
-from ctxpipe import Budget, ContextPipeline, LocalStorage
+from ctxpipe import Budget, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
 
@@ -66,3 +66,38 @@ async def test_the_calls_of_an_idle_turn_do_not_grow_with_the_history(exchanges,
 
     assert long_turn <= short_turn
     assert long_usage <= short_usage
+
+
+async def calls_of_a_rewriting_turn(folder: Path, exchanges: int) -> int:
+    """The Python calls of a turn that moves its new result to a file, after so many *exchanges*."""
+    session = ContextPipeline([DirectOffload(LocalStorage(folder))]).new_session("s")
+    history = conversation(user("go"), *(step(f"t{number}") for number in range(exchanges)))
+    await session.run(history)
+    for number in range(3):
+        history += step(f"n{number}", result="a line of a log\n" * 1_500)
+        with counted_calls() as turn:
+            result = await session.run(history)
+        assert result.changed
+    return len(turn)
+
+
+async def test_the_calls_of_a_turn_that_moves_a_new_result_do_not_grow_with_the_history(tmp_path):
+    folders = (tmp_path / "short", tmp_path / "long")
+    for folder in folders:
+        folder.mkdir()
+    short = await calls_of_a_rewriting_turn(folders[0], 150)
+    long = await calls_of_a_rewriting_turn(folders[1], 3_000)
+
+    assert long <= short + 5  # a slice of the older messages is compared in each turn
+
+
+async def test_the_calls_of_a_first_turn_are_as_many_for_each_message(tmp_path):
+    calls = []
+    for exchanges in (250, 1_000):
+        session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))]).new_session("s")
+        history = conversation(user("go"), *(step(f"t{number}") for number in range(exchanges)))
+        with counted_calls() as turn:
+            await session.run(history)
+        calls.append(len(turn))
+
+    assert calls[1] <= 4 * calls[0]
