@@ -91,12 +91,15 @@ def describe(span: Span, report: StageReport) -> None:
 
 
 def span_of(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    """Start a span for a turn, or for one of its stages."""
+    """Start a span for a turn, or for one of its stages.
+
+    ``gen_ai.conversation.id`` is the name of the semantic conventions for generative AI.
+    """
     # The text of an error may quote the conversation, so it must not be in a trace. The caller gets
     # it with the error.
     return tracer.start_as_current_span(
         f"ctxpipe.{name}",
-        attributes={"ctxpipe.session_id": session_id},
+        attributes={"ctxpipe.session_id": session_id, "gen_ai.conversation.id": session_id},
         record_exception=False,
         set_status_on_exception=False,
     )

@@ -585,25 +585,66 @@ anyio.run(main)
     assert python(script).splitlines() == [
         (
             "ctxpipe.shorten "
-            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "{'session_id': 's', 'gen_ai.conversation.id': 's', 'tokens_before': 2, "
+            "'tokens_after': 1, 'tokens_saved': 1, "
             "'outcome': 'changed'} True"
         ),
         (
             "ctxpipe.wait "
-            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "{'session_id': 's', 'gen_ai.conversation.id': 's', 'tokens_before': 1, "
+            "'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'skipped'} True"
         ),
         (
             "ctxpipe.fail "
-            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "{'session_id': 's', 'gen_ai.conversation.id': 's', 'tokens_before': 1, "
+            "'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'failed', 'error.type': 'ZeroDivisionError'} True"
         ),
         (
             "ctxpipe.run "
-            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
-            "'messages': 1, 'repaired': 0} False"
+            "{'session_id': 's', 'gen_ai.conversation.id': 's', 'tokens_before': 2, "
+            "'tokens_after': 1, 'tokens_saved': 1, "
+            "'messages': 1, 'repaired': 0, 'gen_ai.conversation.compacted': True} False"
         ),
     ]
+
+
+def test_spans_say_whether_the_context_is_a_compacted_view_of_the_conversation():
+    script = """
+import anyio
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from ctxpipe import Change, ContextPipeline, MemoryStorage
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+async def shorten_five(turn):
+    if len(turn.messages) == 5:
+        return Change([turn.messages[0], *turn.messages[3:]])
+def view():
+    [span] = [span for span in exporter.get_finished_spans() if span.name == "ctxpipe.run"]
+    exporter.clear()
+    return span.attributes.get("gen_ai.conversation.compacted")
+async def main():
+    storage = MemoryStorage()
+    said = [{"role": role, "content": "go"} for role in ("user", "assistant") * 4]
+    pipeline = ContextPipeline([shorten_five])
+    session = pipeline.session("s", journal=storage)
+    for count in (3, 5, 7):
+        await session.run(said[:count])
+        print(view(), end=" ")
+    await ContextPipeline([]).session("s", journal=storage).run(said)
+    print(view(), end=" ")
+    await session.run(said[:1])
+    print(view())
+anyio.run(main)
+"""
+    # Three messages, the turn that shortens, one after it, another process, and back to the first.
+    assert new_python(script) == "None True True True None"
 
 
 def test_opentelemetry_is_not_imported_without_its_sdk():

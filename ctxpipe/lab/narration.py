@@ -97,6 +97,7 @@ class _Narrator:
         self._blocks: dict[Key, BlockFate] = {}
         self._texts: set[str] = set()  # a block with the text of an earlier one is not listed again
         self._counted: set[Key] = set()
+        self._sent: set[object] = set()  # keys of the parts of earlier prompts
         self._last_context: Sequence[Message] = ()
         for kind, tokens in self._overhead.items():
             self._share(KINDS[kind]).tokens += tokens
@@ -153,12 +154,15 @@ class _Narrator:
         uncached_price = uncached_cost / (use.written + use.fresh) if uncached_cost else 0.0
         kinds: dict[Kind, float] = {}
         position = 0.0
-        for kind, share, tokens in self._prompt(moment.after):
+        for key, kind, share, tokens in self._prompt(moment.after):
             kinds[kind] = kinds.get(kind, 0.0) + tokens
             read_tokens = min(max(use.read - position, 0.0), tokens)
             uncached_tokens = tokens - read_tokens
             part_cost = read_tokens * prices.read + uncached_tokens * uncached_price
             share.cost += cliff.prompt * part_cost
+            if key in self._sent:
+                share.carrying += cliff.prompt * part_cost
+            self._sent.add(key)
             share.sent += tokens
             position += tokens
         for message in moment.reply:
@@ -167,12 +171,14 @@ class _Narrator:
             self._owner(piece).cost += self._tokens(piece) * prices.output * cliff.output
         return {kind: tokens for kind, tokens in kinds.items() if tokens}
 
-    def _prompt(self, messages: Sequence[Message]) -> Iterator[tuple[Kind, CostShare, float]]:
-        """Yield the kind, the share and the tokens of each part of a prompt, in order."""
+    def _prompt(
+        self, messages: Sequence[Message]
+    ) -> Iterator[tuple[object, Kind, CostShare, float]]:
+        """Yield the key, the kind, the share and the tokens of each part of a prompt, in order."""
         for kind, tokens in self._overhead.items():
-            yield kind, self._share(KINDS[kind]), tokens
+            yield kind, kind, self._share(KINDS[kind]), tokens
         for piece in self._parts(messages):
-            yield piece.kind, self._owner(piece), self._tokens(piece)
+            yield piece.key, piece.kind, self._owner(piece), self._tokens(piece)
 
     def _parts(self, messages: Sequence[Message]) -> Iterator[Piece]:
         """Yield the pieces of *messages*, in order."""

@@ -79,7 +79,8 @@ class CostShare:
     """The share of one tool, or one kind of text, in the cost.
 
     *calls* counts the calls of the tool. *tokens* counts each of its texts once, *sent* in every
-    prompt that contains it. *cost* is the part of the cost that they cause.
+    prompt that contains it. *cost* is the part of the cost that they cause. *carrying* is the part
+    of *cost* for sending texts again, in the prompts after the first one that contains them.
     """
 
     name: str
@@ -87,6 +88,7 @@ class CostShare:
     tokens: float = 0.0
     sent: float = 0.0
     cost: float = 0.0
+    carrying: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

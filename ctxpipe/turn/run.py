@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from .._logs import find_tracer, logger, set_token_attributes, span_of
 from .._threads.threads import in_thread
 from ..errors import safe_text
+from ..stages.reports import Outcome
 from .align import align
 from .commit import commit
 from .finish import finish
@@ -125,8 +126,31 @@ async def run_turn(run: TurnRun) -> Result:
             await ask_stages(run)
             await finish(run)
             if await commit(run):
+                _note_compaction(run)
                 return run.result
             await run.memory.catch_up(run.history)
+
+
+def _note_compaction(run: TurnRun) -> None:
+    """Record in the state that a stage has taken something out of the context."""
+    if any(report.outcome is Outcome.CHANGED for report in run.reports):
+        run.state.is_compacted = True
+    elif run.state.is_compacted is None:
+        run.state.is_compacted = not run.memory.timeline.is_untouched
+
+
+def _is_compacted(run: TurnRun) -> bool:
+    """Return True if the context is a shortened view of the conversation.
+
+    It is not if the caller has gone back to before the first change, so that the context is the
+    history again.
+    """
+    if not run.state.is_compacted:
+        return False
+    messages = run.result.messages
+    if run.memory.timeline.adopts or len(messages) != len(run.history):
+        return True
+    return any(sent is not original for sent, original in zip(messages, run.history, strict=True))
 
 
 @contextmanager
@@ -141,3 +165,5 @@ def _span(run: TurnRun) -> Iterator[None]:
         set_token_attributes(span, run.result)
         span.set_attribute("ctxpipe.messages", len(run.result.messages))
         span.set_attribute("ctxpipe.repaired", len(run.result.repaired))
+        if _is_compacted(run):  # by the convention the attribute is never false
+            span.set_attribute("gen_ai.conversation.compacted", True)

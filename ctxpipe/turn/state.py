@@ -82,7 +82,9 @@ class State:
     stage's position in the pipeline: for example the circuit breaker of `Compact`. *windows* has
     the largest size that a model accepts, by model, as its refusals have shown; the key None is
     for requests that name no model. *cuts* compares usages with prompts; *cut_models* are the
-    models whose window is known from prompts that were cut without an error.
+    models whose window is known from prompts that were cut without an error. *is_compacted*
+    is True if a stage has taken something out of the context; None if that is not known, because
+    the conversation comes from a journal.
     """
 
     settings: PipelineSettings
@@ -94,6 +96,7 @@ class State:
     windows: dict[str | None, int] = field(default_factory=dict)
     cuts: SilentCuts = field(default_factory=SilentCuts, repr=False)
     cut_models: set[str | None] = field(default_factory=set, repr=False)
+    is_compacted: bool | None = None
 
     def rewind(self, length: int) -> None:
         """Make totals and records describe only the first *length* messages of the context."""

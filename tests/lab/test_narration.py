@@ -94,6 +94,18 @@ async def test_the_kinds_add_up_to_the_whole_prompt_and_the_shares_to_the_bill(
     assert read.sent > read.tokens > 0
 
 
+async def test_carrying_is_the_cost_of_all_prompts_after_the_first_one_with_a_text():
+    once, _ = await narrated(none, turns=1)
+    often, _ = await narrated(none, turns=30)
+
+    assert {share.name: share.carrying for share in once.shares}["Read"] == 0
+    [read] = [share for share in often.shares if share.name == "Read"]
+    assert 0 < read.carrying < read.cost
+    # A text that stays is read from the cache by each later prompt.
+    assert read.carrying == pytest.approx(0.1 * (read.sent - read.tokens), rel=0.25)
+    assert all(0 <= share.carrying <= share.cost for share in often.shares)
+
+
 async def test_every_kind_is_distinguished():
     run, _ = await narrated(direct)
 

@@ -517,3 +517,26 @@ def test_500_turns_are_drawn(show):
 def test_without_a_report_the_page_says_what_is_missing():
     with pytest.raises(SettingsError, match="no report to show"):
         page([], [])
+
+
+def test_what_each_agent_cost_and_what_was_carried_is_on_the_page(show):
+    def agent(name: str, price: float) -> Report:
+        share = CostShare("Read", 3, 30.0, 300.0, price * 3, carrying=price)
+        run = dataclasses.replace(long_run("none", 3, 100.0, price), shares=[share])
+        return Report(f"{name}.jsonl", (run, run), ("",) * 3, agent=name)
+
+    chrome = show(agent("", 4.0), agent("Explore", 1.0), agent("Explore", 1.0), unit="dollars")
+
+    rows = chrome.find_elements(By.CSS_SELECTOR, "#agents tbody tr")
+    cells = [[str(cell.get_property("textContent")) for cell in line(row)] for row in rows]
+    assert cells == [
+        ["main agent", "1", "3", "66.7%", "$12.00", "$12.00"],
+        ["Explore", "2", "6", "33.3%", "$6.00", "$6.00"],
+    ]
+    assert "carrying" in text_of(chrome, "#total-shares thead")
+    assert "$6.00" in text_of(chrome, "#total-shares tbody")  # 4 + 1 + 1, of 18 dollars
+
+
+def line(row: WebElement) -> list[WebElement]:
+    """The cells of a row of a table, its heading first."""
+    return row.find_elements(By.CSS_SELECTOR, "th, td")

@@ -232,7 +232,25 @@ function actionTable() {
   section("actions", `Actions: ${name("ours")}`, `${text}.`, details);
 }
 
-const SHARES = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill. Reading back has a row of its own; in return the tool that gave those texts first costs less.";
+const SHARES = "Each tool by its calls and results, the rest by kind. A token is sent with every prompt from where it came in until it leaves; the shares add up to the bill. Carrying is the part of the cost for sending a text again, after the first prompt with it. Reading back has a row of its own; in return the tool that gave those texts first costs less.";
+
+// What the main agent and each subagent have cost, over all conversations.
+function agentTable() {
+  if (!report.conversations.some(({ agent }) => agent)) return section("agents");
+  const found = new Map();
+  for (const { agent, labels, runs } of report.conversations) {
+    const known = found.get(agent) ?? { conversations: 0, turns: 0, ours: 0, theirs: 0 };
+    known.conversations += 1;
+    known.turns += labels.length;
+    for (const side of ["ours", "theirs"]) known[side] += runs[chosen[side]].figures.cost;
+    found.set(agent, known);
+  }
+  const all = sum([...found.values()].map(({ ours }) => ours));
+  const rows = [...found].sort(([, one], [, other]) => other.ours - one.ours).map(([agent, { conversations, turns, ours, theirs }]) =>
+    [agent || "main agent", number(conversations), number(turns), percent(all ? ours / all : 0), money(ours), ...(sides().length > 1 ? [money(theirs)] : [])]);
+  const columns = ["agent", "#conversations", "#turns", "#share of cost", ...sides().map((side) => `#${name(side)}`)];
+  section("agents", "What the agents cost", "Each conversation counts for the agent that had it.", table(`Cost by agent, ${report.unit}`, columns, rows));
+}
 
 // What each tool and kind has cost under the policies chosen, over the conversations given.
 function shareTable(id, conversations) {
@@ -240,7 +258,7 @@ function shareTable(id, conversations) {
     const found = new Map();
     for (const { runs } of conversations) {
       for (const { name: what, ...amounts } of runs[chosen[side]].shares) {
-        const known = found.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0 };
+        const known = found.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0, carrying: 0 };
         for (const key of Object.keys(known)) known[key] += amounts[key];
         found.set(what, known);
       }
@@ -251,12 +269,12 @@ function shareTable(id, conversations) {
   const names = [...new Set([...ours.keys(), ...(theirs?.keys() ?? [])])].sort((one, other) => (ours.get(other)?.cost ?? 0) - (ours.get(one)?.cost ?? 0));
   if (!names.length) return section(id);
   const rows = names.map((what) => {
-    const { calls, tokens, sent, cost } = ours.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0 };
+    const { calls, tokens, sent, cost, carrying } = ours.get(what) ?? { calls: 0, tokens: 0, sent: 0, cost: 0, carrying: 0 };
     const bar = element("span", { className: "share", textContent: percent(all ? cost / all : 0) });
     bar.style.setProperty("--share", bar.textContent);
-    return [what, calls ? number(calls) : "", number(tokens), number(sent), bar, money(cost), ...(theirs ? [money(theirs.get(what)?.cost ?? 0)] : [])];
+    return [what, calls ? number(calls) : "", number(tokens), number(sent), bar, money(carrying), money(cost), ...(theirs ? [money(theirs.get(what)?.cost ?? 0)] : [])];
   });
-  const columns = ["what", "#calls", "#tokens", "#tokens sent", "#share of cost", ...sides().map((side) => `#${name(side)}`)];
+  const columns = ["what", "#calls", "#tokens", "#tokens sent", "#share of cost", "#carrying", ...sides().map((side) => `#${name(side)}`)];
   section(id, "What causes the cost", SHARES, table(`Cost by tool and kind, ${report.unit}`, columns, rows));
 }
 
@@ -381,6 +399,7 @@ function overview() {
         ...["ratio", "seen", "peak"].map((heading) => figure(ours, heading))];
     });
     shareTable("total-shares", report.conversations);
+    agentTable();
     section("conversations", "The conversations", "", table("Conversations; choose one to see its turns",
       ["conversation", "#turns", `#${name("ours")}`, `#${name("theirs")}`, "#ratio", "#seen", "#peak"], rows));
   }
