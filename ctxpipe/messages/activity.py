@@ -89,10 +89,10 @@ _IDENTIFIER = re.compile(
 _MAX_NAMES_TO_SEARCH = 50  # with more names it is quicker to find all identifiers of a text
 _STANDARD_NAME = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
 _FAILURE = re.compile(
-    r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
+    r"\b(?:[Ee]xit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
     r"Traceback \(most recent call last\))"
 )
-_FAILURE_WORDS = ("exit", "fail", "Traceback")
+_FAILURE_WORDS = ("exit", "Exit", "fail", "Traceback")
 _PROGRAM_SPEAKS = re.compile(
     r"\bexit(?:ed)?\b[^\n]{0,20}\d|command not found|no such file|not recognized|usage:",
     re.IGNORECASE,

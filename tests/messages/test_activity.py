@@ -100,8 +100,15 @@ def test_commands_are_returned_with_whether_they_failed():
     assert [*commands(history)] == [("make", True), ("git status", False), ("x", True)]
 
 
-def test_a_failure_reported_before_a_long_output_is_recognized():
-    said = "Wall time: 1 seconds\nProcess exited with code 1\nOutput:\n" + "line\n" * 1000
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Wall time: 1 seconds\nProcess exited with code 1\nOutput:\n",
+        "Exit code: 1\nWall time: 1 seconds\nOutput:\n",
+    ],
+)
+def test_a_failure_reported_before_a_long_output_is_recognized(head: str):
+    said = head + "line\n" * 1000
     history = step("1", "exec_command", {"cmd": "make"}, said)
 
     assert [*commands(history)] == [("make", True)]
