@@ -50,11 +50,13 @@ def jobs_ended_by(call: ToolCall, text: str, *, failed: bool, jobs: Iterable[str
     the input of the call names can be over.
     """
     values = {str(value) for _, value in leaves(call.input)}
+    jobs_named = [job for job in jobs if job in values]
+    if not jobs_named:
+        return
     is_stopping = STOPPING_NAME.search(call.name) is not None and not failed
     is_over = is_stopping or _is_over(text[:_MAX_CHARS])
-    for job in jobs:
-        if job in values and is_over:
-            yield job
+    if is_over:
+        yield from jobs_named
 
 
 def jobs_over_in(report: str, jobs: Iterable[str]) -> Iterator[str]:

@@ -449,7 +449,7 @@ def _task_id(arguments: Mapping[str, object]) -> str:
 
 # Errors -------------------------------------------------------------------------------------------
 
-_MAX_ERROR_LINES = 4
+_ERROR_LINES_EACH = 2  # at the beginning and at the end
 _MAX_ERROR_LINE = 200
 _MAX_ERROR_READ = 20_000
 _ERROR_WORD = re.compile(
@@ -462,8 +462,8 @@ _ERROR_WORD = re.compile(
 def error_lines(text: str) -> str:
     """Return the few lines of a failed result that say what went wrong, each shortened.
 
-    They are the first lines with a word for a failure, and the last line. Without such a word they
-    are the first line and the last.
+    They are the first and the last lines with a word for a failure, and the last line of all.
+    Without such a word they are the first line and the last.
     """
     if len(text) > _MAX_ERROR_READ:
         half = _MAX_ERROR_READ // 2
@@ -472,7 +472,7 @@ def error_lines(text: str) -> str:
     if not lines:
         return ""
     chosen = [line for line in lines if _ERROR_WORD.search(line)] or lines[:1]
-    shown = [*chosen[: _MAX_ERROR_LINES - 2], *chosen[-1:], lines[-1]]
+    shown = [*chosen[:_ERROR_LINES_EACH], *chosen[-_ERROR_LINES_EACH:], lines[-1]]
     return "\n".join(dict.fromkeys(line[:_MAX_ERROR_LINE] for line in shown))
 
 
