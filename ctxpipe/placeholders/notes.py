@@ -4,6 +4,7 @@
     12 bash grep -rn port src → 1840 chars
      src/server.py:41:    port = int(os.environ["PORT"])
     13 bash pytest -q → 312 chars failed
+     AssertionError: the port is 8080
     14 answered: The port comes from the environment, so… → 2210 chars
 
 A step is a model call with its tools. Its line begins in the first column; lines quoted from the

@@ -30,6 +30,8 @@ from ...messages import (
 from ...messages import field as read
 from ...providers.agent_tools import HARNESS_TEXT
 from ..reading.payoff import CandidateTable
+from ..reading.what_applies import skill_in
+from .governing import Governing
 
 if TYPE_CHECKING:
     from ...messages import FactSums, Message
@@ -104,12 +106,14 @@ def answer_of(message: Message) -> str:
 
 
 def reports_in(message: Message) -> list[str]:
-    """Return the long texts in a user's *message* that a harness wrote."""
+    """Return the long texts in a user's *message* that a harness wrote, loaded skills too."""
     return [text for text in texts(message) if _is_report(text)]
 
 
 def _is_report(text: str) -> bool:
-    return len(text) > MIN_ANSWER_CHARS and HARNESS_TEXT.fullmatch(text) is not None
+    if len(text) <= MIN_ANSWER_CHARS:
+        return False
+    return HARNESS_TEXT.fullmatch(text) is not None or skill_in(text) is not None
 
 
 def blocks_to_keep(message: Message) -> list[Block]:
@@ -169,6 +173,16 @@ class ExchangeIndex:
             index += max(1, length)
         self.message_count = end
 
+    def without(self, messages: Sequence[Message], governing: Governing) -> ExchangeIndex:
+        """Return an index of the exchanges that may leave; those of *governing* stay."""
+        index = ExchangeIndex()
+        index.message_count = self.message_count
+        for place, freed_tokens in zip(self.places, self._freed_tokens, strict=True):
+            if not governing.keeps(place, exchange_length(messages, place)):
+                index.places.append(place)
+                index._freed_tokens.append(freed_tokens)
+        return index
+
     def table(self, fact_sums: FactSums, sums: Sequence[int], keep_recent: int) -> CandidateTable:
         """Return the exchanges as candidates for `best_eviction`.
 
@@ -183,8 +197,8 @@ class ExchangeIndex:
 def _remaining_tokens(messages: Sequence[Message], index: int, counter: TokenCounter) -> int:
     """Return an estimate of the tokens that stay of the exchange at *index* when it is collapsed.
 
-    They are those of its lines in a note and of the blocks that stay whole. Lines of results that
-    the note quotes do not count.
+    They are those of its lines in a note and of the blocks that stay whole. Lines that the note
+    quotes do not count.
     """
     message = messages[index]
     text_tokens = STEP_TOKENS + ANSWER_CHARS // CHARS_PER_TOKEN

@@ -23,6 +23,8 @@ note. An example, where the user's words and the last exchange stay:
     assistant  call d
     user       result of d
 
+An exchange that governs the agent stays too (see `governing`).
+
 `plan_collapse` finds the steps and runs. The stage writes the text of each step (`step_texts`) to a
 file, and `collapse` returns the context with the notes.
 """
@@ -42,20 +44,23 @@ from ...messages import (
     blocks,
     has_calls,
     has_results,
-    results_by_id,
     strings,
     tool_calls,
+    tool_results,
 )
 from ...messages.activity import is_failure, one_line, target
 from ...placeholders.notes import StepsNote, note_of, step_line
 from ...placeholders.summaries import safe_summary
-from ...providers.agent_tools import COMMON_READING_TOOLS
+from ...providers.agent_tools import COMMON_READING_TOOLS, view
 from ..reading.atoms import Atom, atoms, content_text, message_texts
 from ..reading.citations import without_dangling_citations
 from ..reading.results import placeholder_files, text_of
 from ..reading.views import viewed_path
+from ..reading.what_applies import error_lines
 from .excerpts import LeavingText, TextKind, choose_lines
 from .exchanges import ANSWER_CHARS, answer_of, blocks_to_keep, exchange_length, reports_in
+from .findings import sentences_to_keep
+from .governing import Governing, job_line
 
 if TYPE_CHECKING:
     from ...tokens import TokenCounter
@@ -96,7 +101,8 @@ class CollapsePlan:
     """The parts that ``messages[start:stop]`` become.
 
     Each of *parts* is a message that stays, or a run of steps that becomes a note.
-    *leaving_indices* are the indices of the messages that do not stay unchanged.
+    *leaving_indices* are the indices of the messages that do not stay unchanged. *governing* is
+    what governs the agent at the end of *messages*.
     """
 
     messages: Sequence[Message] = field(repr=False)
@@ -104,6 +110,7 @@ class CollapsePlan:
     stop: int
     parts: list[Message | list[CollapseStep]] = field(repr=False)
     leaving_indices: list[int]
+    governing: Governing = field(default_factory=Governing)
 
     @property
     def steps(self) -> list[CollapseStep]:
@@ -126,13 +133,18 @@ class CollapsePlan:
 
 
 def plan_collapse(
-    messages: Sequence[Message], start: int, stop: int, first_number: int
+    messages: Sequence[Message],
+    start: int,
+    stop: int,
+    first_number: int,
+    governing: Governing | None = None,
 ) -> CollapsePlan:
     """Return the steps of the exchanges in ``messages[start:stop]``, in runs.
 
-    The steps are numbered from *first_number* on. What a person wrote, media and earlier notes stay
-    unchanged.
+    The steps are numbered from *first_number* on. What a person wrote, media, earlier notes and the
+    exchanges that are *governing* the agent stay unchanged.
     """
+    governing = governing or Governing()
     parts: list[Message | list[CollapseStep]] = []
     leaving_indices: list[int] = []
     run: list[CollapseStep] = []
@@ -140,10 +152,11 @@ def plan_collapse(
     index = start
     while index < stop:
         length = exchange_length(messages, index)
-        if not length:
-            parts.append(messages[index])
+        if not length or governing.keeps(index, length):
+            next_index = index + max(1, length)
+            parts += messages[index:next_index]
             run = []
-            index += 1
+            index = next_index
             continue
         leaving_indices += range(index, index + length)
         if not run:
@@ -157,7 +170,7 @@ def plan_collapse(
             parts.append(cast("Message", {"role": "user", "content": remaining_blocks}))
             run = []
         index += length
-    return CollapsePlan(messages, start, stop, parts, leaving_indices)
+    return CollapsePlan(messages, start, stop, parts, leaving_indices, governing)
 
 
 def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[CollapseStep]:
@@ -165,7 +178,9 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
     message = messages[index]
     if has_calls(message):
         after = index + 1
-        results = results_by_id(messages[after : after + 1])
+        results = {
+            result.tool_use_id: result for result in tool_results(messages, after, after + 1)
+        }
         said = answer_of(message)
         for call in tool_calls(messages, index, after):
             yield CollapseStep(number, index, call, results.get(call.id), said=said)
@@ -341,14 +356,19 @@ def _with_notes(
     *quoted_lines* are the lines under each step, by its number.
     """
     messages: list[Message] = []
+    findings_before: set[str] = set()
     for part in plan.parts:
         if not isinstance(part, list):
             messages.append(part)
             continue
         lines: list[str] = []
         for step in part:
-            lines.append(_line_of_step(step, offloaded_texts))
-            lines += [f" {quoted}" for quoted in quoted_lines.get(step.number, ())]
+            lines.append(_line_of_step(step, plan.governing, offloaded_texts))
+            new_findings = [line for line in _findings_of(step) if line not in findings_before]
+            findings_before.update(new_findings)
+            quoted = [*new_findings, *_governing_lines(step, plan.governing, offloaded_texts)]
+            quoted += quoted_lines.get(step.number, ())
+            lines += [f" {line}" for line in dict.fromkeys(quoted)]
         # The words of a tool are in a user's message now. A tag of ctxpipe in them must not pass
         # for the user's command or the harness's reminder.
         body = safe_summary("\n".join(lines))
@@ -357,20 +377,58 @@ def _with_notes(
     return messages
 
 
-def _line_of_step(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
+def _line_of_step(
+    step: CollapseStep, governing: Governing, offloaded_texts: Mapping[str, str]
+) -> str:
     """Return the line of *step* in a note: number, tool and subject or beginning, and characters.
 
     *offloaded_texts* are original texts by the placeholders for them.
     """
     chars = len(_result_text(step, offloaded_texts))
     if step.call is None:
-        beginning = one_line(step.said[:ANSWER_CHARS])
+        # The beginning of a skill follows on lines of its own.
+        shown_chars = LINE_CHARS if step.said in governing.skill_heads else ANSWER_CHARS
+        beginning = one_line(step.said[:shown_chars])
         return step_line(step.number, f"{step.verb}: {beginning}…", chars)
     name = one_line(step.call.name[:MAX_READ_CHARS])
     subject = one_line(_subject(step.call)[: LINE_CHARS + MAX_READ_CHARS])
     if len(subject) > LINE_CHARS:
         subject = f"{subject[:LINE_CHARS]}…"
     return step_line(step.number, f"{name} {subject}", chars, failed=is_failure(step.result))
+
+
+def _findings_of(step: CollapseStep) -> list[str]:
+    """Return sentences with what the assistant found, besides those in the line of *step*."""
+    if step.verb == "reported":
+        return []
+    start = ANSWER_CHARS if step.verb == "answered" else 0
+    return [one_line(sentence) for sentence in sentences_to_keep(step.said, start)]
+
+
+def _governing_lines(
+    step: CollapseStep, governing: Governing, offloaded_texts: Mapping[str, str]
+) -> list[str]:
+    """Return the lines under *step* that stay for what they say, whatever names they have.
+
+    They are a task that is not done, the user's words in a result, the heading of an instruction
+    file, the error of a call that has not succeeded since, the id of a running job, and the
+    beginning of a skill that is too long to stay.
+    """
+    texts: list[str] = []
+    text = _result_text(step, offloaded_texts)
+    if step.call is not None:
+        texts.append(governing.quoted_texts.get(step.call.place, ""))
+    if step.result is not None:
+        place = step.result.place
+        if place in governing.quoted_texts:  # of a call that the user has refused, the reason
+            texts.append(governing.quoted_texts[place])
+        elif place in governing.open_errors:
+            texts.append(error_lines(view(text).text))
+        if place in governing.jobs:
+            texts.append(job_line(governing.jobs[place], text))
+    texts.append(governing.skill_heads.get(text, ""))
+    lines = [one_line(line) for part in texts for line in part.splitlines()]
+    return [line for line in lines if line]
 
 
 def _subject(call: ToolCall) -> str:

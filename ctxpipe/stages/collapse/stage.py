@@ -22,10 +22,12 @@ from ...storage.references import check_reference, reference_of, visible_path
 from ..archive import archive_record
 from ..offloaded import read_offloaded
 from ..protocol import Change, Skip, Turn
+from ..reading.what_applies import ApplicableIndex
 from ..reports import Collapsed
 from ..rewrites import first_to_leave
 from . import notes as collapse
 from .exchanges import ExchangeIndex
+from .governing import Governing, governing
 from .notes import CollapsedContext, CollapsePlan
 
 PROTECTED = "thinking is protected, and a note would come before protected thinking"
@@ -57,15 +59,23 @@ class Collapse:
 
     A person's messages, pictures and earlier notes stay byte for byte, so later rewrites leave the
     beginning of the context alone. Exchanges with calls of server tools or of their programs stay
-    too. Two kinds of messages that are no exchanges become a line too, with their beginning: an old
+    too, and so do those with what governs the agent: the newest plan, the newest to-do list, and
+    loaded skills, each up to 5,000 tokens and the newest up to 25,000 tokens together. Of a skill
+    that is longer, the note has the beginning.
+
+    Two kinds of messages that are no exchanges become a line too, with their beginning: an old
     reply without calls, and a text that an agent's harness wrote on the user's side, such as the
     report of a job (``ctxpipe.providers.agent_tools.HARNESS_TEXT``); both only if they have more
     than 900 characters.
 
-    Under the line of a call, the note quotes lines of its input and result that are likely to be
-    used again: those with *min_value* expected uses per 1,000 tokens or more, up to half of the
-    tokens that leave. The expected uses are estimated without a model. They come from the names in
-    a line (paths, identifiers, numbers) that no other part of the context shows.
+    Under the line of a call, the note has what must not be lost: up to two sentences with the
+    assistant's findings, tasks that are not done, the user's answer to a question, why the call
+    failed if it has not succeeded since, and the id of a job that goes on running.
+
+    Then it quotes lines of the call's input and result that are likely to be used again: those with
+    *min_value* expected uses per 1,000 tokens or more, up to half of the tokens that leave. The
+    expected uses are estimated without a model. They come from the names in a line (paths,
+    identifiers, numbers) that no other part of the context shows.
 
     As in `RentOrBuyGate`, fewer than *min_tokens* raw tokens never leave, everything old leaves
     when the cache has expired, and *prices* are those of the model. While the cache lives, nothing
@@ -175,24 +185,42 @@ class Collapse:
         await turn.call_from(
             index.message_count, index.extend, turn.messages, stop, sums, turn.counter
         )
-        table = index.table(fact_sums, sums, self.keep_recent)
-        if not table.freed:
-            return Skip("no exchange is old enough to collapse")
-        first: int | str = 0
-        if not turn.force:
-            first = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
+        first = await self._first_to_leave(turn, index)
         if isinstance(first, str):
-            return Skip(f"the old exchanges stay: {first}")
-        return await in_thread(self._plan, turn, index.places[first], stop)
+            return Skip(first)
+        # Only now, since most turns end above: fewer exchanges leave, so they do not pay earlier.
+        governs = await self._governing(turn)
+        index = index.without(turn.messages, governs)
+        first = await self._first_to_leave(turn, index)
+        if isinstance(first, str):
+            return Skip(first)
+        return await in_thread(self._plan, turn, index.places[first], stop, governs)
 
-    def _plan(self, turn: Turn, start: int, stop: int) -> CollapsePlan:
+    async def _first_to_leave(self, turn: Turn, index: ExchangeIndex) -> int | str:
+        """Return the position in *index* of the first exchange that leaves, or why none does."""
+        table = index.table(await turn.fact_sums(), await turn.prefix_sums(), self.keep_recent)
+        if not table.freed:
+            return "no exchange is old enough to collapse"
+        if turn.force:
+            return 0
+        first = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
+        return f"the old exchanges stay: {first}" if isinstance(first, str) else first
+
+    async def _governing(self, turn: Turn) -> Governing:
+        """Return what governs the agent at the end of the context."""
+        applicable = turn.recall(ApplicableIndex)
+        await turn.call_from(applicable.message_count, applicable.extend, turn.messages)
+        return await in_thread(governing, turn.messages, applicable.applicable(), turn.counter.text)
+
+    def _plan(self, turn: Turn, start: int, stop: int, governs: Governing) -> CollapsePlan:
         """Return the plan for the exchanges from message *start* up to *stop*.
 
         Its steps are numbered on from those of the session's notes in the context.
         """
         folder = self._visible_folder(turn.session_id)
         last_numbers = [note.last for note in _own_notes(turn) if note.folder == folder]
-        return collapse.plan_collapse(turn.messages, start, stop, max(last_numbers, default=0) + 1)
+        first_number = max(last_numbers, default=0) + 1
+        return collapse.plan_collapse(turn.messages, start, stop, first_number, governs)
 
     async def _rewrite(
         self, turn: Turn, plan: CollapsePlan, offloaded_texts: Mapping[str, str], suffix: str

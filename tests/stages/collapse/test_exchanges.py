@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ctxpipe.messages import FactSums, Message
 from ctxpipe.stages.collapse.exchanges import ExchangeIndex
+from ctxpipe.stages.collapse.governing import Governing
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()
@@ -84,3 +85,16 @@ def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
 
     fresh = index_of(messages, keep_recent)
     assert columns(index, messages, keep_recent) == columns(fresh, messages, keep_recent)
+
+
+def test_exchanges_that_govern_the_agent_are_no_candidates():
+    messages = conversation(
+        user("Go."), step("t1", result=LONG), step("t2", result=LONG), assistant("a")
+    )
+    index = index_of(messages, 1)
+
+    remaining = index.without(messages, Governing(kept_messages=frozenset({2})))
+
+    assert list(index.places) == [1, 3]
+    assert list(remaining.places) == [3]
+    assert columns(remaining, messages, 1)[0] == columns(index, messages, 1)[0][1:]

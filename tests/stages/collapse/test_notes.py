@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from ctxpipe.messages import Message, blocks, check, has_calls, kind, rebuilt
 from ctxpipe.placeholders.notes import StepsNote, note_of
 from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
+from ctxpipe.stages.collapse.governing import governing
 from ctxpipe.stages.collapse.notes import (
     CollapsePlan,
     collapse,
@@ -34,6 +35,7 @@ from ctxpipe.stages.collapse.notes import (
     step_texts,
     texts_of_notes,
 )
+from ctxpipe.stages.reading.what_applies import what_applies
 from ctxpipe.tokens import TokenCounter
 
 COUNTER = TokenCounter()
@@ -388,9 +390,10 @@ def test_the_body_of_a_skill_in_a_message_of_results_stays():
         user(tool_result("t1", "Launching."), skill, text("And hurry.")),
     )
 
-    plan = planned(messages)
+    governs = governing(messages, what_applies(messages), COUNTER.text)
+    plan = plan_collapse(messages, 1, len(messages), 1, governs)
 
-    assert plan.parts[1] == user(skill, text("And hurry."))
+    assert plan.parts == messages[1:]
 
 
 @pytest.mark.parametrize(
