@@ -2,70 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from histories import assistant, conversation, said, step, system, user, view
+from compactions import LONG, Writer, archives, shortened, words, work
+from histories import assistant, conversation, said, system, user, view
 
-from ctxpipe.functions import CompactResult, compact_messages, load_archive
-from ctxpipe.messages import Message
+from ctxpipe.functions import compact_messages, load_archive
 from ctxpipe.storage.files import FileText
 from ctxpipe.summarizers import (
     ExtractiveSummarizer,
-    Summary,
 )
-
-
-def words(text: str) -> int:
-    """The tests' counter: a token is a word."""
-    return len(text.split())
-
-
-@dataclass
-class Writer:
-    """A summarizer that says *text*, or fails, and counts how often it was asked."""
-
-    text: str = "It went well."
-    failure: Exception | None = None
-    seen: list[list[Message]] = field(default_factory=list)
-
-    async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        self.seen.append(list(messages))
-        if self.failure is not None:
-            raise self.failure
-        return Summary(self.text, input_tokens=7, output_tokens=3)
-
-
-def work(turns: int, results: int = 100) -> list[Message]:
-    """A task of *turns* steps, each with a result of so many words."""
-    return conversation(
-        *(
-            step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results)
-            for n in range(turns)
-        )
-    )
-
-
-LONG = conversation(
-    system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
-)
-
-
-def archives(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("compact-*.json"))
-
-
-async def shortened(history: list[Message], folder: Path, **settings: Any) -> CompactResult:
-    defaults: dict[str, Any] = {
-        "summarize": Writer(),
-        "output_dir": folder,
-        "context_token_limit": 2000,
-        "counter": words,
-        "work_dir": folder,
-    }
-    return await compact_messages(history, **{**defaults, **settings})
 
 
 async def test_one_call_with_defaults_is_enough(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from api_rules import faults
 from cancellation import cancelled
+from compactions import words
 from histories import MARK, conversation, step, text, thinking, user
 from processes import new_python
 
@@ -47,11 +48,6 @@ T = TypeVar("T")
 BUDGET = Budget(window=4000, trigger=2000)  # the target is 1200 words
 STEP_WORDS = 100
 GUARD_SECONDS = 20  # a turn that would wait for ever fails
-
-
-def words(text: str) -> int:
-    """The tests' counter: a token is a word."""
-    return len(text.split())
 
 
 class Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compactions import UPLOAD, gadget
 from histories import assistant, histories, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +20,7 @@ from ctxpipe.stages.reading.carry_candidates import (
     is_reference,
 )
 
-UPLOAD = {"type": "container_upload", "file_id": "file_1"}
 REFERENCE = {"type": "tool_reference", "tool_name": "create_event"}
-
-
-def gadget(number: int = 1, **values: Any) -> dict[str, Any]:
-    return {"type": "gadget", "number": number, **values}
 
 
 def piece(carry_kind: CarryKind, index: int, **values: Any) -> Candidate:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import pytest
+from compactions import UPLOAD, words
 from histories import assistant, conversation, said, step, system, text, tool_result, tool_use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,13 +24,7 @@ from ctxpipe.summarizers import Summary
 
 Block: TypeAlias = dict[str, Any]
 
-UPLOAD = {"type": "container_upload", "file_id": "file_1"}
 LEFT_OUT = "not carried on for lack of space"
-
-
-def words(text: str) -> int:
-    """The tests' counter: a token is a word."""
-    return len(text.split())
 
 
 async def summarize(_messages: Sequence[Message], /) -> Summary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from compactions import LINES, count
 from evidence import parsed_evidence
 from histories import conversation, step, user, view
 from hypothesis import given
@@ -12,25 +13,6 @@ from ctxpipe.placeholders.summaries import SUMMARY, archive_references, reminder
 from ctxpipe.stages.compact.evidence import evidence_block
 from ctxpipe.stages.compact.source import Source, gather_facts
 from ctxpipe.stages.reading.conversation_facts import ConversationFacts
-from ctxpipe.tokens import TokenCounter
-
-count = TokenCounter().text
-
-
-LINES = ConversationFacts(
-    paths={
-        "README.md": False,
-        "src/app/main.py": True,
-        "src/app/util.py": False,
-        "/abs/x y.txt": False,
-    },
-    commands={"make": True, "git push": False},
-    identifiers=["28c304f6", "PROJ-17"],
-    requests=["Fix it.", 'Say </request> or <request chars="3">abc', "Now."],
-    archives=["/a/compact-1.json", "/a/compact-2.json"],
-    index="/a/compact-paths.txt",
-    notes=["util.py was deleted since it was shown"],
-)
 
 
 def test_the_block_lists_what_no_model_may_forget():

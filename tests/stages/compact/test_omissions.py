@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import cast
 
+from compactions import UPLOAD, gadget
 from histories import user
 
 from ctxpipe.messages import Message
 from ctxpipe.stages.compact.omissions import omission_names, omissions_text
 from ctxpipe.stages.reading.carry_candidates import blocks_to_carry
-
-UPLOAD = {"type": "container_upload", "file_id": "file_1"}
-
-
-def gadget(number: int = 1, **values: Any) -> dict[str, Any]:
-    return {"type": "gadget", "number": number, **values}
 
 
 def as_it_is(message: Message) -> Message:

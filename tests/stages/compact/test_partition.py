@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from compactions import count, replacement_of, replacements_of
 from evidence import parsed_evidence
 from histories import (
     PICTURE,
@@ -36,30 +37,8 @@ from ctxpipe.placeholders.summaries import (
     summary_extras,
 )
 from ctxpipe.stages.compact.evidence import evidence_block
-from ctxpipe.stages.compact.partition import Replacement, reason_to_postpone, replacements
-from ctxpipe.stages.compact.source import Source, gather_facts
+from ctxpipe.stages.compact.partition import reason_to_postpone
 from ctxpipe.stages.reading.unanswered import open_tail
-from ctxpipe.tokens import TokenCounter
-
-count = TokenCounter().text
-
-
-def replacements_of(
-    head: list[Message], rest: list[Message], summary: str = "S", archive: str = "", **settings: Any
-) -> list[Replacement]:
-    """The replacements of a history that is the caller's own."""
-    source = Source(rest, [archive] if archive else [], is_raw=True)
-    facts = gather_facts(source)
-    tail = open_tail(rest)
-    return replacements(head, rest, summary, source, facts, tail=tail, archive=archive, **settings)
-
-
-def replacement_of(
-    head: list[Message], rest: list[Message], summary: str = "S", **settings: Any
-) -> Replacement:
-    """The first of them."""
-    return replacements_of(head, rest, summary, **settings)[0]
-
 
 # Partition and assembly ---------------------------------------------------------------------------
 

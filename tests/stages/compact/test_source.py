@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from compactions import LINES, count, replacement_of
 from histories import (
     assistant,
     conversation,
@@ -29,46 +28,8 @@ from ctxpipe.placeholders.summaries import (
     restored_text,
 )
 from ctxpipe.stages.compact.evidence import evidence_block
-from ctxpipe.stages.compact.partition import Replacement, replacements
 from ctxpipe.stages.compact.source import Source, after_summary, gather_facts
 from ctxpipe.stages.reading.conversation_facts import ConversationFacts
-from ctxpipe.stages.reading.unanswered import open_tail
-from ctxpipe.tokens import TokenCounter
-
-count = TokenCounter().text
-
-
-def replacements_of(
-    head: list[Message], rest: list[Message], summary: str = "S", archive: str = "", **settings: Any
-) -> list[Replacement]:
-    """The replacements of a history that is the caller's own."""
-    source = Source(rest, [archive] if archive else [], is_raw=True)
-    facts = gather_facts(source)
-    tail = open_tail(rest)
-    return replacements(head, rest, summary, source, facts, tail=tail, archive=archive, **settings)
-
-
-def replacement_of(
-    head: list[Message], rest: list[Message], summary: str = "S", **settings: Any
-) -> Replacement:
-    """The first of them."""
-    return replacements_of(head, rest, summary, **settings)[0]
-
-
-LINES = ConversationFacts(
-    paths={
-        "README.md": False,
-        "src/app/main.py": True,
-        "src/app/util.py": False,
-        "/abs/x y.txt": False,
-    },
-    commands={"make": True, "git push": False},
-    identifiers=["28c304f6", "PROJ-17"],
-    requests=["Fix it.", 'Say </request> or <request chars="3">abc', "Now."],
-    archives=["/a/compact-1.json", "/a/compact-2.json"],
-    index="/a/compact-paths.txt",
-    notes=["util.py was deleted since it was shown"],
-)
 
 
 def test_evidence_is_gathered_from_the_messages_alone():

@@ -11,13 +11,14 @@ from typing import Any, cast
 import anthropic
 import anyio
 import pytest
+from compactions import LONG, Writer, archives, shortened, words, work
 from evidence import parsed_evidence
 from histories import assistant, chat, conversation, python_source, said, step, system, user, view
 from histories import tool_use as call
 
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Result, Skip, StorageError, Turn
 from ctxpipe.errors import SummaryFailed
-from ctxpipe.functions import CompactResult, compact_messages, load_archive
+from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import CONTINUE, SUMMARY, summary_extras
 from ctxpipe.stages.compact.stage import Breaker, Compact, Evidence, Restore
@@ -51,11 +52,6 @@ PICTURE = {
 }
 
 
-def words(text: str) -> int:
-    """The tests' counter: a token is a word."""
-    return len(text.split())
-
-
 @dataclass
 class Clock:
     """Time that only sleeping, and the test, move."""
@@ -71,35 +67,7 @@ class Clock:
         return self.now
 
 
-@dataclass
-class Writer:
-    """A summarizer that says *text*, or fails, and counts how often it was asked."""
-
-    text: str = "It went well."
-    failure: Exception | None = None
-    seen: list[list[Message]] = field(default_factory=list)
-
-    async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        self.seen.append(list(messages))
-        if self.failure is not None:
-            raise self.failure
-        return Summary(self.text, input_tokens=7, output_tokens=3)
-
-
-def work(turns: int, results: int = 100) -> list[Message]:
-    """A task of *turns* steps, each with a result of so many words."""
-    return conversation(
-        *(
-            step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results)
-            for n in range(turns)
-        )
-    )
-
-
 RULE = user("Never touch main.")
-LONG = conversation(
-    system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
-)
 # the target is 1200 words
 BUDGET = Budget(window=4000, trigger=2000)
 
@@ -119,27 +87,12 @@ async def compacted(
     return result.messages, report.detail
 
 
-def archives(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("compact-*.json"))
-
-
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "kept")
 
 
 # The function -------------------------------------------------------------------------------------
-
-
-async def shortened(history: list[Message], folder: Path, **settings: Any) -> CompactResult:
-    defaults: dict[str, Any] = {
-        "summarize": Writer(),
-        "output_dir": folder,
-        "context_token_limit": 2000,
-        "counter": words,
-        "work_dir": folder,
-    }
-    return await compact_messages(history, **{**defaults, **settings})
 
 
 # The stage: what comes out ------------------------------------------------------------------------
