@@ -90,6 +90,7 @@ def ctxpipe_middleware(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    cache_breakpoints: int = 0,
     summary_model: str | BaseChatModel | None = None,
 ) -> AgentMiddleware[Any, Any, Any]:
     """Return a middleware for ``create_agent`` that calls the model with the context.
@@ -107,6 +108,10 @@ def ctxpipe_middleware(
     name, such as sub-agents in a thread, or without a name, are distinguished by their histories.
     *journal* stores each conversation separately.
 
+    *cache_breakpoints* is the maximum number of prompt-cache breakpoints to add where they save
+    most: before and after what a turn has rewritten, and after the system prompt. Claude and
+    OpenAI's models from GPT-5.6 on have breakpoints; requests to other models get none.
+
     Summaries are written by the agent's model, with its client and its credentials. *summary_model*
     is another model for them, or the name of another model of the same provider; without it the
     name is the environment variable SUMMARY_MODEL.
@@ -115,8 +120,15 @@ def ctxpipe_middleware(
     AdapterUnavailable if LangChain is missing or has an unexpected form.
     """
     if isinstance(summary_model, BaseChatModel):
-        return _AgentMiddleware(Adapter(pipeline, session_id, journal), summary_model)
-    adapter = Adapter(pipeline, session_id, journal, summary_model=summary_model)
+        adapter = Adapter(pipeline, session_id, journal, cache_breakpoints=cache_breakpoints)
+        return _AgentMiddleware(adapter, summary_model)
+    adapter = Adapter(
+        pipeline,
+        session_id,
+        journal,
+        cache_breakpoints=cache_breakpoints,
+        summary_model=summary_model,
+    )
     return _AgentMiddleware(adapter, summary_model=None)
 
 
@@ -371,6 +383,12 @@ def _usage(reply: Reply) -> dict[str, int] | None:
 
 class LangChainCodec(Codec):
     """Codec of LangChain's messages."""
+
+    text_type = "text"
+
+    def with_content(self, item: Item, content: list[Any]) -> Item:
+        """Return a copy of the message *item* with other parts as its *content*."""
+        return item.model_copy(update={"content": content})
 
     def read(self, item: Item) -> Reading:
         """Return *item* as blocks."""

@@ -60,6 +60,7 @@ def ctxpipe_logger(
     *,
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
+    cache_breakpoints: int = 0,
     summary_model: str | None = None,
 ) -> CustomLogger:
     """Return a ``CustomLogger`` that replaces the history of each asynchronous call by the context.
@@ -78,6 +79,10 @@ def ctxpipe_logger(
     without a name, are distinguished by their histories. *journal* stores each conversation
     separately.
 
+    *cache_breakpoints* is the maximum number of prompt-cache breakpoints to add where they save
+    most: before and after what a turn has rewritten, and after the system prompt. Claude and
+    OpenAI's models from GPT-5.6 on have breakpoints; requests to other models get none.
+
     Summaries are requested with ``litellm.acompletion`` from the provider of the call, with its URL
     and its credentials. Their model is *summary_model*, else the environment variable
     SUMMARY_MODEL, else the model of the call. A model of another provider cannot be used: also a
@@ -86,7 +91,10 @@ def ctxpipe_logger(
     Raises SettingsError if a setting is invalid. The import of this module raises
     AdapterUnavailable if LiteLLM is missing or has an unexpected form.
     """
-    return _Logger(Adapter(pipeline, session_id, journal, NAMES, summary_model=summary_model))
+    adapter = Adapter(
+        pipeline, session_id, journal, NAMES, cache_breakpoints, summary_model=summary_model
+    )
+    return _Logger(adapter)
 
 
 # The agent's model --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def ctxpipe_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     observation: str = "",
+    cache_breakpoints: int = 0,
     summary_model: str | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
@@ -59,6 +60,10 @@ def ctxpipe_client(
     each reply of a chat counts as a tool call and each such message as its result, so that stages
     can offload it. The default "" switches this off.
 
+    *cache_breakpoints* is the maximum number of prompt-cache breakpoints to add where they save
+    most: before and after what a turn has rewritten, and after the system prompt. Claude and
+    OpenAI's models from GPT-5.6 on have breakpoints; requests to other models get none.
+
     Summaries are requested in the form and at the URL of the request, with its headers. Their model
     is *summary_model*, else the environment variable SUMMARY_MODEL, else the model of the request.
     *transport* sends the requests; None selects the transport of the SDK, without the proxies of
@@ -72,6 +77,7 @@ def ctxpipe_client(
         session_id,
         journal,
         NAMES,
+        cache_breakpoints,
         observation=observation,
         summary_model=summary_model,
     )
@@ -84,6 +90,7 @@ def ctxpipe_sync_client(
     session_id: SessionName | None = None,
     journal: JournalStorage | None = None,
     observation: str = "",
+    cache_breakpoints: int = 0,
     summary_model: str | None = None,
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
@@ -97,6 +104,7 @@ def ctxpipe_sync_client(
         session_id,
         journal,
         NAMES,
+        cache_breakpoints,
         observation=observation,
         summary_model=summary_model,
     )

@@ -165,8 +165,8 @@ def common_options(
     cache_breakpoints: Annotated[
         int | None,
         typer.Option(
-            help="Cache breakpoints of a request for the Messages API, up to 4; default: the "
-            "client's own, and those that cost nothing.",
+            help="Cache breakpoints of a request to Claude, or to GPT-5.6 and later, up to 4; "
+            "default: the client's own, and for the Messages API those that cost nothing.",
             min=0,
             max=4,
         ),

@@ -66,8 +66,9 @@ class GatewaySettings:
     *drain_seconds* is the time that open replies get to end when the gateway is stopped.
     *redact* lists regular expressions: what they find is hidden in everything that is written.
     *max_days* is the age in days from which on texts, archives and journals are deleted.
-    *cache_breakpoints* is the number of cache breakpoints, at most four, that a request for the
-    Messages API has after shaping; with None only those are added that cost nothing.
+    *cache_breakpoints* is the number of cache breakpoints, at most four, that a request to a model
+    with breakpoints has after shaping: Claude, and OpenAI's models from GPT-5.6 on. With None only
+    those are added that cost nothing, to requests for the Messages API.
     *session_budget* is the number of dollars that a session may spend; with None any number.
 
     Raises SettingsError if a URL, the address, a token or a number is invalid.

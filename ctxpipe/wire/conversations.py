@@ -210,6 +210,7 @@ def session_ids(name: str, beginning: Beginning) -> Iterator[str]:
 class Dialog:
     """A conversation called *name*: its *session*, and the *items* of its last request.
 
+    *sent_items* are those that were sent instead, if an adapter places cache breakpoints in them.
     *body* is the body that contained the items, None if they were passed as objects.
     *saved_tokens* is the number of raw tokens that shaping has saved, *size* the approximate size
     of the items in bytes or characters. A conversation that *is_provisional* so far equals the
@@ -222,6 +223,7 @@ class Dialog:
     beginning: Beginning = field(repr=False)
     translation: Translation | Verbatim = field(init=False, repr=False)
     items: Sequence[Item] = field(default=(), repr=False)
+    sent_items: Sequence[Item] = field(default=(), repr=False)
     body: Body | None = field(default=None, repr=False)
     lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
     saved_tokens: int = 0

@@ -41,6 +41,7 @@ from ..tokens.billed import has_usage
 from ..turn.state import Request
 from .body import Body, TooDeep, continue_body, longest_overlap, read_body
 from .body_index import nearest
+from .breakpoints import item_marks, place_breakpoints
 from .codec import Codec, Item, ItemReader, MessagesCodec
 from .conversations import (
     Beginning,
@@ -163,7 +164,7 @@ class Adapter:
         name. A summarizer without a model of its own uses *agent_model*. *state_id* is the argument
         of `Exchange.shape`.
         """
-        exchange = Exchange(self.conversations)
+        exchange = Exchange(self.conversations, self.breakpoints)
         with log_errors(UNSHAPED):
             source = self.find(request, names)
             await exchange.shape(
@@ -204,8 +205,9 @@ class Exchange:
     original_items: Sequence[Item]
     request: Request
 
-    def __init__(self, conversations: Conversations) -> None:
+    def __init__(self, conversations: Conversations, breakpoints: int | None = None) -> None:
         self._conversations = conversations
+        self._breakpoints = breakpoints
         self.is_shaped: bool = False
         self.is_stored_by_provider: bool = False
         self.reason: str = ""
@@ -275,7 +277,7 @@ class Exchange:
             first = len(calls)
             self.items = items
             if is_unchanged(new_items[:first], calls):
-                self.items = new_items[first:]
+                self.items = self._mark(new_items[first:])
         self.reason = ""
         self.is_shaped = True
         dialog.saved_tokens += self.result.tokens_saved
@@ -294,6 +296,23 @@ class Exchange:
         session = source.open_session(session_id, is_id_used=True).fork()
         self._conversations.share(session, source.name)
         return Dialog(source.name, session, codec, Beginning(b"")), calls
+
+    def _mark(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return *items* with cache breakpoints, if the adapter places them in these items.
+
+        A request for the Messages API gets its breakpoints in `rewrite`.
+        """
+        dialog = self.dialog
+        if not self._breakpoints or not isinstance(dialog.codec, Codec):
+            return items
+        marks = item_marks(self.model, dialog.codec.text_type)
+        previous = dialog.sent_items
+        dialog.sent_items = items
+        if marks is None or not dialog.codec.text_type:
+            return items
+        return place_breakpoints(
+            items, previous, self._breakpoints, marks, dialog.codec.with_content
+        )
 
     def _with_prefill(self, result: Result) -> Result:
         """Return *result* followed by the beginning of an answer that the model is to continue."""
@@ -335,7 +354,7 @@ class Exchange:
                 )
                 if shorter is not None:
                     shorter = self._with_prefill(shorter)
-                    self.items = dialog.translation.items(units, shorter.messages)
+                    self.items = self._mark(dialog.translation.items(units, shorter.messages))
                     self.result = shorter
                     dialog.saved_tokens += shorter.tokens_saved
         return self.result is not refused_result
@@ -398,13 +417,12 @@ class HttpExchange(Exchange):
         breakpoints: int | None = None,
         make_agent_model: Callable[[Format, JsonObject], AgentModel] | None = None,
     ) -> None:
-        super().__init__(conversations)
+        super().__init__(conversations, breakpoints)
         self._make_agent_model = make_agent_model
         self.agent_model: AgentModel | None = None
         self.format = wire_format
         self.is_dry = is_dry
         self._find = find
-        self._breakpoints = breakpoints
         self.raw: bytes = b""
         self.body: Body | None = None
         self._decoded = b""

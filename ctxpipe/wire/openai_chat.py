@@ -50,6 +50,8 @@ SHOWN = "[It is shown after the results.]"
 class ChatCodec(Codec):
     """Codec of the ``messages`` of ``/chat/completions``: mappings, or model objects of an SDK."""
 
+    text_type = "text"
+
     def read(self, item: Item) -> Reading:
         """Return *item* as blocks."""
         role = field(item, "role")

@@ -58,6 +58,8 @@ TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoni
 class ResponsesCodec(Codec):
     """Codec of the ``input`` of ``/responses``, if it is a list."""
 
+    text_type = "input_text"
+
     def is_summary(self, item: Item) -> bool:
         """Return True if *item* is a compaction."""
         return kind(item) == "compaction"
