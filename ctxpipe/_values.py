@@ -44,6 +44,10 @@ _LEVELS_AROUND = 10
 
 # Characters. A longer value is encoded in steps: a single step would block other threads too long.
 _MAX_STEP_CHARS = 1_000_000
+_SHORT_CHARS = 30_000  # a part of such a value that is encoded in one step
+# Level of nesting up to which parts are. A short part has at most 300 levels, since each value in
+# it weighs 100 characters; so the deepest value in it is within MAX_DEPTH.
+_SHORT_DEPTH = 200
 _CANNOT_BE_SENT = "a value in a message cannot be sent: {}"
 _MAX_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _JSON_TYPES = (str, dict, list, tuple, int, float, type(None))
@@ -243,6 +247,10 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
                 yield encoder.encode(plain)
             elif not plain:
                 yield "{}" if isinstance(plain, dict) else "[]"
+            elif (
+                len(pending) < _SHORT_DEPTH and (text := _encode_short(encoder, plain)) is not None
+            ):
+                yield text
             elif len(pending) > MAX_DEPTH + _LEVELS_AROUND:
                 raise ValueError(f"it is nested more than {MAX_DEPTH:,} levels deep")
             else:
@@ -250,6 +258,20 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
                 break
         else:
             pending.pop()
+
+
+def _encode_short(encoder: json.JSONEncoder, value: object) -> str | None:
+    """Return the text of *value* in one step, such as that of a message in a long journal entry.
+
+    Returns None if it is not short, or if `_encode` gives the reason why steps are necessary.
+    """
+    if encoder.indent or weight([value], _SHORT_CHARS) > _SHORT_CHARS:
+        return None
+    try:
+        text = encoder.encode(value)
+    except (RecursionError, TypeError, ValueError):
+        return None
+    return None if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text) else text
 
 
 def _key_text(key: object) -> str:

@@ -25,6 +25,8 @@ create table if not exists texts (key text primary key, text text);
 create table if not exists entries (session, number, entry, journal, primary key (session, number))
 """
 ADD = "insert or ignore into texts values (?, ?) returning key"
+RECORDS = "select key from texts where key glob ? order by rowid"
+ENTRIES = "select entry, journal from entries where session = ? order by number"
 APPEND = """
 insert or ignore into entries select ?1, ?2, ?3, coalesce(journal, ?4)
 from (select count(*) as count, max(journal) as journal from entries where session = ?1)
@@ -65,9 +67,12 @@ class SqliteStorage:
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         for key in possible_keys(location):
             for (text,) in await self.sql("select text from texts where key = ?", key):
-                end = None if limit is None else offset + limit
-                return Page(text[offset:end], min(offset, len(text)), len(text))
+                return Page.of(text, offset, limit)
         raise StorageError(errno.ENOENT, f"there is no text {location!r}")
+
+    async def missing(self, locations: Sequence[str], /) -> list[str]:
+        keys = {key for (key,) in await self.sql("select key from texts")}
+        return [place for place in locations if keys.isdisjoint(possible_keys(place))]
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         prefix = f"{session_folder(session_id)}/{safe_name(stem)}-{record_stamp(time.time())}"
@@ -78,8 +83,7 @@ class SqliteStorage:
         raise AssertionError
 
     async def records(self, session_id: str, /) -> list[str]:
-        names = f"{session_folder(session_id)}/*.json"
-        rows = await self.sql("select key from texts where key glob ? order by rowid", names)
+        rows = await self.sql(RECORDS, f"{session_folder(session_id)}/*.json")
         return [url_of(key) for (key,) in rows]
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
@@ -92,8 +96,7 @@ class SqliteStorage:
         return bool(rows)
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
-        query = "select entry, journal from entries where session = ? order by number"
-        rows = await self.sql(query, session_folder(session_id))
+        rows = await self.sql(ENTRIES, session_folder(session_id))
         if rows:
             self.seen[session_folder(session_id)] = rows[0][1]
         return [entry for entry, _ in rows[start:]]

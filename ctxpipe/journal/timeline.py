@@ -370,7 +370,9 @@ class Timeline:
         agreement = step.agreement
         is_untouched = self.is_untouched
         step.retained_count, agreement.new_start = self._part_to_keep(step)
-        if agreement.form_changes or not is_untouched:
+        # A step from a journal was compared with no timeline: cache marks are not stored.
+        may_move_marks = agreement.timeline is not None
+        if may_move_marks and (agreement.form_changes or not is_untouched):
             agreement.mark_changes = dict(self._new_marks(step))
         step.same_count = min(
             step.retained_count, min(agreement.mark_changes, default=step.retained_count)

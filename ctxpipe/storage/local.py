@@ -253,6 +253,53 @@ class LocalStorage:
                     position += len(chunk)
         return Page(text.getvalue(), offset=min(offset, position), total=position)
 
+    async def missing(self, locations: Sequence[str], /) -> list[str]:
+        """Return those of *locations* that have no text. Raises StorageError.
+
+        The folders are listed, and no text is read.
+        """
+        return await run_in_thread(self._missing, locations)
+
+    def _missing(self, locations: Sequence[str]) -> list[str]:
+        """Return those of *locations* that have no text; for `missing`, in a worker thread."""
+        names_by_folder: dict[str, frozenset[str]] = {}
+        missing_locations: list[str] = []
+        for location in locations:
+            is_listed = False
+            for key in self._possible_keys(location):
+                folder, name = os.path.split(key)
+                if folder not in names_by_folder:
+                    names_by_folder[folder] = self._file_names(folder)
+                if name in names_by_folder[folder]:
+                    is_listed = True
+                    break
+            # A file system that ignores case may list the file under another name.
+            if not is_listed and not self._has_text(location):
+                missing_locations.append(location)
+        return missing_locations
+
+    def _file_names(self, folder: str) -> frozenset[str]:
+        """Return the names of the regular files in *folder*, none if it cannot be opened."""
+        try:
+            with self._folders.folder(folder) as fd, os.scandir(fd) as entries:
+                return frozenset(
+                    entry.name for entry in entries if entry.is_file(follow_symlinks=False)
+                )
+        except RootError:
+            raise
+        except (StorageError, OSError):
+            return frozenset()
+
+    def _has_text(self, location: str) -> bool:
+        """Return True if there is a text at *location*."""
+        try:
+            self.key(location)
+        except RootError:
+            raise
+        except StorageError:
+            return False
+        return True
+
     def key(self, location: str) -> str:
         """Return the key of the text at *location*.
 
@@ -280,13 +327,17 @@ class LocalStorage:
         *location* may be a path below the root, a path relative to the current folder, or a path
         from a template, whose last two parts are the key. Paths that make no valid key are skipped.
         """
-        bases = (self.root, self._folders.real or os.path.realpath(self.root))
-        paths = [os.path.relpath(os.path.join(base, location), base) for base in bases]
-        # A path relative to the current folder, and a path from a template, end in the key.
-        paths.append("/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:]))
-        for path in paths:
+        for path in self._possible_paths(location):
             with suppress(StorageError):
                 yield "/".join(key_parts(path))
+
+    def _possible_paths(self, location: str) -> Iterator[str]:
+        """Yield the paths below the root that *location* may mean, the most likely first."""
+        yield os.path.relpath(os.path.join(self.root, location), self.root)
+        base = self._folders.real or os.path.realpath(self.root)
+        yield os.path.relpath(os.path.join(base, location), base)
+        # A path relative to the current folder, and a path from a template, end in the key.
+        yield "/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:])
 
     def _open(self, key: str, flags: int) -> int:
         """Open the file with the storage *key*; return its descriptor. Raises OSError."""

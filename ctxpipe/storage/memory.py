@@ -88,6 +88,14 @@ class MemoryStorage:
                 return Page.of(self.stored[key], offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location!r}")
 
+    async def missing(self, locations: Sequence[str], /) -> list[str]:
+        """Return those of *locations* that have no text."""
+        return [
+            location
+            for location in locations
+            if not any(key in self.stored for key in possible_keys(location))
+        ]
+
     # Records --------------------------------------------------------------------------------------
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:

@@ -8,8 +8,9 @@ attributes and methods, which are used if they exist:
 - ``lease(session_id, seconds)``, of a `JournalStorage`: async context manager that reserves the
   session for one process, and yields False if it is not free within *seconds*. A lease only saves
   the cost of summaries that two processes would write at the same time
-- ``missing(locations)``, of a `TextReader`: returns the locations that have no text. It is called
-  when a session is resumed; without it, a part of each text is read
+- ``missing(locations)``, of a `TextReader`: returns the locations that have no text, from a
+  listing. It is called when a session is resumed. The contract requires it of a storage that also
+  writes texts; without it, a part of each text is read
 - ``touch(session_id)``, of a `TextReader`: records in each turn that the session is in use
 - ``reference``, of a `TextWriter`: form of the paths that the model sees, see `LocalStorage`
 - ``sessions(prefix)``: returns the ids of the stored sessions, filtered by `ids_below` of

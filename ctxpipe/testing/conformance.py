@@ -43,7 +43,7 @@ def storage_conformance(
     with the same *place* share everything, like those of two processes; a new *place* is empty.
     Each storage is closed with its ``aclose``, if it has one. *protocols* are the protocols that
     the storage implements, *extras* the optional methods that it has: any of "add_notes", "delete",
-    "lease", "missing" and "sessions".
+    "lease", "missing" and "sessions". A storage that writes and reads texts needs "missing".
 
     ``redacting(place, redact)`` returns a storage that hides secrets. ``failing(place,
     operations)`` returns an async context manager with a storage whose backend works for this
@@ -63,12 +63,13 @@ def storage_conformance(
     checks: list[Check] = [_implements(protocols, extras)]
     if TextWriter in protocols and TextReader in protocols:
         checks += TEXT_CHECKS
+        checks += MISSING_CHECKS
     if Archive in protocols:
         checks += RECORD_CHECKS
     if JournalStorage in protocols:
         checks += (*JOURNAL_CHECKS, *SESSION_CHECKS)
     for extra in extras:
-        checks += EXTRAS[extra]
+        checks += [check for check in EXTRAS[extra] if check not in checks]
     if redacting is not None:
         checks += REDACTION_CHECKS
     for protocol in protocols if failing else ():
@@ -87,6 +88,8 @@ def _implements(protocols: Collection[type], extras: Collection[str]) -> Check:
             expect(is_there or protocol not in protocols, f"it is a {protocol.__name__}")
             expect(not is_there or protocol in protocols, f"{protocol.__name__} is checked as well")
         for extra in EXTRAS:
+            if extra == "missing" and TextReader in protocols:
+                continue  # the checks of texts need it
             is_there = hasattr(storage, extra)
             expect(is_there is (extra in extras), f"extras says whether it has {extra!r}")
 

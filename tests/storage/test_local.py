@@ -886,3 +886,39 @@ async def test_an_invalid_limit_is_refused_by_name(storage, name, value):
 async def test_a_session_is_deleted_by_its_name_only(storage, session_id):
     with pytest.raises(SettingsError, match="session_id is "):
         await storage.delete(session_id)
+
+
+# Missing texts ------------------------------------------------------------------------------------
+
+
+async def test_only_regular_files_below_the_root_are_there(root, storage, tmp_path):
+    [location] = await storage.write([("s/a.md", "text")])
+    outside = tmp_path / "outside.md"
+    outside.write_text("secret")
+    (root / "s" / "link.md").symlink_to(outside)
+    (root / "s" / "folder.md").mkdir()
+    there = [location, "s/a.md", "./s/a.md", "/mnt/results/s/a.md"]
+    gone = [str(root / "s" / name) for name in ("link.md", "folder.md", "b.md")]
+    gone += ["../outside.md", str(outside), "t/a.md", "", "s/a\0.md"]
+
+    assert await storage.missing([*there, *gone]) == gone
+
+
+async def test_of_a_root_that_does_not_exist_everything_is_missing(storage, root):
+    assert await storage.missing(["s/a.md"]) == ["s/a.md"]
+    assert not root.exists()
+
+
+@given(st.lists(st.sampled_from(["s/a.md", "s/b.md", "t/a.md", "t/c.md"]), unique=True))
+async def test_missing_is_what_cannot_be_read(written):
+    with tempfile.TemporaryDirectory() as folder:
+        storage = LocalStorage(folder)
+        await storage.write([(key, "text") for key in written])
+        keys = ["s/a.md", "s/b.md", "t/a.md", "t/c.md"]
+        unread = []
+        for key in keys:
+            try:
+                await storage.read(key)
+            except StorageError:
+                unread.append(key)
+        assert await storage.missing(keys) == unread
