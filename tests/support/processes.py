@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -54,13 +55,21 @@ def python_of_another_user(script: str, *arguments: object) -> str:
     return python(BECOMING_ANOTHER_USER + script, *arguments)
 
 
-@cache
+STARTING = threading.Lock()
+
+
 def prepared_python() -> list[str]:
     """The command of a Python that has imported the SDKs already: in the place of `sys.executable`.
 
     For programs as users write them. What an import loads or how texts are hashed needs a new one.
     All processes of a run share one, which ends with the last of them.
     """
+    with STARTING:  # threads of one process must not wait for each other when it ends
+        return shared_python()
+
+
+@cache
+def shared_python() -> list[str]:
     file = str(Path(__file__).with_name("prepared_python.py"))
     folder = Path(tempfile.gettempdir(), "prepared-python")  # of this run: see conftest.py
     folder.mkdir(exist_ok=True)
@@ -90,8 +99,9 @@ def prepared_python() -> list[str]:
     @atexit.register
     def end() -> None:
         os.close(used)
-        if server is not None:
-            server.communicate()
+        if server is not None:  # what it took counts for this process, if it ends soon
+            with suppress(subprocess.TimeoutExpired):
+                server.communicate(timeout=20)
 
     return [sys.executable, "-I", "-S", file, address]
 
