@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
-	bench bench-peers test-restarts nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
+	bench bench-costs bench-peers test-restarts nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
 	release-check
 
 help:  ## print this list
@@ -139,8 +139,7 @@ bench: $(STAMP)  ## all benchmarks, and their figures in the documentation; TRAN
 		$(BIN)/python benchmarks/bench_$$name.py --write || failed="$$failed $$name"; done; \
 	test -z "$$failed" || echo "== these missed a limit, or failed:$$failed"
 ifdef TRANSCRIPTS
-	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --all --write
-	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick --write
+	$(MAKE) bench-costs TRANSCRIPTS=$(TRANSCRIPTS)
 	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) --write
 	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl --write
 	$(BIN)/python benchmarks/bench_survival.py $(TRANSCRIPTS) --write
@@ -148,6 +147,11 @@ endif
 	$(BIN)/python benchmarks/figures.py
 
 # Each peer has an environment of its own. One that cannot be installed is listed as missing.
+bench-costs: $(STAMP)  ## what the policies cost, and the figures in the documentation; TRANSCRIPTS=FOLDER
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --all --write
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick --write
+	$(BIN)/python benchmarks/figures.py
+
 PEERS       := benchmarks/peers
 PEER_STAMPS := $(patsubst $(PEERS)/requirements/%.txt,$(PEERS)/.venvs/%/.installed,$(wildcard $(PEERS)/requirements/*.txt))
 

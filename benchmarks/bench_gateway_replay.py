@@ -140,7 +140,9 @@ async def laboratory(transcript: Transcript, preset: str, window: int) -> float:
     def make(bench: Workbench) -> ContextPipeline:
         return Pipelines(preset, bench.storage, window=window).of(EXAMPLE_MODEL, "")
 
-    replayed = await replay(transcript, make, ReplaySettings(refetch=False, by_settings=True))
+    # What is sent over HTTP has no system prompt but that of the recording.
+    settings = ReplaySettings(refetch=False, by_settings=True, prefix_tokens=0)
+    replayed = await replay(transcript, make, settings)
     # A summary that is extracted is no request.
     requests = [request for request in replayed.requests if request.purpose != "summary"]
     return bill(requests, prices_of(EXAMPLE_MODEL)).total
