@@ -132,9 +132,7 @@ def _candidates(
     place = 0
     for text in texts:
         for raw_line in text.lines:
-            if len(raw_line) > MAX_LINE_CHARS:
-                continue
-            if len(raw_line) < MIN_LINE_LETTERS and length_in_latin(raw_line) < MIN_LINE_LETTERS:
+            if len(raw_line) > MAX_LINE_CHARS or _is_short(raw_line):
                 continue
             line = raw_line.strip()
             if line in seen_lines:
@@ -155,6 +153,13 @@ def _candidates(
                 candidates.append(candidate)
                 place += 1
     return candidates
+
+
+def _is_short(line: str) -> bool:
+    """Return True if *line* has fewer than `MIN_LINE_LETTERS` letters, in any script."""
+    if len(line) >= MIN_LINE_LETTERS:
+        return False
+    return line.isascii() or length_in_latin(line) < MIN_LINE_LETTERS
 
 
 def _sum_expected_uses(

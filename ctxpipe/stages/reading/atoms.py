@@ -71,9 +71,8 @@ def atoms(text: str) -> frozenset[Atom]:
         plain_line = _plain_line(line)
         if plain_line:
             text_atoms.add("L" + plain_line)
-    separated_text = separate_scripts(text)
-    if separated_text is not text:
-        text = separated_text
+    if not text.isascii():
+        text = separate_scripts(text)
         lines = set(text.splitlines())
     for path in _PATH.findall("\n".join(line for line in lines if "/" in line)):
         atom = path_atom(path)
@@ -106,7 +105,7 @@ def path_atom(path: str) -> Atom | None:
 def _plain_line(line: str) -> str:
     """Return *line* without line number and indentation; "" if it is too short to recognize."""
     line = " ".join(WIDE_GUTTER.sub("", line).split())
-    if len(line) < MIN_LINE and length_in_latin(line) < MIN_LINE:
+    if len(line) < MIN_LINE and (line.isascii() or length_in_latin(line) < MIN_LINE):
         return ""
     return line[:MAX_LINE] if has_three_words(line) else ""
 
