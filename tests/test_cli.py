@@ -853,6 +853,16 @@ def test_the_code_that_a_replay_prints_is_a_program(long_work):
     compile(told["code"], "pasted.py", "exec")
 
 
+def test_the_notes_of_an_agent_about_its_subagents_are_no_recordings(tmp_path, sound):
+    (tmp_path / "agent-1.meta.json").write_text('{"agentType": "general-purpose"}')
+
+    done = run("replay", tmp_path)
+
+    assert done.exit_code == 0
+    assert "1 file neither JSON nor JSONL" not in done.stderr
+    assert "without a conversation" not in done.stderr
+
+
 def test_without_a_comparison_there_is_no_advice(sound):
     assert "next:" not in run("replay", sound, "--compare", "none").stdout
     assert json.loads(run("replay", sound, "--compare", "none", "--json").stdout)["advice"] is None
@@ -870,6 +880,9 @@ def test_a_file_of_which_much_is_unknown_is_read_with_a_warning(tmp_path, comman
     done = run(command, path)
 
     assert done.exit_code == 0
+    shares = json.loads(run(command, path, "--json").stdout)
+    share = shares["read"][str(path)]["recognized"] if command == "replay" else None
+    assert (share or shares["recognized"][str(path)]) == pytest.approx(2 / 3)
     assert "warning:" in done.stderr
     assert "only 66.7% of the records are known in the format 'Claude Code session'" in done.stderr
     assert "mystery (1)" in done.stderr

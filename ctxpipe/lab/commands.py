@@ -432,8 +432,12 @@ def _print_replays(
     """
     costs = f"cost in {unit}, {model}" if model else f"cost in {unit}"
     for file in replays:
-        faults = f"; {count_phrase(file.repaired, 'fault')} repaired" if file.repaired else ""
-        title = f"{display_name(file.path)} ({costs}{faults})"
+        remarks = [costs]
+        if file.repaired:
+            remarks.append(f"{count_phrase(file.repaired, 'fault')} repaired")
+        if file.coverage.recognized < 1:
+            remarks.append(f"{as_percent(file.coverage.recognized)} of the records recognized")
+        title = f"{display_name(file.path)} ({'; '.join(remarks)})"
         print_figures(title, by_file[file.path], unit, all_columns=all_columns)
         if file.calibration:
             print_line(str(file.calibration))
@@ -538,11 +542,13 @@ def _inspect_each(
     views: dict[str, S] = {}
     errors: dict[str, str] = {}
     warnings: list[str] = []
+    recognized: dict[str, float] = {}
     with progress_bar() as progress:
         for path in progress.track(sources.files, description="reading"):
             try:
                 transcript = read_transcript(path)
                 views[path] = view(transcript)
+                recognized[path] = transcript.coverage.recognized
                 if transcript.coverage.warning:
                     warnings.append(transcript.coverage.warning)
             except CtxpipeError as error:
@@ -552,6 +558,7 @@ def _inspect_each(
             {
                 "made": origin,
                 "files": {path: file_view.as_json() for path, file_view in views.items()},
+                "recognized": recognized,
                 "all": add(views.values()).as_json(),
                 "errors": errors,
                 "skipped": sources.unreadable,
@@ -671,6 +678,8 @@ def prices_of_options(
 
 
 SUFFIXES = (".json", ".jsonl")
+NOTES = (".meta.json",)
+"""Suffixes of files that agents write beside recordings, about a subagent or a job."""
 MAX_REASONS = 5
 
 
@@ -729,6 +738,8 @@ def _search(folder: str, result: Recordings, progress: Progress) -> list[str]:
     """
     candidates = []
     for path in _walk(folder, result):
+        if path.endswith(NOTES):
+            continue
         if path.lower().endswith(SUFFIXES):
             candidates.append(path)
         else:

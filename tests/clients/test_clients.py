@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from anyio import to_thread
-from clients import CLIENTS, TASK, Run, has_tools, result_count, run_client
+from clients import CLIENTS, TASK, Run, result_count, run_client
 from pictures import noise
 from places import ROOT
 
@@ -100,7 +100,8 @@ async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_req
     run = await run_client(client, tmp_path)
     raw = await to_thread.run_sync(read, tmp_path)
     transcript = read_transcript("session", raw)
-    sent = [request.usage for request in run.api.requests if has_tools(request.body)]
+    is_own = CLIENTS[client].is_own
+    sent = [request.usage for request in run.api.requests if is_own(request.body)]
     stored = [cache_usage(usage) for usage in transcript.usages.values()]
     assert run.status == 0, run.error
     assert transcript.repaired == ()

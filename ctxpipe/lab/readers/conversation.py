@@ -11,7 +11,7 @@ from ...messages import Message, as_blocks, blocks, kind
 from ..records import RecordedMessage, seconds
 
 
-class Conversation:
+class RecordedConversation:
     """The messages of a conversation, in the order in which they were added.
 
     The results of one reply are one message, and so are texts of the user that follow each other.

@@ -21,7 +21,7 @@ from ...wire.values import (
     use_block,
 )
 from ..records import FileRecord, Recording, valid_object
-from .conversation import Conversation
+from .conversation import RecordedConversation
 
 GROUPS = frozenset(
     {
@@ -57,7 +57,7 @@ class _Session:
     """The conversation in the events that were added so far."""
 
     def __init__(self) -> None:
-        self._conversation = Conversation()
+        self._conversation = RecordedConversation()
         self._system: str | None = None
         self._model = ""
         self._usages: dict[str, JsonObject | None] = {}  # by the id of the API call

@@ -23,7 +23,7 @@ from ...wire.values import (
     use_block,
 )
 from ..records import TEXT_OR_LIST, FileRecord, Recording, second_conversation, valid_object
-from .conversation import Conversation
+from .conversation import RecordedConversation
 
 NOT_MESSAGES = frozenset(
     {"custom", "label", "model_change", "session", "session_info", "thinking_level_change"}
@@ -50,7 +50,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
     the messages that they summarize), and entries that are not messages. Raises InvalidHistory,
     naming the line, for a message that is not valid and for a second session.
     """
-    conversation = Conversation()
+    conversation = RecordedConversation()
     omitted_counts: Counter[str] = Counter()
     unknown_counts: Counter[str] = Counter()
     model = ""
@@ -105,7 +105,7 @@ def _branch(records: Sequence[FileRecord]) -> set[int] | None:
 
 
 def _add_message(
-    conversation: Conversation, message: JsonObject, place: str, time: object, model: str
+    conversation: RecordedConversation, message: JsonObject, place: str, time: object, model: str
 ) -> bool:
     """Add *message* to *conversation*; return False if it is never sent to the model.
 

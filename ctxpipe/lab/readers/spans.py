@@ -29,7 +29,7 @@ from ...wire.values import (
     use_block,
 )
 from ..records import FileRecord, Recording, seconds, valid_object
-from .conversation import Conversation
+from .conversation import RecordedConversation
 
 OPERATION = "gen_ai.operation.name"
 MODEL_CALLS = ("chat", "generate_content", "text_completion")
@@ -102,7 +102,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
                     f"{span.place}: a span of a second conversation; give each a file of its own"
                 )
             omitted_counts["of a subagent"] += 1
-    conversation = Conversation()
+    conversation = RecordedConversation()
     replies: dict[int, _Span] = {}
     messages: list[Any] = []
     previous_input: list[Any] = []
@@ -204,7 +204,7 @@ def _request(main: Sequence[_Span]) -> JsonDict:
 
 
 def _add_message(
-    conversation: Conversation, value: object, reply: _Span | None, place: str
+    conversation: RecordedConversation, value: object, reply: _Span | None, place: str
 ) -> None:
     """Add the message *value*; *reply* is the span of the call that it answers.
 
