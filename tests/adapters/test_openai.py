@@ -609,3 +609,26 @@ async def test_a_request_that_the_client_compresses_is_shaped_and_goes_out_plain
     [request] = server.requests
     assert "content-encoding" not in request.headers
     assert "offloaded to file" in request.raw.decode()
+
+
+@every_api
+@pytest.mark.parametrize(
+    ("model", "breakpoints", "count"),
+    [("gpt-5.6", 4, 1), ("gpt-5.6", 0, 0), ("gpt-4o", 4, 0)],
+)
+async def test_breakpoints_are_placed_for_models_that_have_them(
+    tmp_path, api: str, model: str, breakpoints: int, count: int
+):
+    http_client = shaping(
+        ContextPipeline([DirectOffload(LocalStorage(tmp_path))]), cache_breakpoints=breakpoints
+    )
+    items: Any = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    async with talk(lambda _: "Done.", http_client) as (server, client):
+        if api == "chat":
+            await client.chat.completions.create(model=model, messages=items)
+        else:
+            await responses_of(client).create(model=model, input=items)
+
+    [received] = server.requests
+    assert str(received.body).count("prompt_cache_breakpoint") == count
+    assert items[0]["content"] == "Be brief."
