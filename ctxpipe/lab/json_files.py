@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TranscriptError
-from .readers.foreign import foreign_text
+from .readers.foreign import foreign_archive, foreign_text
 from .records import FileRecord, message_records
 
 OTHER_FILES = {
@@ -37,6 +37,11 @@ def decode(raw: bytes, name: str) -> str:
     """
     for beginning, advice in OTHER_FILES.items():
         if raw.startswith(beginning):
+            foreign = foreign_archive(name)
+            if foreign is not None:
+                raise TranscriptError(
+                    f"{name}: a file of the kind {foreign.name!r} is not supported; {FORMATS}"
+                )
             raise TranscriptError(f"{name} {advice}")
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:

@@ -36,6 +36,11 @@ def foreign_format(records: Sequence[JsonObject]) -> ForeignFormat | None:
     return None
 
 
+def foreign_archive(name: str) -> ForeignFormat | None:
+    """Return the format of another program that the archive with this *name* is in, or None."""
+    return INSPECT if name.endswith(".eval") else None
+
+
 def foreign_text(text: str) -> ForeignFormat | None:
     """Return the format of another program that *text*, which is not JSON, is in, or None."""
     beginning = text.lstrip()[:2000]
@@ -57,6 +62,8 @@ def _first(value: JsonObject, name: str) -> object:
 
 
 def _is_swe_agent(value: JsonObject) -> bool:
+    if _has(value, trajectory=list) and {"environment", "history", "info"} & set(value):
+        return True
     step = _first(value, "trajectory")
     return isinstance(step, Mapping) and ("action" in step or "observation" in step)
 
@@ -94,6 +101,8 @@ def _is_langchain(value: JsonObject) -> bool:
         return True
     if "channel_values" in value or "channel_versions" in value:
         return True
+    if str(value.get("event")).startswith("on_") and "run_id" in value:
+        return True
     if kind(value) in ("human", "ai") and ("content" in value or _has(value, data=Mapping)):
         return True
     inner = field(value.get("values"), "messages") or value.get("messages")
@@ -102,7 +111,7 @@ def _is_langchain(value: JsonObject) -> bool:
 
 
 def _is_langchain_message(message: Mapping[str, object]) -> bool:
-    return message.get("type") in ("human", "ai", "constructor")
+    return message.get("type") in ("human", "ai", "constructor", "HumanMessage", "AIMessage")
 
 
 def _is_openhands(value: JsonObject) -> bool:
@@ -124,7 +133,7 @@ def _is_grok(value: JsonObject) -> bool:
     if "role" in value or "message" in value:
         return False
     name = kind(value)
-    return (name == "assistant" and "model_id" in value) or (
+    return (name == "assistant" and "content" in value) or (
         name == "tool_result" and "tool_call_id" in value
     )
 
@@ -211,6 +220,7 @@ def _is_antigravity(value: JsonObject) -> bool:
     return "cascadeId" in value or "trajectoryId" in value
 
 
+INSPECT = ForeignFormat("inspect_ai log", _is_inspect)
 FOREIGN_FORMATS: Sequence[ForeignFormat] = (
     ForeignFormat("SWE-agent trajectory (.traj)", _is_swe_agent),
     ForeignFormat("trae-agent trajectory", _is_trae),
@@ -219,7 +229,7 @@ FOREIGN_FORMATS: Sequence[ForeignFormat] = (
     ForeignFormat("tau-bench result", _is_tau),
     ForeignFormat("LangChain or LangGraph state", _is_langchain),
     ForeignFormat("OpenHands trajectory", _is_openhands),
-    ForeignFormat("inspect_ai log", _is_inspect),
+    INSPECT,
     ForeignFormat(
         "Cline display log (ui_messages.json)",
         _is_cline_display,

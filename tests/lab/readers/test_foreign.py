@@ -10,7 +10,7 @@ from recorded import lines
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.readers.foreign import FOREIGN_FORMATS
-from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.lab.transcripts import parse_transcript, read_transcript
 
 ASKED = {"role": "user", "content": "Fix it."}
 SAID = {"role": "assistant", "content": "Done."}
@@ -67,6 +67,8 @@ FOREIGN: dict[str, list[Any]] = {
         {"messages": [HUMAN, AI]},
         {"v": 4, "id": "1", "channel_values": {"messages": []}, "channel_versions": {}},
         [CONSTRUCTED],
+        [{"event": "on_chat_model_end", "run_id": "1", "data": {"output": AI}}],
+        {"messages": [{"type": "HumanMessage", "content": "Fix it."}]},
         {"messages": [CONSTRUCTED]},
         [HUMAN, AI],
         [{"type": "human", "data": {"content": "Fix it."}}, {"type": "ai", "data": {}}],
@@ -102,6 +104,10 @@ FOREIGN: dict[str, list[Any]] = {
             {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"},
             {"type": "assistant", "content": "I read.", "model_id": "grok-4.5"},
             {"type": "tool_result", "tool_call_id": "c", "content": "1"},
+        ],
+        [
+            {"type": "user", "content": "Read it."},
+            {"type": "assistant", "content": "I read.", "tool_calls": [{"id": "c"}]},
         ],
     ],
     "Qwen Code session": [
@@ -186,6 +192,11 @@ def test_a_foreign_recording_is_refused_by_its_name(name: str, value: Any):
 def test_the_history_of_aider_is_refused_by_its_name(text: str):
     with pytest.raises(TranscriptError, match="of the kind 'aider chat history' is not"):
         parse_transcript(text, ".aider.chat.history.md")
+
+
+def test_the_archive_of_inspect_ai_is_refused_by_its_name():
+    with pytest.raises(TranscriptError, match="of the kind 'inspect_ai log' is not supported"):
+        read_transcript("2026-01-01_task.eval", b"PK\x03\x04\x14")
 
 
 def test_a_file_of_cline_is_refused_with_the_one_beside_it():
