@@ -123,6 +123,19 @@ def test_of_a_skill_that_was_loaded_twice_the_newer_text_stays():
     assert [message for message in collapsed(messages) if message in messages[1:]] == second
 
 
+def test_an_older_copy_of_a_skill_on_the_user_s_side_leaves():
+    body = "Read each line twice.\n" * 90
+    older = user(text(f"Base directory for this skill: /skills/review\n\n{body}"))
+    newer = user(text(f"Base directory for this skill: /skills/review\n\n{body}And once more."))
+    messages = conversation(user("Go."), older, step("t1", result=LOG), newer, step("t2"))
+
+    context = collapsed(messages)
+
+    assert newer in context
+    assert older not in context
+    assert "1 reported: Base directory for this skill: /skills/review" in note_texts(context)
+
+
 def test_a_skill_that_is_too_long_leaves_and_its_beginning_stays_in_the_note():
     messages = conversation(user("Go."), skill("release", 1000), step("t1", result=LOG))
 

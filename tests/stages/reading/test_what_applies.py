@@ -14,6 +14,7 @@ from ctxpipe.stages.reading.what_applies import (
     Applicable,
     ApplicableIndex,
     ApplicableKind,
+    error_lines,
     what_applies,
 )
 
@@ -348,3 +349,11 @@ def test_reading_in_parts_gives_what_reading_at_once_gives(messages: list[Messag
     index.extend(messages)
 
     assert pieces(index) == what_applies(messages)
+
+
+def test_of_many_errors_the_first_two_the_last_two_and_the_last_line_stay():
+    errors = [f"src/a.py:{number}: error: no port" for number in range(9)]
+
+    lines = error_lines("\n".join([*errors, "Nine of them."])).splitlines()
+
+    assert lines == [*errors[:2], *errors[-2:], "Nine of them."]
