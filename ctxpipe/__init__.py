@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .stages.offload.stage import BatchOffload, DirectOffload
     from .stages.protocol import Change, Skip, Stage, Turn
     from .stages.read_backs.stage import TrimReadBacks
+    from .stages.reading.pins import Pins as Pins
     from .stages.reports import Result
     from .stages.truncate.stage import SmartTruncate
     from .storage import (
@@ -130,6 +131,7 @@ _NAMES = {
     ".stages.offload.stage": "BatchOffload DirectOffload",
     ".stages.protocol": "Change Skip Stage Turn",
     ".stages.read_backs.stage": "TrimReadBacks",
+    ".stages.reading.pins": "Pins",
     ".stages.reports": "Result",
     ".stages.truncate.stage": "SmartTruncate",
     ".storage": "LocalStorage MemoryStorage ObjectJournal ObjectStorage PostgresJournal "

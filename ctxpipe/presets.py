@@ -75,8 +75,8 @@ def coding_agent(
     input price. *summarize* is the summarizer of `Compact`. *summary_model* is used instead of it:
     the name of a model that writes the summaries through the agent's own client. *clock* is that
     of the `Breaker`: a wall clock, because a journal passes its pauses to other processes. *pin*
-    chooses messages that stay word for word when the context is shortened near its limit, such as
-    rules: a function, or a list of texts; a user message that contains one of them is chosen.
+    chooses messages and tool results that stay word for word, such as rules: a list of texts that
+    the user says in them, `Pins` with names of tools or texts of results, or a function.
 
     *per_tool* has other limits for results of single tools, by name; they are added to those of the
     preset. ``{"grep": 20_000}`` leaves its results in the context up to 20,000 characters until
@@ -111,6 +111,7 @@ def coding_agent(
             inputs=WRITING_TOOLS,
             keep_read_backs=False,
             per_tool=_never_moved(own_limits),
+            pin=pin,
         )
     else:
         old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0)
@@ -124,6 +125,7 @@ def coding_agent(
             min_chars=8000,
             preview=Preview(head=400, tail=200),
             per_tool={**limits, **own_limits},
+            pin=pin,
         ),
         TrimReadBacks(storage),
         MediaOffload(storage),
@@ -163,6 +165,7 @@ def chat(
             min_chars=8000,
             preview=Preview(head=1200, tail=400),
             per_tool={**REPORTS, **own_limits},
+            pin=pin,
         ),
         TrimReadBacks(storage),
         MediaOffload(storage),
@@ -174,6 +177,7 @@ def chat(
             preview=Preview(head=160, tail=0),
             keep_read_backs=False,
             per_tool=_never_moved(own_limits),
+            pin=pin,
         ),
         Compact(
             _summarizer(summarize, summary_model),

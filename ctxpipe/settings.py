@@ -313,10 +313,13 @@ POSITIVE = Requirement(lambda value: is_number(value) and value > 0, "a number a
 FLAG = instance_of(bool, "True or False")
 TEXT = instance_of(str, "a text")
 PATH = Requirement(_is_path, "a path such as '.'")
+NAMES = Requirement(
+    lambda value: _is_names(value) and all(value), "a list of texts, none of them empty"
+)
 FUNCTION = Requirement(_is_function, "a function that is not async")
 PIN = Requirement(
     lambda value: FUNCTION.accepts(value) or (bool(value) and _is_names(value) and all(value)),
-    "a function of a message, or a list of texts that the user says in it",
+    "a function of a message, Pins(tools=['Skill']), or a list of texts that the user says in it",
 )
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 

@@ -43,12 +43,16 @@ SEARCHABLE = f"\n[{SEARCH_TOOL} finds it.]"
 """Line after either form if the model has the tool `search_history`."""
 SOURCES = "\n[Sources: {}]"
 """Line after either form if the text has search results or documents with a title or an address."""
+FAILURE = "\n[It failed: {}]"
+"""Line after either form if the text is the result of a failed call: what went wrong."""
+_MAX_FAILURE_CHARS = 1_000
 _MAX_SOURCES_CHARS = 1_000
 _MAX_SOURCE_CHARS = 200
 _FORMS = re.compile(
     rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]"
     rf"(?:{re.escape(SEARCHABLE)})?"
     rf"(?:\n\[Sources: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{_MAX_SOURCES_CHARS}}}\])?"
+    rf"(?:\n\[It failed: [^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{_MAX_FAILURE_CHARS}}}\])?"
 )
 _INSIDE = re.compile(_FORMS.pattern.replace(f"({_PATH})", rf"({_PATH}?\.md)"))
 _MEDIA = re.compile(rf"\[(?:Image|Document) \([^()\n]{{1,200}}\) offloaded to file: ({_PATH})\]")
@@ -111,13 +115,15 @@ def placeholder(
     preview: Preview | None = None,
     *,
     sources: Sequence[str] = (),
+    failure: str = "",
 ) -> str:
     """Return the placeholder of *text*, which is stored at *where* and comes from *sources*.
 
-    *form* is one of the forms above, such as `DIRECT`. Without *preview* the placeholder is one
-    line, or two with *sources*.
+    *form* is one of the forms above, such as `DIRECT`. *failure* are the lines that say what went
+    wrong, if the text is the result of a failed call. Without *preview* the placeholder is one
+    line, and one more each for *sources* and *failure*.
     """
-    pointer = form.format(where) + sources_line(sources)
+    pointer = form.format(where) + sources_line(sources) + failure_line(failure)
     if preview is None:
         return pointer
     return pointer + preview.of(text)
@@ -141,6 +147,12 @@ def sources_line(sources: Sequence[str]) -> str:
     if len(names) < len(sources):
         names.append(f"{len(sources) - len(names)} more")
     return SOURCES.format("; ".join(names))
+
+
+def failure_line(failure: str) -> str:
+    """Return the line that says what went wrong, with the lines of *failure*; "" without any."""
+    lines = one_line(" ¶ ".join(failure.splitlines()), _MAX_FAILURE_CHARS)
+    return FAILURE.format(lines) if lines else ""
 
 
 def reference(text: object) -> str | None:

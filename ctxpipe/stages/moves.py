@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 from .._threads.threads import in_thread
 from ..errors import SettingsError, StorageError, safe_text, storage_errors
 from ..messages import ToolCall, ToolResult, rebuilt, rewrite, without_surrogates
+from ..messages.activity import is_failure
 from ..placeholders.locations import SCHEME, is_url
 from ..placeholders.names import safe_name, session_folder
 from ..placeholders.placeholders import (
@@ -28,7 +29,8 @@ from ..storage.references import check_reference, reference_of, visible_path
 from .protocol import Change, Skip, Stored, Turn
 from .reading.candidates import OffloadCandidate, OffloadRules
 from .reading.citations import has_citations, without_dangling_citations
-from .reading.results import sources_in, stored_text, with_placeholder
+from .reading.results import plain_text, sources_in, stored_text, with_placeholder
+from .reading.what_applies import error_lines
 from .reports import Offloaded
 
 T = TypeVar("T")
@@ -93,7 +95,9 @@ class Pointers:
         """Return the placeholder for the text of *move*, which is in the file at *location*."""
         form = self.form + SEARCHABLE if turn.can_search else self.form
         path = self.visible_path(move.key, location)
-        return placeholder(form, path, move.text, self.preview, sources=move.sources)
+        return placeholder(
+            form, path, move.text, self.preview, sources=move.sources, failure=move.failure
+        )
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
         """Return a pattern for the path of a file of ctxpipe in a text, in any of its forms."""
@@ -149,6 +153,13 @@ class Move:
         if not isinstance(self.item, ToolResult):
             return []
         return sources_in(self.item.content)
+
+    @property
+    def failure(self) -> str:
+        """The lines that say what went wrong if the text is the result of a failed call, or ""."""
+        if not isinstance(self.item, ToolResult) or not is_failure(self.item):
+            return ""
+        return error_lines(plain_text(self.text))
 
     def predict_placeholder(self, turn: Turn) -> str:
         """Return the placeholder of the text if no other file has the key."""

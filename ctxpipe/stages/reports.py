@@ -135,7 +135,7 @@ class Truncated:
     names, and *deleted* messages were removed. Token counts are raw (exact tiktoken) and include
     the system prompt and the tools. *still_over* is True if the limit was not reached; *holds* says
     where the remaining tokens are. *removed* counts the blocks, by kind, that are no longer in the
-    context.
+    context. *warnings* are sentences on removed content that still applies.
     """
 
     tokens_before: int
@@ -147,6 +147,7 @@ class Truncated:
     still_over: bool = False
     holds: str = ""
     removed: Mapping[str, int] = field(default_factory=dict, hash=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         """Return how many calls, views and messages were removed or folded."""
@@ -157,6 +158,8 @@ class Truncated:
             parts.append(f"{count_phrase(self.folded, 'file view')} folded")
         if self.deleted:
             parts.append(f"{count_phrase(self.deleted, 'message')} deleted")
+        if self.warnings:
+            parts.append(count_phrase(len(self.warnings), "warning"))
         if not self.still_over:
             return ", ".join(parts)
         return ", ".join([*(parts or ["nothing removed"]), "still over its limit"])

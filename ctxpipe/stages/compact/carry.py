@@ -18,7 +18,13 @@ from typing import cast
 
 from ...messages import Message, as_blocks, blocks
 from ...placeholders.summaries import CARRIED_LINE, SHORT_REPLY
-from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, with_only
+from ..reading.carry_candidates import (
+    BLOCK_KINDS,
+    GOVERNING_KINDS,
+    Candidate,
+    CarryKind,
+    with_only,
+)
 
 
 def _block_ids(messages: Iterable[Message]) -> set[int]:
@@ -28,24 +34,33 @@ def _block_ids(messages: Iterable[Message]) -> set[int]:
 # The choice ---------------------------------------------------------------------------------------
 
 _LEAST_REQUEST_CHARS = 1_000
+_LEAST_CUT_TOKENS = 200
+"""Fewest tokens that a shortened piece may get; with less it is left out."""
 
 
-def _cut_line(request: Candidate) -> str:
-    return f"of the newest request {request.chars} characters are in the context"
+def _cut_line(piece: Candidate) -> str:
+    """Return the remark that *piece* is shortened."""
+    if piece.kind == CarryKind.REQUEST:
+        return f"of the newest request {piece.chars} characters are in the context"
+    return f"of {piece} {piece.chars} of {piece.whole_chars} characters are in the context"
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The candidates that a context carries, in their order, and those left out.
 
-    *used* are the raw *tokens* of the former. *cuts* are remarks on shortened requests.
+    *used* are the raw *tokens* of the former.
     """
 
     chosen: Sequence[Candidate]
     left_out: Sequence[Candidate]
     tokens: Mapping[Candidate, int] = field(repr=False)
     used: int = 0
-    cuts: Sequence[str] = ()
+
+    @property
+    def cuts(self) -> list[str]:
+        """Remarks on the pieces that are shortened."""
+        return [_cut_line(piece) for piece in self.chosen if piece.is_cut]
 
     def lighter(self, tokens: int) -> Selection | None:
         """Return a selection with at least *tokens* tokens less.
@@ -72,9 +87,10 @@ class Selection:
         """Return the selection with its user's request shortened; None if it is short already."""
         chosen = list(self.chosen)
         for place, candidate in enumerate(chosen):
-            if candidate.shorten is not None and candidate.chars > _LEAST_REQUEST_CHARS:
+            is_request = candidate.kind == CarryKind.REQUEST and candidate.shorten is not None
+            if is_request and candidate.chars > _LEAST_REQUEST_CHARS:
                 chosen[place] = candidate.shorter(_LEAST_REQUEST_CHARS)
-                return replace(self, chosen=chosen, cuts=[_cut_line(chosen[place])])
+                return replace(self, chosen=chosen)
         return None
 
 
@@ -85,7 +101,8 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
     """Return the *candidates* that get a part of *max_tokens*; *tokens* are those of each.
 
     A piece that does not fit is left out, and smaller ones after it still get their part: one huge
-    block does not cost a reference of a few bytes its place. Unknown blocks at the beginning count
+    block does not cost a reference of a few bytes its place. A piece that can be shortened gets up
+    to half of what is left instead, the request all of it. Unknown blocks at the beginning count
     as any other unknown blocks if they do not fit together. Blocks of a pinned message come with
     the message.
     """
@@ -100,7 +117,6 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
             sizes[replace(candidate, kind=CarryKind.BLOCK)] = sizes.pop(candidate)
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
-    cuts: list[str] = []
     pinned_blocks: set[int] = set()
     used = 0
     for candidate in _by_importance(sizes):
@@ -114,13 +130,17 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
         if used + size <= max_tokens:
             chosen.append(candidate)
             used += size
-        elif candidate.shorten is not None:
+        elif candidate.kind == CarryKind.REQUEST and candidate.shorten is not None:
             share = max(0, max_tokens - used) * 9 // 10  # the rest is for the remark on the cut
             chars = max(_LEAST_REQUEST_CHARS, candidate.chars * share // size)
-            shorter = candidate.shorter(chars)
-            chosen.append(shorter)
-            cuts.append(_cut_line(shorter))
+            chosen.append(candidate.shorter(chars))
             used = max(used, max_tokens)
+        elif candidate.shorten is not None and (max_tokens - used) // 2 >= _LEAST_CUT_TOKENS:
+            share = (max_tokens - used) // 2
+            shorter = candidate.shorter(candidate.chars * share * 9 // 10 // size)
+            sizes[shorter] = share
+            chosen.append(shorter)
+            used += share
         else:
             left_out.append(candidate)
             continue
@@ -128,7 +148,7 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
             pinned_blocks |= _block_ids(candidate.messages)
     chosen.sort(key=_key)
     left_out.sort(key=_key)
-    return Selection(chosen, left_out, sizes, used, cuts)
+    return Selection(chosen, left_out, sizes, used)
 
 
 def _key(candidate: Candidate) -> tuple[int, int]:
@@ -136,10 +156,10 @@ def _key(candidate: Candidate) -> tuple[int, int]:
 
 
 def _by_importance(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return *candidates* by kind, as in `CarryKind`; within a kind the newest come first."""
+    """Return *candidates* by kind, as in `CarryKind`; within a kind and tier the newest first."""
 
-    def rank(candidate: Candidate) -> tuple[int, int, int]:
-        return candidate.kind, -candidate.index, -candidate.place
+    def rank(candidate: Candidate) -> tuple[int, int, int, int]:
+        return candidate.kind, candidate.tier, -candidate.index, -candidate.place
 
     return sorted(candidates, key=rank)
 
@@ -148,7 +168,9 @@ def with_frame(candidate: Candidate) -> list[Message]:
     """Return the messages of *candidate* with the lines that may be needed before and after it."""
     first = [_user_line()] if candidate.messages[0]["role"] == "assistant" else []
     last = [_assistant_reply()] if candidate.messages[-1]["role"] == "user" else []
-    if candidate.kind not in (CarryKind.PIN, CarryKind.ATTACHMENT, CarryKind.BLOCK):
+    if candidate.kind in GOVERNING_KINDS and len(candidate.messages) == 1:
+        return list(candidate.messages)
+    if candidate.kind in (CarryKind.LEADING, CarryKind.SYSTEM, CarryKind.REQUEST):
         return list(candidate.messages)
     return [*first, *candidate.messages, *last]
 
@@ -156,16 +178,18 @@ def with_frame(candidate: Candidate) -> list[Message]:
 def arrange(candidates: Iterable[Candidate]) -> list[Message]:
     """Return the messages of *candidates*, in order, as a valid piece that begins with the user.
 
-    Blocks that follow each other, and the request, become one message; if the blocks are a whole
-    message, it is the very same object. Between two messages of the same role, a short reply of the
-    assistant, or a line of the user, is added.
+    Blocks and words that follow each other, and the request, become one message; if the blocks are
+    a whole message, it is the very same object. Between two messages of the same role, a short
+    reply of the assistant, or a line of the user, is added.
     """
     message_groups: list[list[Message]] = []  # those of a list become one message
     is_open = False  # blocks may be added to the last message
     last_role = "assistant"
     for group in _groups(candidates):
         pieces = _messages_of(group)
-        can_join = group[0].origin is not None or group[0].kind == CarryKind.REQUEST
+        first = group[0]
+        is_text = first.kind in GOVERNING_KINDS and len(first.messages) == 1
+        can_join = is_text or first.origin is not None or first.kind == CarryKind.REQUEST
         if can_join and is_open:
             message_groups[-1] += pieces
             continue
@@ -175,7 +199,8 @@ def arrange(candidates: Iterable[Candidate]) -> list[Message]:
                 message_groups.append([_user_line() if role == "assistant" else _assistant_reply()])
             message_groups.append([message])
             last_role = role
-        is_open = last_role == "user" and group[0].kind != CarryKind.PIN
+        is_exchange = first.kind in GOVERNING_KINDS and len(pieces) > 1
+        is_open = last_role == "user" and first.kind != CarryKind.PIN and not is_exchange
     return [_as_one(messages) for messages in message_groups]
 
 

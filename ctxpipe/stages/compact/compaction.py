@@ -15,14 +15,17 @@ from ...summarizers import Summarizer
 from ...summarizers.protocol import Summary, summarizer_name
 from ..archive import archive_digest, archive_record, save_raw
 from ..protocol import Change, Skip, Turn
+from ..reading.carry_candidates import Candidate
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.pins import Pin
 from ..reading.removed import count_removed
 from ..reading.unanswered import open_tail
+from ..reading.what_applies import Applicable, what_applies
 from ..reports import Compacted
 from .archives import digest_of_turn, source_of
 from .background import PendingSummary, answer_boundary
 from .breaker import Attempts, Breaker
+from .governing import Shortening, governing_pieces, instruction_notes
 from .layout import Layout, choose_layout, token_breakdown
 from .partition import Replacement, replacements
 from .restore import Restore, RestoredFiles
@@ -60,6 +63,8 @@ class Compaction:
         files = SideFiles(self.archive, turn.session_id)
         source = await source_of(turn, self.archive, files.visible_path)
         facts = await in_thread(gather_facts, source)
+        raw = source.messages if source.is_raw else rest
+        pieces = await in_thread(partial(what_applies, raw, is_history=source.is_raw))
         # The archive comes before the summary, so that no summary is paid for if nothing can be
         # stored. After an attempt that stored its messages but got no summary it comes after the
         # summary: not every attempt writes an archive.
@@ -79,7 +84,8 @@ class Compaction:
             facts = replace(facts, requests=[*facts.requests, *later_requests])
         restored_files = await self._read_files_again(source)
         notes = [SEARCHABLE] if turn.can_search else []
-        facts = replace(facts, notes=notes + _notes(restored_files))
+        notes += [*_notes(restored_files), *instruction_notes(pieces)]
+        facts = replace(facts, notes=notes)
         visible_archive = ""
         if path:
             visible_archive = files.visible_path(path)
@@ -91,6 +97,7 @@ class Compaction:
             tail=tail,
             archive=visible_archive,
             pin=self.pin,
+            governing=await self._governing_pieces(raw, pieces, visible_archive, source),
             whole=not has_protected_thinking(turn, rest[tail:]),
             can_cut=covered_count is None,
         )
@@ -126,6 +133,22 @@ class Compaction:
         if not isinstance(answer, Change):
             return answer
         return replace(answer, described_count=described_count)
+
+    async def _governing_pieces(
+        self, raw: Sequence[Message], pieces: Sequence[Applicable], archive: str, source: Source
+    ) -> list[Candidate]:
+        """Return the candidates for *pieces*, which still apply at the end of *raw*.
+
+        *raw* is the history, or the context, without its head.
+        """
+        turn = self.turn
+        place_of = _same_place
+        if source.is_raw:
+            history_head, _ = split_system(turn.history or ())
+            context_head, _ = split_system(turn.messages)
+            place_of = partial(_place_in_context, turn, len(history_head), len(context_head))
+        shortening = Shortening(turn.counter.text, archive, source.redact)
+        return await in_thread(governing_pieces, raw, pieces, place_of, shortening)
 
     async def _save(self, rest: Sequence[Message], facts: ConversationFacts) -> str | None:
         """Store *rest* and return its location; None without an archive.
@@ -182,6 +205,16 @@ class Compaction:
         elif is_over:
             attempts.record_no_progress(until, estimate)
         return Change(layout.messages, detail)
+
+
+def _same_place(index: int) -> int:
+    return index
+
+
+def _place_in_context(turn: Turn, history_head: int, context_head: int, index: int) -> int:
+    """Return the index in the context of a message of the history; both without their heads."""
+    place_of = turn.tracked.place_of if turn.tracked is not None else _same_place
+    return place_of(index + history_head) - context_head
 
 
 def _with_usage(detail: Compacted, summary: Summary) -> Compacted:

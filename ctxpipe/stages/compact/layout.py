@@ -13,12 +13,13 @@ from ...messages.rules import closes_turn
 from ...tokens import TokenCounter
 from ..file_folding import fold_files
 from ..protocol import Turn
-from ..reading.carry_candidates import CarryKind
+from ..reading.carry_candidates import GOVERNING_KINDS, CarryKind
 from ..reading.citations import without_dangling_citations
 from ..reading.unanswered import index_after_last_reply
 from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
 from .carry import NOTHING_CARRIED, Selection, select, with_frame
 from .evidence import evidence_block
+from .governing import uncarried_requests
 from .omissions import OmissionsFile
 from .partition import Replacement
 from .restore import RestoredFile, RestoredFiles
@@ -237,9 +238,15 @@ async def lay_out(
     Citations of content that left are removed from the messages.
     """
     evidence = replacement.evidence
-    notes = [*evidence.notes, *file.note(layout.selection)]
+    requests = uncarried_requests(evidence.requests, layout.selection.chosen)
+    evidence = replace(
+        evidence,
+        notes=[*evidence.notes, *file.note(layout.selection)],
+        requests=requests,
+        needs_last_request=evidence.needs_last_request and requests[-1:] == evidence.requests[-1:],
+    )
     block, omitted_paths = await in_thread(
-        evidence_block, replace(evidence, notes=notes), layout.evidence_tokens, turn.counter.text
+        evidence_block, evidence, layout.evidence_tokens, turn.counter.text
     )
     files = [file.message for file in layout.files]
     folded_texts = list(layout.folded_texts.values())
@@ -263,6 +270,7 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
     systems: list[Message] = []
     pinned_messages: list[Message] = []
     other: list[Message] = []
+    governing: list[Message] = []
     for candidate in layout.selection.chosen:
         match candidate.kind:
             case CarryKind.SYSTEM:
@@ -273,12 +281,15 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
                 closing += candidate.messages
             case CarryKind.BLOCK:
                 other += with_frame(candidate)
+            case kind if kind in GOVERNING_KINDS:
+                governing += with_frame(candidate)
     parts = {
         "system prompt and tools": turn.overhead,
         "system messages": await count([*replacement.head, *systems]),
         "summary and evidence": await count([summary]),
         "restored files": await count(file.message for file in layout.files),
         "pinned messages": await count(pinned_messages),
+        "plan, skills, words, errors and jobs": await count(governing),
         "unknown blocks and references": await count(other),
         "the request at the end": await count(closing),
     }

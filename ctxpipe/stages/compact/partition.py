@@ -46,6 +46,7 @@ from ..reading.groups import after_compaction, server_spans
 from ..reading.pins import Pin
 from .carry import arrange, select, with_reply
 from .evidence import cut_text
+from .governing import without_words
 from .pieces import attach, pieces_to_carry, system_messages_in_force
 from .source import Source
 
@@ -185,6 +186,7 @@ def replacements(
     tail: int,
     archive: str = "",
     pin: Pin | None = None,
+    governing: Sequence[Candidate] = (),
     whole: bool = True,
     can_cut: bool = True,
 ) -> list[Replacement]:
@@ -196,8 +198,9 @@ def replacements(
     pictures and results out. If *whole* is False, only the second is returned; if *can_cut* is
     False, only the first.
 
-    *facts* are the evidence, those of *source*. *archive* is the file with what is left out. A
-    request is in a context once: at its end, or in the evidence.
+    *facts* are the evidence, those of *source*. *archive* is the file with what is left out.
+    *governing* are the candidates for what still applies. A request is in a context once: at its
+    end, among what still applies, or in the evidence.
     """
     unanswered = rest[tail:]
     replacement = Replacement(
@@ -206,10 +209,12 @@ def replacements(
         evidence=replace(facts, needs_last_request=not unanswered),
     )
     systems = system_messages_in_force(rest[:tail])
-    first = replace(replacement, candidates=[*systems, *pieces_to_carry(rest[:tail], pin)])
+    first = replace(
+        replacement, candidates=[*systems, *pieces_to_carry(rest[:tail], pin, governing)]
+    )
     if not unanswered:
         return [first]
-    shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, pin)])
+    shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, pin, governing)])
     shorter = _with_words(shorter, rest, tail, source, archive)
     if not whole:
         return [shorter]
@@ -332,5 +337,5 @@ def _close(
     evidence = replace(replacement.evidence, requests=requests)
     candidates = replacement.candidates
     if request is not None:
-        candidates = [*attach(candidates, request.index), request]
+        candidates = [*attach(without_words(candidates, request), request.index), request]
     return replace(replacement, evidence=evidence, candidates=candidates, tail=tail)

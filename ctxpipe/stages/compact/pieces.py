@@ -1,8 +1,9 @@
 """Find the pieces of a history that a compaction may carry over verbatim.
 
 Each kind of content has a function from the messages to its candidates: `pins` for messages that
-the caller has pinned, `system_messages_in_force`, and `blocks_to_carry` for unknown blocks and
-references. `pieces_to_carry` collects those that share the carry budget.
+the caller has pinned, `system_messages_in_force`, `governing_pieces` for what still applies, and
+`blocks_to_carry` for unknown blocks and references. `pieces_to_carry` collects those that share the
+carry budget.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from dataclasses import replace
 from ...messages import Message, blocks, has_calls
 from ..reading.carry_candidates import Candidate, CarryKind, blocks_to_carry, with_only
 from ..reading.pins import Pin, pinned_indices
+from .governing import without_pinned
 
 
-def pieces_to_carry(messages: Sequence[Message], pin: Pin | None) -> list[Candidate]:
-    """Return the pinned messages and the blocks of *messages* that may be carried on."""
+def pieces_to_carry(
+    messages: Sequence[Message], pin: Pin | None, governing: Iterable[Candidate] = ()
+) -> list[Candidate]:
+    """Return the pinned messages and the blocks of *messages* that may be carried on.
+
+    *governing* are the candidates for what still applies. Those that are pinned, or come after
+    *messages*, are left out.
+    """
     block_candidates = blocks_to_carry(messages)
-    return [*without_leading_blocks(pins(messages, pin), block_candidates), *block_candidates]
+    pinned_pieces = pins(messages, pin)
+    governing_before = [candidate for candidate in governing if candidate.index < len(messages)]
+    return [
+        *without_leading_blocks(pinned_pieces, block_candidates),
+        *without_pinned(governing_before, pinned_pieces),
+        *block_candidates,
+    ]
 
 
 def system_messages_in_force(messages: Sequence[Message]) -> list[Candidate]:

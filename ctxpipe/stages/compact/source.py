@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...messages import Block, Message, as_blocks, inner_blocks, is_blank, texts, with_content
+from ...messages import (
+    Block,
+    Message,
+    as_blocks,
+    field,
+    inner_blocks,
+    is_blank,
+    kind,
+    texts,
+    tool_calls,
+    with_content,
+)
 from ...messages.activity import commands, identifiers, one_line, put_last, touched_paths
 from ...messages.identity import digest
 from ...placeholders.placeholders import is_cut
@@ -13,6 +24,7 @@ from ...placeholders.summaries import is_connective, leading_count, own_words, t
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.unanswered import open_tail
 from ..reading.user_commands import commands_in
+from ..reading.what_applies import is_of_user, words_of_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +49,16 @@ class Source:
 
         *messages* is a part of the messages of this source.
         """
-        if not self.is_raw:
-            words = [own_words(message) for message in messages]
-            return [text for text in words if text]
-        words = [text_of(message) for message in messages if message["role"] == "user"]
-        return [text for text in words if not is_blank(text)]
+        words: list[str] = []
+        for message in messages:
+            if message["role"] != "user":
+                continue
+            text = text_of(message) if self.is_raw else own_words(message)
+            if not is_blank(text) and not all(is_of_user(part) for part in texts(message)):
+                text = words_of_user(message)
+            if not is_blank(text):
+                words.append(text)
+        return words
 
 
 def gather_facts(source: Source) -> ConversationFacts:
@@ -99,18 +116,13 @@ def after_summary(
     returns a message in the redacted form that it has in an archive.
     """
     archived_digests = {digest(message) for message in archived_messages}
-    archived_block_digests: set[bytes] = set()
+    archived_blocks: _ArchivedBlocks | None = None
     index = leading_count(messages)
     for message in messages[index:]:
         if not is_connective(message) and digest(as_stored(message)) not in archived_digests:
-            # Some blocks of archived messages are carried over alone, in a message of their own.
-            # Text blocks never are, so a message with a text is a new one.
-            if any(texts(message)):
-                break
-            if not archived_block_digests:
-                for old_message in archived_messages:
-                    archived_block_digests.update(_block_digests(old_message))
-            if not archived_block_digests.issuperset(_block_digests(as_stored(message))):
+            # Some blocks of archived messages are carried over in a message of their own.
+            archived_blocks = archived_blocks or _ArchivedBlocks(archived_messages)
+            if not archived_blocks.has_all_of(as_stored(message)):
                 break
         index += 1
     later_messages = list(messages[index:])
@@ -122,6 +134,39 @@ def after_summary(
     if pending and later_messages and is_cut(own_words(as_stored(later_messages[0])), pending):
         del later_messages[0]
     return later_messages
+
+
+class _ArchivedBlocks:
+    """The blocks of archived messages, to recognize those that a compaction carried over."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._digests: set[bytes] = set()
+        self._texts: list[str] = []
+        self._calls: set[str] = set()
+        for message in messages:
+            self._digests.update(_block_digests(message))
+            self._texts += texts(message)
+            self._calls.update(call.id for call in tool_calls([message]))
+
+    def has_all_of(self, message: Message) -> bool:
+        """Return True if all blocks of *message* are archived, whole or cut.
+
+        A call or a result that was cut is recognized by the id of the call.
+        """
+        return all(self._has(message, block) for block in as_blocks(message))
+
+    def _has(self, message: Message, block: Block) -> bool:
+        if digest(with_content(message, [block])) in self._digests:
+            return True
+        match kind(block):
+            case "tool_use":
+                return str(field(block, "id")) in self._calls
+            case "tool_result":
+                return str(field(block, "tool_use_id")) in self._calls
+            case "text":
+                text = field(block, "text") or ""
+                return any(is_cut(text, whole) for whole in self._texts)
+        return False
 
 
 def _block_digests(message: Message) -> list[bytes]:

@@ -38,13 +38,15 @@ from ...placeholders.placeholders import (
     SEARCHABLE,
     Preview,
     any_reference,
+    failure_line,
     is_batch,
     placeholder,
     preview_in,
 )
 from ..reading.moved_texts import Moved, find_moved_texts, lookup_key
-from ..reading.results import stored_text, text_of
+from ..reading.results import plain_text, stored_text, text_of
 from ..reading.unanswered import index_after_last_reply
+from ..reading.what_applies import error_lines
 
 MIN_REPEATED_CHARS = 1_000
 """Fewest characters of a text that is searched for inside other texts: a person may have quoted a
@@ -59,6 +61,7 @@ _MOST_SCANNED_CHARS = 2_000_000
 """Most characters of a turn that are searched, which takes half a second in a worker thread."""
 _PLACES = re.compile(rb"(?<![A-Za-z0-9])|(?<=\\[nrt])|(?=[^A-Za-z0-9])")
 """Places where a rendering may begin: not inside a word, but after the escape of a line break."""
+_FORM = re.compile("[bd]s?f?")
 _NUMBERED_ID = re.compile(r"(.+)-[0-9]+")
 
 
@@ -78,19 +81,23 @@ class Decision:
     """A decision to move a text to a file, with the form of its placeholder.
 
     *key* is that of `decision_key`. *preview* is None if the placeholder shows nothing of the text.
-    *renderings* is empty if the text is not to be searched for inside other texts.
+    *is_failure* is True if the placeholder says what went wrong in a failed call. *renderings* is
+    empty if the text is not to be searched for inside other texts.
     """
 
     key: str
     is_batch: bool
     is_searchable: bool = False
+    is_failure: bool = False
     preview: Preview | None = None
     renderings: tuple[Rendering, ...] = ()
 
     def placeholder(self, path: str, text: str) -> str:
         """Return the placeholder of *text*, which is in the file at *path*."""
         form = BATCH if self.is_batch else DIRECT
-        return placeholder(form + SEARCHABLE * self.is_searchable, path, text, self.preview)
+        failure = error_lines(plain_text(text)) if self.is_failure else ""
+        searchable_form = form + SEARCHABLE * self.is_searchable
+        return placeholder(searchable_form, path, text, self.preview, failure=failure)
 
     def encode(self) -> str:
         """Return the decision as a note, which `decode_decision` reads.
@@ -104,6 +111,8 @@ class Decision:
         form = "b" if self.is_batch else "d"
         if self.is_searchable:
             form += "s"
+        if self.is_failure:
+            form += "f"
         parts = [self.key, form, sizes]
         for rendering in self.renderings:
             parts += (str(rendering.length), f"{rendering.anchor:x}", rendering.digest)
@@ -115,7 +124,7 @@ def decode_decision(note: str) -> Decision | None:
     key, *rest = note.split(".")
     with suppress(ValueError, IndexError):
         form, sizes, *numbers = rest
-        if form not in {"b", "bs", "d", "ds"} or len(numbers) % 3:
+        if not _FORM.fullmatch(form) or len(numbers) % 3:
             return None
         preview = None
         if sizes != "n":
@@ -128,7 +137,8 @@ def decode_decision(note: str) -> Decision | None:
         return Decision(
             key,
             is_batch=form[0] == "b",
-            is_searchable=form[-1] == "s",
+            is_searchable="s" in form,
+            is_failure="f" in form,
             preview=preview,
             renderings=tuple(renderings),
         )
@@ -179,11 +189,18 @@ def decision_of(moved: Moved, message_texts: Sequence[str] = ()) -> Decision | N
             renderings = renderings_of(moved.text)
     first_line = (BATCH if is_of_batch else DIRECT).format(path)
     rest = moved.placeholder.removeprefix(first_line)
+    is_searchable = rest.startswith(SEARCHABLE)
+    failure = failure_line(error_lines(plain_text(file_text)))
+    after_searchable = rest.removeprefix(SEARCHABLE)
+    is_failure = failure != "" and after_searchable.startswith(failure)
+    if is_failure:
+        after_searchable = after_searchable.removeprefix(failure)
     decision = Decision(
         decision_key(moved.call_id, moved.text),
         is_of_batch,
-        is_searchable=rest.startswith(SEARCHABLE),
-        preview=preview_in(rest.removeprefix(SEARCHABLE), len(file_text)),
+        is_searchable=is_searchable,
+        is_failure=is_failure,
+        preview=preview_in(after_searchable, len(file_text)),
         renderings=renderings,
     )
     if decision.placeholder(path, file_text) != moved.placeholder:

@@ -15,6 +15,7 @@ from ...settings import SUMMARY_MAX_WORDS
 from ..moves import Move, Place, Pointers, worthwhile_moves
 from ..protocol import Turn
 from ..reading.candidates import OffloadCandidate, OffloadRules, candidate_of, results_with_calls
+from ..reading.pins import is_pinned_exchange
 from ..reading.results import with_placeholder
 from ..reading.unanswered import open_tail
 from ..window import holds_context, is_short, window_holds
@@ -35,8 +36,9 @@ async def moves_to_fit_window(
     keep. To this are added the system prompt, the tools, and what the model has not answered. If
     the sum exceeds the window, results are moved to files, the largest first and below the usual
     minimum length too, until the sum is below the budget's trigger and the window holds it. Results
-    that were read back from files are moved only if moving all others is not enough. All moved
-    results keep a preview; if the sum is then still too large, none does.
+    that were read back from files, and those that govern the agent, such as skills, are moved only
+    if moving all others is not enough. All moved results keep a preview; if the sum is then still
+    too large, none does.
     """
     fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
     if fits:
@@ -109,18 +111,20 @@ def _candidates(
 ) -> list[list[OffloadCandidate]]:
     """Return two lists of results that may leave, the longest first.
 
-    The second list has the results that were read back from files.
+    The second list has the results that were read back from files, that govern the agent, and that
+    are pinned.
     """
     others: list[OffloadCandidate] = []
-    read_backs: list[OffloadCandidate] = []
+    last: list[OffloadCandidate] = []
     for result, call in results_with_calls(messages, start, 1):
         if result.place in leaving_places or not rules.can_leave(result, call):
             continue
-        tier = read_backs if rules.is_read_back(call) else others
+        is_pinned = is_pinned_exchange(messages, result.message, rules.pin)
+        tier = last if is_pinned or rules.stays_if_it_fits(result, call) else others
         tier.append(candidate_of(result))
-    for tier in (others, read_backs):
+    for tier in (others, last):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
-    return [others, read_backs]
+    return [others, last]
 
 
 async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:

@@ -22,6 +22,7 @@ from ...messages import (
 )
 from ...messages import field as read
 from ..reading.candidates import OffloadCandidate, OffloadRules, results_with_calls
+from ..reading.pins import is_pinned_exchange
 from ..reading.results import result_characters
 
 
@@ -162,4 +163,10 @@ def candidates(
             candidate = rules.input_candidate(call)
             if candidate is not None:
                 all_candidates.append(candidate)
+    if rules.pin is not None:
+        all_candidates = [
+            candidate
+            for candidate in all_candidates
+            if not is_pinned_exchange(messages, candidate.item.message, rules.pin)
+        ]
     return sorted(all_candidates, key=_message_index)

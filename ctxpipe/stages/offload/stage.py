@@ -15,6 +15,7 @@ from ...settings import (
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
     FLAG,
     OFFLOAD_CHAR_THRESHOLD,
+    PIN,
     SIZE,
     TOOL_NAMES,
     Requirement,
@@ -36,6 +37,7 @@ from ..moves import (
 )
 from ..protocol import Change, Skip, Turn
 from ..reading.candidates import OffloadCandidate, OffloadRules
+from ..reading.pins import Pin
 from ..reading.unanswered import index_after_last_reply
 from . import selection as offload
 from .gates import Gate, RatioGate, Waiting
@@ -61,7 +63,12 @@ class DirectOffload(Moving):
     largest of the new results leave too, with a preview, until the others fit. Only if that is not
     enough, new results that were read back leave as well.
 
-    *preview* keeps head and tail visible after the placeholder.
+    A skill, a plan and an answer of the user stay whole, unless *per_tool* has a limit for their
+    tool. *pin* chooses further results that stay (see `Pins`). All of these leave only if nothing
+    else makes the new results fit.
+
+    *preview* keeps head and tail visible after the placeholder. The placeholder of a failed call
+    also has the lines that say what went wrong.
 
     Raises SettingsError if a setting is invalid.
     """
@@ -70,12 +77,13 @@ class DirectOffload(Moving):
     min_chars: int = setting(DIRECT_OFFLOAD_CHAR_THRESHOLD)
     preview: Preview | None = None
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
+    pin: Pin | None = None
 
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        check_settings(self, min_chars=SIZE)
+        check_settings(self, min_chars=SIZE, pin=PIN.optional)
         _check_limits(self.per_tool)
 
     @property
@@ -85,7 +93,7 @@ class DirectOffload(Moving):
     def _rules(self, session_id: str) -> OffloadRules:
         """Return the rules by which results of a session may leave; results read back stay."""
         own_paths = self._pointers.own_paths(session_id)
-        return OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths)
+        return OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, pin=self.pin)
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         """Move new results with ``min_chars`` characters to files with *act*, and more if needed.
@@ -121,7 +129,8 @@ class BatchOffload(Moving):
     more is replaced, whatever *min_chars* is; the keys stay. Calls that a program on the server
     made stay unchanged, with their results. Results that were read back from offloaded files stay
     for good; if *keep_read_backs* is False, they leave when they are old, like any other result.
-    *storage*, *min_chars*, *preview* and *per_tool* are those of `DirectOffload`.
+    *storage*, *min_chars*, *preview*, *per_tool* and *pin* are those of `DirectOffload`; the same
+    results stay, and what *pin* chooses stays with its input.
 
     Raises SettingsError if a setting is invalid.
     """
@@ -134,6 +143,7 @@ class BatchOffload(Moving):
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
     inputs: AbstractSet[str] = frozenset()
     keep_read_backs: bool = True
+    pin: Pin | None = None
 
     __repr__ = short_repr
 
@@ -146,6 +156,7 @@ class BatchOffload(Moving):
             keep_recent=SIZE,
             keep_read_backs=FLAG,
             inputs=TOOL_NAMES,
+            pin=PIN.optional,
         )
         _check_limits(self.per_tool)
         if not (self.keep_read_backs or self.keep_recent):
@@ -165,9 +176,18 @@ class BatchOffload(Moving):
         stay.
         """
         if not self.keep_read_backs:
-            return OffloadRules(self.min_chars, self.per_tool, input_tools=self.inputs)
+            return OffloadRules(
+                self.min_chars, self.per_tool, input_tools=self.inputs, pin=self.pin
+            )
         own_paths = self._pointers.own_paths(session_id)
-        return OffloadRules(self.min_chars, self.per_tool, READ_BACK_TOOLS, own_paths, self.inputs)
+        return OffloadRules(
+            self.min_chars,
+            self.per_tool,
+            READ_BACK_TOOLS,
+            own_paths,
+            self.inputs,
+            pin=self.pin,
+        )
 
     async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
         """Move old results to files with *act*, if the gate lets them leave.

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from ..._threads.pieces import overlapping_pieces
 from ...messages import Message, ToolCall, ToolResult, strings, tool_calls, tool_results
 from ...placeholders.placeholders import MAX_PREVIEW_CHARS, any_reference
+from .pins import Pin
 from .results import holds_tools, is_placeholder, only_text, placeholder_file, stored_text, text_of
+from .what_applies import governs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class OffloadRules:
     file_pattern: re.Pattern[str] | None = None
     input_tools: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
+    pin: Pin | None = None
 
     @property
     def least_chars(self) -> int:
@@ -59,7 +62,7 @@ class OffloadRules:
         limit = self._limit_for(call)
         if limit is None or candidate.chars < max(limit, 1):
             return None
-        if not self.can_leave(result, call) or self.is_read_back(call):
+        if not self.can_leave(result, call) or self.stays_if_it_fits(result, call):
             return None
         return candidate
 
@@ -79,11 +82,17 @@ class OffloadRules:
             return False
         return placeholder_file(result.tool_use_id, only_text(result.content)) is None
 
-    def is_read_back(self, call: ToolCall | None) -> bool:
-        """Return True if *call* reads an offloaded file back, or its tool is an exempt one."""
-        if call is not None and call.name in self.exempt_tools:
+    def stays_if_it_fits(self, result: ToolResult, call: ToolCall | None) -> bool:
+        """Return True if *result* stays at any length, as long as the context window holds it.
+
+        It does if it governs the agent, such as a skill, unless ``per_tool`` has a limit for its
+        tool. It also does if *call* reads an offloaded file back, or its tool is an exempt one.
+        """
+        if call is None:
+            return False
+        if call.name in self.exempt_tools or self.read_back_path(call) is not None:
             return True
-        return self.read_back_path(call) is not None
+        return call.name not in self.per_tool and governs(call, text_of(result.content))
 
     def input_candidate(self, call: ToolCall) -> OffloadCandidate | None:
         """Return the input of *call* as a candidate; None if it has no long text or must stay.

@@ -46,12 +46,27 @@ class CarryKind(IntEnum):
     """The user's newest request, if it is answered in part. It is shortened, never left out."""
     ATTACHMENT = 5
     """An unknown block or a reference in the message of that request."""
-    BLOCK = 6
+    PLAN = 6
+    """The plan, or the to-do list; both with their calls."""
+    SKILL = 7
+    """A loaded skill."""
+    WORDS = 8
+    """Earlier words of the user."""
+    ERROR = 9
+    """A call that has failed and not succeeded since."""
+    JOB = 10
+    """A call that started a job which goes on running."""
+    BLOCK = 11
     """An unknown block, a reference to a file, or an exchange that loads tools."""
 
 
 BLOCK_KINDS = frozenset({CarryKind.LEADING, CarryKind.ATTACHMENT, CarryKind.BLOCK})
 """Kinds of the candidates that `blocks_to_carry` finds."""
+
+GOVERNING_KINDS = frozenset(
+    {CarryKind.PLAN, CarryKind.SKILL, CarryKind.WORDS, CarryKind.ERROR, CarryKind.JOB}
+)
+"""Kinds of the candidates that still apply (see `what_applies`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +77,8 @@ class Candidate:
     it is a block of, None for whole messages. *name* is its name in reports, *target* the file or
     address that it refers to. *is_answered* is False for words that the model has not answered,
     and for a system prompt: they are always in the context and do not count. *shorten* returns a
-    shorter candidate with a number of characters; *chars* is the current number.
+    shorter candidate with a number of characters; *chars* is the current number, *whole_chars* that
+    of the whole piece. Within a kind, candidates of a lower *tier* come first.
     """
 
     kind: CarryKind
@@ -75,6 +91,8 @@ class Candidate:
     is_answered: bool = True
     chars: int = 0
     shorten: Callable[[int], Candidate] | None = field(default=None, repr=False)
+    whole_chars: int = 0
+    tier: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} {self.target}".rstrip()
@@ -83,7 +101,14 @@ class Candidate:
         """Return the candidate with *chars* characters; itself if it cannot be shortened."""
         if self.shorten is None:
             return self
-        return replace(self.shorten(chars), chars=chars, shorten=self.shorten)
+        whole_chars = self.whole_chars or self.chars
+        shorter = self.shorten(chars)
+        return replace(shorter, chars=chars, whole_chars=whole_chars, shorten=self.shorten)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if a part of the piece is left out."""
+        return self.chars < self.whole_chars
 
     @property
     def key(self) -> tuple[int, int]:

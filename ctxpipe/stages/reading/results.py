@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ...messages import (
@@ -81,6 +83,16 @@ def stored_text(content: ResultContent, *, indent: int | None) -> str:
     if any(kind(part) != "text" for part in parts):
         return _join_texts(parts)
     return as_json([as_dict(part) for part in parts], indent=indent, ensure_ascii=False)
+
+
+def plain_text(stored: str) -> str:
+    """Return the text of a tool result from the text of its file, which `stored_text` has made."""
+    if stored.startswith("["):
+        with suppress(ValueError, RecursionError):
+            parts = json.loads(stored)
+            if all(kind(part) == "text" for part in parts):
+                return "\n".join(str(read(part, "text", "")) for part in parts)
+    return stored
 
 
 def sources_in(content: ResultContent) -> list[str]:

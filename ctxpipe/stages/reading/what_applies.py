@@ -35,13 +35,14 @@ from ...messages import (
     is_blank,
     kind,
     strings,
+    texts,
     tool_calls,
     tool_results,
 )
 from ...messages import field as read
 from ...messages.activity import is_failure, one_line, target
 from ...messages.contents import result_text
-from ...placeholders.summaries import own_words
+from ...placeholders.summaries import IN_PROGRESS, own_words
 from ...providers.agent_tools import (
     COMMON_READING_TOOLS,
     FINISHED,
@@ -215,7 +216,10 @@ class ApplicableIndex:
             return
         for place, block in enumerate(as_blocks(message)):
             if kind(block) == "text":
-                self._read_text(index, place, read(block, "text") or "", loads_skill)
+                text = read(block, "text") or ""
+                if not self._is_history:
+                    text = text.removeprefix(IN_PROGRESS)
+                self._read_text(index, place, text, loads_skill)
             elif kind(block) == "document":
                 self._read_document(index, place, block)
 
@@ -232,9 +236,7 @@ class ApplicableIndex:
         elif HARNESS_TEXT.fullmatch(text):
             for job in jobs_over_in(text, self._keys(ApplicableKind.JOB)):
                 self._close(ApplicableKind.JOB, job)
-        elif is_blank(NOTES.sub("", text)) and not _names_instructions(text):
-            return  # a reminder of the harness
-        else:
+        elif is_of_user(text):
             self._add(Applicable(ApplicableKind.WORDS, index, place, text), f"{index} {place}")
 
     def _read_document(self, index: int, place: int, block: Block) -> None:
@@ -374,6 +376,21 @@ _LIST = "list"
 _MIN_SKILL_CHARS = 200
 """Characters from which on the result of a skill tool is the skill itself, and no receipt."""
 _TASK_NUMBER = re.compile(r"#(\d+)")
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def words_of_user(message: Message) -> str:
+    """Return the texts of the user's *message* without skills, and without texts of a harness."""
+    return "\n\n".join(text for text in texts(message) if is_of_user(text))
+
+
+def is_of_user(text: str) -> bool:
+    """Return True if *text* of the user's side is neither a skill nor written by a harness."""
+    if is_blank(text) or skill_in(text) is not None or HARNESS_TEXT.fullmatch(text):
+        return False
+    return not is_blank(NOTES.sub("", text)) or _names_instructions(text)
 
 
 # Skills -------------------------------------------------------------------------------------------

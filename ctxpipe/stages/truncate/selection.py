@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from ...messages import Message, blocks, is_opaque, kind, tool_results
+from ...messages import Message, as_blocks, blocks, is_opaque, kind, tool_results
 from ...messages.thinking import open_loop
 from ...messages.vocabulary import head_length
 from ...providers.agent_tools import READING_TOOLS, ReadingTools
 from ..reading.carry_candidates import blocks_to_carry
 from ..reading.pins import Pin
 from ..reading.unanswered import index_after_last_reply
+from ..reading.what_applies import ApplicableKind, what_applies
 from .parts import EditableRegion, Ends, Part
 
 Window: TypeAlias = Literal["average", "covering"]
@@ -106,17 +107,51 @@ def _first_request(messages: Sequence[Message]) -> int:
 
 
 def indices_to_carry(messages: Sequence[Message]) -> set[int]:
-    """Return the indices of the messages with unknown blocks, references, or loaded tools.
+    """Return the indices of the messages that are removed last.
 
-    A reference in a result counts as any other part of the result.
+    They are those with unknown blocks, references, or loaded tools, and those of what still applies
+    (see `what_applies`). A reference in a result counts as any other part of the result.
     """
     indices: set[int] = set()
+    for piece in what_applies(messages):
+        if piece.kind is ApplicableKind.INSTRUCTIONS:
+            continue
+        indices |= {piece.first_message, piece.message}
+        if piece.call is not None:
+            indices.add(piece.call.message + 1)
     for candidate in blocks_to_carry(messages):
         content = blocks(messages[candidate.index])
         if candidate.origin is not None and kind(content[candidate.place]) == "tool_result":
             continue
         indices |= set(range(candidate.index, candidate.index + len(candidate.messages)))
     return indices
+
+
+def joinable_indices(messages: Sequence[Message]) -> set[int]:
+    """Return the indices of the messages that have only texts, among them words of the user.
+
+    Others may be joined with them: the texts stay the same in a longer message.
+    """
+    indices: set[int] = set()
+    for piece in what_applies(messages):
+        if piece.kind is ApplicableKind.WORDS and piece.call is None:
+            content = as_blocks(messages[piece.message])
+            if all(kind(block) == "text" for block in content):
+                indices.add(piece.message)
+    return indices
+
+
+def lost_instructions(before: Sequence[Message], after: Sequence[Message]) -> list[str]:
+    """Return a sentence on what applied in *before* and is not in *after*; none if all is there."""
+    remaining = {(piece.kind, piece.text) for piece in what_applies(after)}
+    counts: Counter[str] = Counter()
+    for piece in what_applies(before):
+        if (piece.kind, piece.text) not in remaining:
+            counts[piece.kind.value] += 1
+    if not counts:
+        return []
+    names = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return [f"the window did not hold what still applies; removed: {names}"]
 
 
 def _last_turn(messages: Sequence[Message]) -> int:
@@ -137,11 +172,13 @@ def editable_region(
     *,
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
+    joinable: AbstractSet[int] = frozenset(),
 ) -> EditableRegion:
     """Return the region with the *middle* between the *ends*; the messages *pinned* stay.
 
-    The first request and the last turn stay unchanged. If *strict* is True, so does every message
-    outside the middle: nothing is joined with it.
+    Pinned messages that are *joinable* may be joined with others. The first request and the last
+    turn stay unchanged. If *strict* is True, so does every message outside the middle: nothing is
+    joined with it.
     """
     all_indices = range(len(messages))
     if strict:
@@ -149,7 +186,8 @@ def editable_region(
     else:
         stay = frozenset({ends.first_request, *all_indices[ends.last_turn :]})
     movable_end = min(middle.stop, open_loop(messages))
-    return EditableRegion(ends, middle, stay | pinned, range(middle.start, movable_end), pinned)
+    stay |= pinned - joinable
+    return EditableRegion(ends, middle, stay, range(middle.start, movable_end), pinned)
 
 
 # Reports ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -41,8 +41,9 @@ class ShorteningTask:
 
     ``sums[n]`` are the tokens of the first n messages. Nothing before message *protected* changes.
     If *strict* is True, nothing outside the middle changes either, except file views before the
-    last turn. If *spares_carried* is True, unknown blocks, references and loaded tools stay. If
-    *aim* is a number, the block that is deleted is only as large as needed to reach it.
+    last turn. If *spares_carried* is True, unknown blocks, references, loaded tools and what still
+    applies stay, except the messages in *released*, by their identity. If *aim* is a number, the
+    block that is deleted is only as large as needed to reach it.
     """
 
     messages: list[Message]
@@ -56,6 +57,7 @@ class ShorteningTask:
     protected: int = 0
     strict: bool = False
     spares_carried: bool = False
+    released: Mapping[int, Message] = field(default_factory=dict)
     aim: int | None = None
 
     @property
@@ -102,11 +104,45 @@ async def _with_messages(task: ShorteningTask, messages: list[Message]) -> Short
 async def shorten_carried(
     rules: MiddleRules, task: ShorteningTask, result: Truncation, acceptable: int
 ) -> Truncation:
-    """Shorten *result* to *acceptable* tokens, also its unknown blocks and references."""
-    task = await _with_messages(task, result.messages)
-    task = replace(task, spares_carried=False, aim=acceptable)
-    second_result = await shorten_until_it_fits(rules, task, acceptable)
-    first = result.detail
+    """Shorten *result* to *acceptable* tokens, also of what it should carry on.
+
+    The largest of these messages may go first, then more and more of them.
+    """
+    task = replace(task, aim=acceptable)
+    is_last_try = False
+    while result.detail.tokens_after > acceptable and not is_last_try:
+        task = await _with_messages(task, result.messages)
+        released = await in_thread(_release, task, result.detail.tokens_after - acceptable)
+        is_last_try = len(released) == len(task.released)
+        task = replace(task, released=released, spares_carried=not is_last_try)
+        result = _continued(result, await shorten_until_it_fits(rules, task, acceptable))
+    return result
+
+
+def _release(task: ShorteningTask, excess: int) -> dict[int, Message]:
+    """Return the released messages of *task*, and the largest others that have *excess* tokens.
+
+    At least an eighth of the others is released, so that few tries are needed.
+    """
+    messages = task.messages
+    held = [
+        index
+        for index in truncate.indices_to_carry(messages)
+        if id(messages[index]) not in task.released
+    ]
+    held.sort(key=lambda index: (task.sums[index] - task.sums[index + 1], index))
+    released = dict(task.released)
+    for number, index in enumerate(held):
+        if excess <= 0 and number > len(held) // 8:
+            break
+        released[id(messages[index])] = messages[index]
+        excess -= task.sums[index + 1] - task.sums[index]
+    return released
+
+
+def _continued(first_result: Truncation, second_result: Truncation) -> Truncation:
+    """Return *second_result*, whose detail also counts what *first_result* has removed."""
+    first = first_result.detail
     second = second_result.detail
     detail = replace(
         second,
@@ -159,15 +195,23 @@ def _survey(
     """
     messages = task.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
+    joinable: set[int] = set()
     if task.spares_carried:
-        stays |= truncate.indices_to_carry(messages)
+        joinable = truncate.joinable_indices(messages) - stays
+        for index in truncate.indices_to_carry(messages):
+            if id(messages[index]) not in task.released:
+                stays.add(index)
     if rules.pin:
-        stays |= pinned_indices(messages, rules.pin)
+        pinned = pinned_indices(messages, rules.pin)
+        stays |= pinned
+        joinable -= pinned
     # The server reads nothing before its own summary.
     protected = max(task.protected, after_compaction(messages))
     ends = truncate.find_ends(messages)
     middle = truncate.middle(messages, task.sums, ends, rules.start, rules.end, protected)
-    region = truncate.editable_region(messages, ends, middle, strict=task.strict, pinned=stays)
+    region = truncate.editable_region(
+        messages, ends, middle, strict=task.strict, pinned=stays, joinable=joinable
+    )
     views = file_views(messages, rules.reading_tools, rules.shell)
     end = ends.last_turn if task.strict else len(messages)
     may_change = set(range(protected, end)) - stays

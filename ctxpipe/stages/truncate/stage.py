@@ -18,7 +18,7 @@ from ..reading.pins import Pin
 from ..reading.removed import count_removed
 from ..reports import Truncated
 from ..window import raw_limit
-from .selection import MIDDLE_END, MIDDLE_START, MiddleRules
+from .selection import MIDDLE_END, MIDDLE_START, MiddleRules, lost_instructions
 from .shortening import ShorteningTask, shorten_carried, shorten_until_it_fits
 
 MAX_TOKENS = 50_000
@@ -36,8 +36,10 @@ class SmartTruncate:
     first request, the last turn and messages that *pin* chooses (a call together with its result)
     stay exactly as they are. Further passes then remove more, each from the new middle, only until
     the context is below the trigger (with ``Turn.force``: until it has reached the goal), or
-    nothing more can be removed. Blocks that ctxpipe does not know, references to files and calls
-    that loaded tools are removed last, and only if the context window does not hold them.
+    nothing more can be removed. Blocks that ctxpipe does not know, references to files, calls that
+    loaded tools, and what still applies (the user's words, skills, plans, errors, running jobs) are
+    removed last, the largest first, and only if the context window does not hold them. The
+    report then has a warning.
 
     *archive* is the storage for the raw messages that are removed or changed. If *require_archive*
     is False, the context is shortened even without an archive, or if it cannot be written.
@@ -136,6 +138,8 @@ class SmartTruncate:
         result = await shorten_until_it_fits(self.rules, task, acceptable)
         if result.detail.tokens_after > window_limit:
             result = await shorten_carried(self.rules, task, result, acceptable)
+            warnings = await in_thread(lost_instructions, messages, result.messages)
+            result = replace(result, detail=replace(result.detail, warnings=tuple(warnings)))
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         removed = await in_thread(count_removed, messages, result.messages)

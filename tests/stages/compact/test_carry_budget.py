@@ -390,7 +390,7 @@ async def test_truncation_continues_until_the_context_fits():
         history += [assistant("ok " * 5), user("word " * size)]
     history += [assistant("ok"), user("End.")]
 
-    context, detail = await truncated(history, 300)
+    context, detail = await truncated(history, 300, window=301)
 
     assert not detail.still_over
     assert sum(words(part) for part in said(context)) <= 300

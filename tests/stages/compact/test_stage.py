@@ -135,12 +135,14 @@ async def test_the_context_is_summary_evidence_and_the_pending_request(
 ):
     context, detail = await compacted(Compact(Writer("S"), archive=storage), LONG)
 
-    assert [message["role"] for message in context] == ["system", "user", "assistant", "user"]
+    roles = ["system", "user", "assistant", "user", "assistant", "user"]
+    assert [message["role"] for message in context] == roles
     assert context[0] is LONG[0]
     assert cast("str", context[1]["content"]).startswith(f"{SUMMARY}S\n\n<evidence>\n")
-    assert context[3] == user("Go on.")
+    assert context[3] == user("Fix the login bug.")
+    assert context[5] == user("Go on.")
     evidence = parsed_evidence(summary_extras(context[1]))
-    assert evidence.requests == ["Fix the login bug."]
+    assert evidence.requests == []
     assert [*evidence.commands] == [f"make step-{n}" for n in range(30)]
     assert evidence.archives == [detail.archive]
 
@@ -312,7 +314,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     assert "make step-29" in said(context)[1]  # the evidence is whole
 
 
-async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_archive(
+async def test_then_the_evidence_gives_way_but_for_the_archive_and_the_words_stay(
     storage,
 ):
     budget = Budget(window=4000, trigger=2000, target=101)
@@ -321,11 +323,8 @@ async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_arc
 
     assert not detail.over_target
     evidence = parsed_evidence(summary_extras(context[1]))
-    assert (evidence.requests, evidence.archives, evidence.commands) == (
-        ["Fix the login bug."],
-        [detail.archive],
-        {},
-    )
+    assert (evidence.archives, evidence.commands) == ([detail.archive], {})
+    assert "Fix the login bug." in said(context)
 
 
 async def test_a_leaner_context_is_taken_where_a_richer_one_would_not_be_smaller(

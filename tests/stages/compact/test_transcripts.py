@@ -140,7 +140,7 @@ def check_context(run: Run, given: Sequence[Message]):
     assert "base64" not in json.dumps(context)
     assert context[-1]["role"] == given[-1]["role"]
     requests = [words for words in map(own_words, run.seen) if words]
-    text = "\n".join(said(context))
+    text = "\n\n".join(said(context))
     if requests:  # the whole, or where it was cut its head and tail
         assert requests[0][:2666] in text, run.name
         assert requests[0][-1334:] in text, run.name
