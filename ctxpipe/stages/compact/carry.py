@@ -79,7 +79,7 @@ class Selection:
         if not removed_pieces:
             return self._with_short_request()
         chosen = [candidate for candidate in self.chosen if candidate not in removed_pieces]
-        left_out = [*self.left_out, *removed_pieces]
+        left_out = [*self.left_out, *(piece.whole() for piece in removed_pieces)]
         left_out.sort(key=_key)
         return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed_tokens)
 
@@ -142,7 +142,7 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
             chosen.append(shorter)
             used += share
         else:
-            left_out.append(candidate)
+            left_out.append(candidate.whole())
             continue
         if candidate.kind == CarryKind.PIN:
             pinned_blocks |= _block_ids(candidate.messages)

@@ -28,6 +28,7 @@ from .breaker import Attempts, Breaker
 from .governing import Shortening, governing_pieces, instruction_notes
 from .layout import Layout, choose_layout, token_breakdown
 from .partition import Replacement, replacements
+from .pieces import CarryRules
 from .restore import Restore, RestoredFiles
 from .side_files import SideFiles
 from .source import Source, gather_facts
@@ -92,12 +93,12 @@ class Compaction:
             digest = await archive_digest(self.archive, path) or ""
             facts = replace(facts, archives=[*facts.archives, visible_archive], digest=digest)
         tail = open_tail(rest) if covered_count is None else covered_count
+        governing = await self._governing_pieces(raw, pieces, visible_archive, source)
         make_replacements = partial(
             replacements,
             tail=tail,
             archive=visible_archive,
-            pin=self.pin,
-            governing=await self._governing_pieces(raw, pieces, visible_archive, source),
+            carry=CarryRules(self.pin, governing),
             whole=not has_protected_thinking(turn, rest[tail:]),
             can_cut=covered_count is None,
         )

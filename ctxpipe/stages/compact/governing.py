@@ -200,14 +200,16 @@ def _max_chars(piece: Applicable, count: Count) -> int:
 
 def _text_message(message: Message, piece: Applicable, text: str) -> Message:
     """Return the user's *message* with only the block of *piece*, whose text becomes *text*."""
-    if isinstance(message["content"], str):
-        if message["content"] == text:
-            return message
+    content = message["content"]
+    if content == text:
+        return message
+    if isinstance(content, str):
         return cast("Message", {"role": message["role"], "content": text})
     block = blocks(message)[piece.block]
-    if kind(block) != "text" or field(block, "text") != text:
-        block = {"type": "text", "text": text}
-    return with_only(message, [block])
+    if kind(block) == "text" and field(block, "text") == text:
+        return with_only(message, [block])
+    new_block = {"type": "text", "text": text}
+    return cast("Message", {"role": message["role"], "content": [new_block]})
 
 
 def _exchange(
@@ -219,8 +221,11 @@ def _exchange(
 ) -> list[Message]:
     """Return *call* and its result alone, with about *chars* characters of the text of *piece*.
 
-    Other long texts in them are shortened. The list is empty if there is no result.
+    Other long texts in them are shortened, without a path: a piece that is left out is written to a
+    file, whose content must not depend on the name of an archive. The list is empty if there is no
+    result.
     """
+    others = replace(shortening, archive="")
     result = results_by_id(messages[call.message + 1 : call.message + 2]).get(call.id)
     if result is None:
         return []
@@ -230,19 +235,20 @@ def _exchange(
     if piece.kind is ApplicableKind.ERROR:
         new_text = text
         if len(text) > _MAX_ERROR_CHARS:
-            new_text = piece.text + gap(len(text) - len(piece.text), shortening.archive)
+            new_text = piece.text + gap(len(text) - len(piece.text))
     elif is_in_result and piece.kind is not ApplicableKind.JOB:
         # The text may be a part of the result: what the user said with a refusal.
         new_text = shortening.cut(len(text) - len(piece.text) + chars, text)
     else:
-        new_text = shortening.cut(_MAX_RESULT_CHARS, text)
+        new_text = others.cut(_MAX_RESULT_CHARS, text)
     if new_text != text or any(kind(part) in MEDIA for part in result.content or ()):
         place = (0, result.block)
         [result_message] = rewrite([result_message], {place: new_text})
     call_message = messages[call.message]
     input_chars = _MAX_INPUT_CHARS if is_in_result else max(chars, _MAX_INPUT_CHARS)
     if any(len(string) > input_chars for string in strings(call.input)):
-        new_input = rebuilt(call.input, partial(_cut_leaf, shortening, input_chars))
+        cutting = others if is_in_result else shortening
+        new_input = rebuilt(call.input, partial(_cut_leaf, cutting, input_chars))
         [call_message] = rewrite([call_message], {(0, call.block): new_input}, key="input")
     return [
         with_only(call_message, [blocks(call_message)[call.block]]),
@@ -301,7 +307,7 @@ def without_words(candidates: Iterable[Candidate], request: Candidate) -> list[C
     return remaining
 
 
-def uncarried_requests(requests: Sequence[str], carried_pieces: Iterable[Candidate]) -> list[str]:
+def requests_to_repeat(requests: Sequence[str], carried_pieces: Iterable[Candidate]) -> list[str]:
     """Return the user's *requests* that are not among the words in *carried_pieces*, in order."""
     texts_by_message: dict[int, list[str]] = {}
     for piece in carried_pieces:

@@ -19,7 +19,7 @@ from ..reading.unanswered import index_after_last_reply
 from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
 from .carry import NOTHING_CARRIED, Selection, select, with_frame
 from .evidence import evidence_block
-from .governing import uncarried_requests
+from .governing import requests_to_repeat
 from .omissions import OmissionsFile
 from .partition import Replacement
 from .restore import RestoredFile, RestoredFiles
@@ -238,7 +238,7 @@ async def lay_out(
     Citations of content that left are removed from the messages.
     """
     evidence = replacement.evidence
-    requests = uncarried_requests(evidence.requests, layout.selection.chosen)
+    requests = requests_to_repeat(evidence.requests, layout.selection.chosen)
     evidence = replace(
         evidence,
         notes=[*evidence.notes, *file.note(layout.selection)],

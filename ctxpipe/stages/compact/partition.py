@@ -43,11 +43,10 @@ from ...placeholders.summaries import (
 from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, is_reference
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.groups import after_compaction, server_spans
-from ..reading.pins import Pin
 from .carry import arrange, select, with_reply
 from .evidence import cut_text
 from .governing import without_words
-from .pieces import attach, pieces_to_carry, system_messages_in_force
+from .pieces import BLOCKS_ALONE, CarryRules, attach, pieces_to_carry, system_messages_in_force
 from .source import Source
 
 
@@ -185,8 +184,7 @@ def replacements(
     *,
     tail: int,
     archive: str = "",
-    pin: Pin | None = None,
-    governing: Sequence[Candidate] = (),
+    carry: CarryRules = BLOCKS_ALONE,
     whole: bool = True,
     can_cut: bool = True,
 ) -> list[Replacement]:
@@ -199,7 +197,7 @@ def replacements(
     False, only the first.
 
     *facts* are the evidence, those of *source*. *archive* is the file with what is left out.
-    *governing* are the candidates for what still applies. A request is in a context once: at its
+    *carry* says what is carried on beside blocks. A request is in a context once: at its
     end, among what still applies, or in the evidence.
     """
     unanswered = rest[tail:]
@@ -209,12 +207,10 @@ def replacements(
         evidence=replace(facts, needs_last_request=not unanswered),
     )
     systems = system_messages_in_force(rest[:tail])
-    first = replace(
-        replacement, candidates=[*systems, *pieces_to_carry(rest[:tail], pin, governing)]
-    )
+    first = replace(replacement, candidates=[*systems, *pieces_to_carry(rest[:tail], carry)])
     if not unanswered:
         return [first]
-    shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, pin, governing)])
+    shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, carry)])
     shorter = _with_words(shorter, rest, tail, source, archive)
     if not whole:
         return [shorter]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...messages import Message, blocks, has_calls
 from ..reading.carry_candidates import Candidate, CarryKind, blocks_to_carry, with_only
@@ -18,17 +19,27 @@ from ..reading.pins import Pin, pinned_indices
 from .governing import without_pinned
 
 
-def pieces_to_carry(
-    messages: Sequence[Message], pin: Pin | None, governing: Iterable[Candidate] = ()
-) -> list[Candidate]:
-    """Return the pinned messages and the blocks of *messages* that may be carried on.
+class CarryRules(NamedTuple):
+    """What is carried beside blocks: messages that *pin* chooses, and what still applies.
 
-    *governing* are the candidates for what still applies. Those that are pinned, or come after
-    *messages*, are left out.
+    *governing* are the candidates for the latter.
+    """
+
+    pin: Pin | None = None
+    governing: Sequence[Candidate] = ()
+
+
+BLOCKS_ALONE = CarryRules()
+
+
+def pieces_to_carry(messages: Sequence[Message], rules: CarryRules) -> list[Candidate]:
+    """Return the pieces of *messages* that may be carried on, by *rules* and by their kinds.
+
+    Candidates for what still applies that are pinned, or come after *messages*, are left out.
     """
     block_candidates = blocks_to_carry(messages)
-    pinned_pieces = pins(messages, pin)
-    governing_before = [candidate for candidate in governing if candidate.index < len(messages)]
+    pinned_pieces = pins(messages, rules.pin)
+    governing_before = [piece for piece in rules.governing if piece.index < len(messages)]
     return [
         *without_leading_blocks(pinned_pieces, block_candidates),
         *without_pinned(governing_before, pinned_pieces),

@@ -105,6 +105,10 @@ class Candidate:
         shorter = self.shorten(chars)
         return replace(shorter, chars=chars, whole_chars=whole_chars, shorten=self.shorten)
 
+    def whole(self) -> Candidate:
+        """Return the candidate with all its characters."""
+        return self.shorter(self.whole_chars) if self.is_cut else self
+
     @property
     def is_cut(self) -> bool:
         """True if a part of the piece is left out."""

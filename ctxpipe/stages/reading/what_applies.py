@@ -468,7 +468,7 @@ def _task_id(arguments: Mapping[str, object]) -> str:
 
 _ERROR_LINES_EACH = 2  # at the beginning and at the end
 _MAX_ERROR_LINE = 200
-_MAX_ERROR_READ = 20_000
+_MAX_ERROR_READ = 200_000
 _ERROR_WORD = re.compile(
     r"error|fail|exception|fatal|panic|denied|not found|no such|cannot|can't|could not|assert|"
     r"undefined|unexpected|invalid|refused|timed out|reject|must\b|expected",

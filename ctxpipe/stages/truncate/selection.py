@@ -141,7 +141,7 @@ def joinable_indices(messages: Sequence[Message]) -> set[int]:
     return indices
 
 
-def lost_instructions(before: Sequence[Message], after: Sequence[Message]) -> list[str]:
+def warnings_of_loss(before: Sequence[Message], after: Sequence[Message]) -> list[str]:
     """Return a sentence on what applied in *before* and is not in *after*; none if all is there."""
     remaining = {(piece.kind, piece.text) for piece in what_applies(after)}
     counts: Counter[str] = Counter()

@@ -41,7 +41,7 @@ class ShorteningTask:
 
     ``sums[n]`` are the tokens of the first n messages. Nothing before message *protected* changes.
     If *strict* is True, nothing outside the middle changes either, except file views before the
-    last turn. If *spares_carried* is True, unknown blocks, references, loaded tools and what still
+    last turn. Unless *released* is None, unknown blocks, references, loaded tools and what still
     applies stay, except the messages in *released*, by their identity. If *aim* is a number, the
     block that is deleted is only as large as needed to reach it.
     """
@@ -56,8 +56,7 @@ class ShorteningTask:
     marker: str = ""
     protected: int = 0
     strict: bool = False
-    spares_carried: bool = False
-    released: Mapping[int, Message] = field(default_factory=dict)
+    released: Mapping[int, Message] | None = None
     aim: int | None = None
 
     @property
@@ -113,9 +112,9 @@ async def shorten_carried(
     while result.detail.tokens_after > acceptable and not is_last_try:
         task = await _with_messages(task, result.messages)
         released = await in_thread(_release, task, result.detail.tokens_after - acceptable)
-        is_last_try = len(released) == len(task.released)
-        task = replace(task, released=released, spares_carried=not is_last_try)
-        result = _continued(result, await shorten_until_it_fits(rules, task, acceptable))
+        is_last_try = len(released) == len(task.released or {})
+        task = replace(task, released=None if is_last_try else released)
+        result = _add_counts(result, await shorten_until_it_fits(rules, task, acceptable))
     return result
 
 
@@ -125,13 +124,13 @@ def _release(task: ShorteningTask, excess: int) -> dict[int, Message]:
     At least an eighth of the others is released, so that few tries are needed.
     """
     messages = task.messages
+    released = dict(task.released or {})
     held = [
         index
         for index in truncate.indices_to_carry(messages)
-        if id(messages[index]) not in task.released
+        if id(messages[index]) not in released
     ]
     held.sort(key=lambda index: (task.sums[index] - task.sums[index + 1], index))
-    released = dict(task.released)
     for number, index in enumerate(held):
         if excess <= 0 and number > len(held) // 8:
             break
@@ -140,7 +139,7 @@ def _release(task: ShorteningTask, excess: int) -> dict[int, Message]:
     return released
 
 
-def _continued(first_result: Truncation, second_result: Truncation) -> Truncation:
+def _add_counts(first_result: Truncation, second_result: Truncation) -> Truncation:
     """Return *second_result*, whose detail also counts what *first_result* has removed."""
     first = first_result.detail
     second = second_result.detail
@@ -196,7 +195,7 @@ def _survey(
     messages = task.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     joinable: set[int] = set()
-    if task.spares_carried:
+    if task.released is not None:
         joinable = truncate.joinable_indices(messages) - stays
         for index in truncate.indices_to_carry(messages):
             if id(messages[index]) not in task.released:

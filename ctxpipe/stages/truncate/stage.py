@@ -18,7 +18,7 @@ from ..reading.pins import Pin
 from ..reading.removed import count_removed
 from ..reports import Truncated
 from ..window import raw_limit
-from .selection import MIDDLE_END, MIDDLE_START, MiddleRules, lost_instructions
+from .selection import MIDDLE_END, MIDDLE_START, MiddleRules, warnings_of_loss
 from .shortening import ShorteningTask, shorten_carried, shorten_until_it_fits
 
 MAX_TOKENS = 50_000
@@ -125,7 +125,7 @@ class SmartTruncate:
             limit=raw_limit(turn, limit),
             protected=turn.protected,
             strict=True,
-            spares_carried=True,
+            released={},
         )
         # A second run would act only above the trigger, or by force. Blocks that should stay are
         # removed only if they do not fit the window.
@@ -138,7 +138,7 @@ class SmartTruncate:
         result = await shorten_until_it_fits(self.rules, task, acceptable)
         if result.detail.tokens_after > window_limit:
             result = await shorten_carried(self.rules, task, result, acceptable)
-            warnings = await in_thread(lost_instructions, messages, result.messages)
+            warnings = await in_thread(warnings_of_loss, messages, result.messages)
             result = replace(result, detail=replace(result.detail, warnings=tuple(warnings)))
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)

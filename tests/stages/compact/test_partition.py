@@ -38,6 +38,7 @@ from ctxpipe.placeholders.summaries import (
 )
 from ctxpipe.stages.compact.evidence import evidence_block
 from ctxpipe.stages.compact.partition import reason_to_postpone
+from ctxpipe.stages.compact.pieces import CarryRules
 from ctxpipe.stages.reading.unanswered import open_tail
 
 # Partition and assembly ---------------------------------------------------------------------------
@@ -318,7 +319,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     head, rest = split_system(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
-    replacement = replacement_of(head, rest, archive="/a.json", pin=pin, whole=whole)
+    replacement = replacement_of(head, rest, archive="/a.json", carry=CarryRules(pin), whole=whole)
     block, _ = evidence_block(replacement.evidence, 2000, count)
 
     context = replacement.messages(block, [user(restored_text("a.py", "x"))])

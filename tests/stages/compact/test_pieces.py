@@ -11,6 +11,7 @@ from ctxpipe.placeholders.summaries import restored_text, summary_body
 from ctxpipe.stages.compact import pieces
 from ctxpipe.stages.compact.carry import arrange, with_reply
 from ctxpipe.stages.compact.partition import replacements
+from ctxpipe.stages.compact.pieces import CarryRules
 from ctxpipe.stages.compact.source import Source, gather_facts
 from ctxpipe.stages.reading.pins import Pin
 from ctxpipe.stages.reading.unanswered import open_tail
@@ -45,7 +46,7 @@ def test_what_a_compaction_made_is_never_pinned():
         source,
         gather_facts(source),
         tail=open_tail(history),
-        pin=lambda _message: True,
+        carry=CarryRules(lambda _message: True),
     )
     context = first.messages("", [user(restored_text("a.py", "x"))])
 

@@ -24,6 +24,7 @@ from ctxpipe.stages.offload.decisions import (
     replace_passages,
 )
 from ctxpipe.stages.reading.moved_texts import Moved, lookup_key
+from ctxpipe.stages.reading.what_applies import error_lines
 from ctxpipe.storage.notes import MAX_NOTE_CHARS
 
 TEXT = 'day 1\n09:00 "INFO" served in 12 ms; größer\n' * 60
@@ -72,6 +73,20 @@ def test_a_decision_writes_the_placeholder_that_it_was_made_from(form, searchabl
     read_again = decode_decision(decision.encode())
     assert read_again == decision
     assert read_again.placeholder(PATH, TEXT) == shown
+
+
+@pytest.mark.parametrize("preview", [None, Preview(40, 20)])
+def test_a_decision_about_a_failed_call_writes_what_went_wrong_again(preview):
+    text = "ok\n" * 500 + "AssertionError: two tags\n"
+    shown = placeholder(DIRECT, PATH, text, preview, failure=error_lines(text))
+
+    decision = decision_of(Moved("t1", text, shown, content=text))
+
+    assert decision is not None
+    assert decision.is_failure
+    read_again = decode_decision(decision.encode())
+    assert read_again == decision
+    assert read_again.placeholder(PATH, text) == shown
 
 
 def test_a_note_holds_no_text_and_is_short():

@@ -32,6 +32,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    Pins,
     SettingsError,
     StorageError,
 )
@@ -801,3 +802,73 @@ async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller, tmp
     )
 
     assert result.reports[0].outcome is Outcome.CHANGED
+
+
+# What governs the agent ---------------------------------------------------------------------------
+
+GOVERNING = [
+    ("Skill", {"skill": "release"}),
+    ("load_skill", {"name": "release"}),
+    ("ExitPlanMode", {"plan": "1. Move."}),
+    ("AskUserQuestion", {"questions": []}),
+]
+
+
+@pytest.mark.parametrize(("tool", "arguments"), GOVERNING)
+async def test_a_skill_a_plan_and_an_answer_of_the_user_stay(storage, tool, arguments):
+    result = "Rule: name the tag first.\n" * 500
+    history = conversation(user("go"), step("t1", tool, arguments, result), step("t2"))
+    stages = [DirectOffload(storage), BatchOffload(storage, RatioGate(0.0), keep_recent=0)]
+
+    for stage in stages:
+        assert contents((await run(stage, history[:3])).messages) == [result]
+        assert contents((await run(stage, history)).messages)[0] == result
+
+
+async def test_a_limit_for_its_tool_lets_a_skill_leave(storage):
+    history = conversation(user("go"), step("t1", "Skill", {}, "rule " * 2_000))
+
+    result = await run(DirectOffload(storage, per_tool={"Skill": 1_000}), history)
+
+    assert reference(contents(result.messages)[0])
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        Pins(tools=["read_policy"]),
+        Pins(results=["Never refund cash."]),
+        lambda message: "read_policy" in str(message),
+    ],
+    ids=["tool", "text", "function"],
+)
+async def test_a_pinned_result_stays_and_others_leave(storage, pin):
+    policy = "Never refund cash. " * 500
+    history = conversation(
+        user("go"),
+        step("t1", "read_policy", {}, policy),
+        step("t2", "bash", {}, "x " * 5_000),
+        assistant("ok"),
+        user("and now?"),
+    )
+
+    result = await run(BatchOffload(storage, RatioGate(0.1), pin=pin), history)
+
+    first, second = contents(result.messages)
+    assert first == policy
+    assert reference(second)
+
+
+async def test_the_placeholder_of_a_failed_call_says_what_went_wrong(storage):
+    output = "ok\n" * 5_000 + "AssertionError: two tags\n" + "ok\n" * 5_000
+    history = [
+        user("go"),
+        assistant(tool_use("t1", "bash", {"command": "pytest"})),
+        user(tool_result("t1", output, is_error=True)),
+    ]
+
+    result = await run(DirectOffload(storage), history)
+
+    placeholder = contents(result.messages)[0]
+    assert reference(placeholder)
+    assert "[It failed: AssertionError: two tags ¶ ok]" in placeholder
