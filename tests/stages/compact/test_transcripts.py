@@ -18,6 +18,7 @@ from ctxpipe.functions import load_archive
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.stages.compact.stage import Breaker, Compact, Restore
+from ctxpipe.stages.reading.what_applies import is_of_user
 from ctxpipe.stages.reports import Compacted
 from ctxpipe.turn.repair import repair
 
@@ -139,7 +140,7 @@ def check_context(run: Run, given: Sequence[Message]):
     assert sum(1 for message in context if summary_body(message) is not None) == 1
     assert "base64" not in json.dumps(context)
     assert context[-1]["role"] == given[-1]["role"]
-    requests = [words for words in map(own_words, run.seen) if words]
+    requests = [words for words in map(own_words, run.seen) if words and is_of_user(words)]
     text = "\n\n".join(said(context))
     if requests:  # the whole, or where it was cut its head and tail
         assert requests[0][:2666] in text, run.name
