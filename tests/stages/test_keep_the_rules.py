@@ -52,9 +52,8 @@ class Setting:
 
     def __init__(self, random: Random):
         trigger = random.choice((200, 800, 2500))
-        self.budget = Budget(
-            window=2 * trigger, trigger=trigger, target=trigger * random.randrange(2, 10) // 10
-        )
+        share = random.randrange(2, 10) / 10  # of the trigger; a target of 40 tokens is refused
+        self.budget = Budget(window=2 * trigger, trigger=trigger, target=share / 2)
         self.thinking: Any = random.choice(("keep", "strip", "protect"))
         self.min_chars = random.choice((30, 300))
         self.preview = random.choice((None, None, Preview(20, 10)))

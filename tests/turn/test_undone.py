@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from histories import assistant, chat, step, system, tool_result, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, MemoryStorage
@@ -171,6 +171,7 @@ async def undone_words_of_contexts(
 
 
 @pytest.mark.parametrize("is_session", [False, True])
+@settings(max_examples=settings().max_examples // 2)
 @given(st.lists(_ACTIONS, min_size=6, max_size=20))
 def test_no_context_that_is_continued_has_a_word_of_what_was_undone(
     is_session: bool, actions: list[Action]

@@ -13,7 +13,7 @@ from histories import MARK, assistant, system, text, tool_result, tool_use, user
 from ctxpipe.messages import Message, check
 from ctxpipe.turn.repair import repair
 
-SHORT, LONG = 40, 160
+SHORT, LONG = 30, 120
 
 
 def instructions(work: Callable[[], object]) -> int:

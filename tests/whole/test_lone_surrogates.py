@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from histories import assistant, step, system, text, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import in_turn
 
@@ -108,6 +108,7 @@ async def test_half_an_emoji_costs_no_stage_its_effect(number: int, place: str, 
     assert as_json(history) == before
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.lists(st.sampled_from(sorted(BEGINNINGS)), min_size=1, max_size=5),
     st.sampled_from(HALVES),

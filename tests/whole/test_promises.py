@@ -185,8 +185,8 @@ class Setting:
         # A summary is begun only where a turn ends a little below the trigger.
         trigger = random.choice((1000, 2500) if self.background else (300, 1000, 2500, 8000))
         self.cooldown = random.choice((0.0, 300.0))
-        target = max(101, trigger * random.randrange(1, 10) // 10)  # fewer are refused
-        self.budget = Budget(window=2 * trigger, trigger=trigger, target=target)
+        share = random.randrange(1, 10) / 10  # of the trigger; a target of 30 tokens is refused
+        self.budget = Budget(window=2 * trigger, trigger=trigger, target=share / 2)
         self.thinking = random.choice(("keep", "keep", "strip", "protect"))
         self.direct = {
             "min_chars": random.choice((1, 300, 1000)),

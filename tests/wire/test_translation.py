@@ -110,7 +110,7 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data):
 
 @every_form
 @every_pipeline
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())
 def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
     form: Form, pipeline: Callable[[Storage], ContextPipeline], data
