@@ -114,7 +114,7 @@ def coding_agent(
             pin=pin,
         )
     else:
-        old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0)
+        old_results = Collapse(storage, prices=prices, keep_recent=4, min_value=3.0, pin=pin)
         # Most texts that an agent misses later are code.
         limits = REPORTS | dict.fromkeys(COMMON_READING_TOOLS, 30_000)
     return [

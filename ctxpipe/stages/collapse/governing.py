@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ...messages import Message, tool_calls
+from ..reading.pins import Pin, pinned_indices
 from ..reading.what_applies import Applicable, ApplicableKind
 
 SKILL_TOKENS = 5_000
@@ -52,13 +53,16 @@ class Governing:
 
 
 def governing(
-    messages: Sequence[Message], pieces: Iterable[Applicable], count: Callable[[str], int]
+    messages: Sequence[Message],
+    pieces: Iterable[Applicable],
+    count: Callable[[str], int],
+    pin: Pin | None = None,
 ) -> Governing:
     """Return what of *pieces*, which apply at the end of *messages*, governs the agent.
 
-    *count* returns the tokens of a text.
+    *count* returns the tokens of a text. The messages that *pin* chooses stay too.
     """
-    kept_messages: set[int] = set()
+    kept_messages = pinned_indices(messages, pin)
     skills: list[Applicable] = []
     quoted_texts: dict[Place, str] = {}
     open_errors: set[Place] = set()

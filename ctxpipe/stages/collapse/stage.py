@@ -15,13 +15,14 @@ from ...errors import SettingsError, StorageError
 from ...placeholders.names import content_hash, session_folder
 from ...placeholders.notes import StepsNote, note_of
 from ...providers.prices import PRICES, Prices
-from ...settings import COUNT, NUMBER, SIZE, check_settings, instance_of
+from ...settings import COUNT, NUMBER, PIN, SIZE, check_settings, instance_of
 from ...storage import Archive, TextReader, TextWriter
 from ...storage.records import redactor_of, storable
 from ...storage.references import check_reference, reference_of, visible_path
 from ..archive import archive_record
 from ..offloaded import read_offloaded
 from ..protocol import Change, Skip, Turn
+from ..reading.pins import Pin
 from ..reading.what_applies import ApplicableIndex
 from ..reports import Collapsed
 from ..rewrites import first_to_leave
@@ -61,7 +62,8 @@ class Collapse:
     beginning of the context alone. Exchanges with calls of server tools or of their programs stay
     too, and so do those with what governs the agent: the newest plan, the newest to-do list, and
     loaded skills, each up to 5,000 tokens and the newest up to 25,000 tokens together. Of a skill
-    that is longer, the note has the beginning.
+    that is longer, the note has the beginning. *pin* chooses further exchanges that stay (see
+    `Pins`).
 
     Two kinds of messages that are no exchanges become a line too, with their beginning: an old
     reply without calls, and a text that an agent's harness wrote on the user's side, such as the
@@ -101,6 +103,7 @@ class Collapse:
     min_tokens: int = 1000
     min_calls: int = 25
     min_value: float = 3.0
+    pin: Pin | None = None
 
     __repr__ = short_repr
 
@@ -115,6 +118,7 @@ class Collapse:
             min_tokens=SIZE,
             min_calls=SIZE,
             min_value=NUMBER,
+            pin=PIN.optional,
         )
         check_reference(reference_of(self.storage))
         note = StepsNote(self._visible_folder("sample"), 1, 2)
@@ -210,7 +214,9 @@ class Collapse:
         """Return what governs the agent at the end of the context."""
         applicable = turn.recall(ApplicableIndex)
         await turn.call_from(applicable.message_count, applicable.extend, turn.messages)
-        return await in_thread(governing, turn.messages, applicable.applicable(), turn.counter.text)
+        return await in_thread(
+            governing, turn.messages, applicable.applicable(), turn.counter.text, self.pin
+        )
 
     def _plan(self, turn: Turn, start: int, stop: int, governs: Governing) -> CollapsePlan:
         """Return the plan for the exchanges from message *start* up to *stop*.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
-from ctxpipe import Budget, ContextPipeline, presets
+from ctxpipe import Budget, ContextPipeline, Pins, presets
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.notes import note_of
 from ctxpipe.stages.collapse.governing import (
@@ -146,6 +146,19 @@ def test_a_skill_that_is_too_long_leaves_and_its_beginning_stays_in_the_note():
     assert " Rule 100 of release: check item number 100 twice." in shown([note])
     assert "Rule 999 of release" not in shown([note])
     assert SKILL_TOKENS - 100 < COUNTER.message(note) < SKILL_TOKENS * 1.5
+
+
+def test_an_exchange_that_is_pinned_stays_and_others_leave():
+    policy = step("t1", "read_policy", {}, "Never refund cash. " * 60)
+    messages = conversation(user("Go."), policy, step("t2", result="x " * 900))
+    pinned = governing(
+        messages, what_applies(messages), TokenCounter().text, Pins(tools=["read_policy"])
+    )
+
+    plan = plan_collapse(messages, 0, len(messages), 1, pinned)
+
+    assert plan.parts[:3] == messages[:3]
+    assert plan.leaving_indices == [3, 4]
 
 
 def test_the_newest_skills_stay_as_far_as_all_of_them_together_are_not_too_long():
