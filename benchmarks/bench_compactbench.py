@@ -101,9 +101,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suite", type=Path)
-    parser.add_argument(
-        "--cases", type=int, default=3, help="of each template; 3 is CompactBench's own"
-    )
+    parser.add_argument("--cases", type=int, default=2, help="of each template")
     parser.add_argument("--calls", type=int, default=58)
     parser.add_argument("--difficulty", default="elite")
     given = parser.parse_args()

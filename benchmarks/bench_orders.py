@@ -86,6 +86,7 @@ def print_surveys(found: Sequence[PolicySurvey], prefix: str) -> None:
             print("  ".join(f"{cell:>10}" if n else f"{cell:52}" for n, cell in enumerate(line)))
     for kind, survival in found[0].at_calls.items():
         add_figure(f"{prefix}n: {kind}", survival.looks)
+    add_figure(f"{prefix}n: cost", found[0].figures.calls)
     for survey in found:
         add_figure(f"{prefix}{survey.name}: cost", survey.figures.ratio)
         for kind, survival in survey.at_calls.items():
@@ -190,6 +191,7 @@ def print_compacted(done: Mapping[str, tuple[list[Look], list[float]]]) -> None:
     print(f"\n\n{'after a compaction':52} {'n':>5}  " + "  ".join(f"{name:>13}" for name in done))
     shares = [mean(left) for _, left in done.values()]
     print(f"{'left of the tokens':52} {'':5}  " + "  ".join(f"{share:13.3f}" for share in shares))
+    add_figure("compacted n: left", len(next(iter(done.values()))[1]))
     for name, (_, left) in done.items():
         add_figure(f"compacted {name}: left", mean(left))
     for kind in kinds:

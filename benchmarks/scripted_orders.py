@@ -142,7 +142,7 @@ class Script:
         if since is not None:
             at_call = self.call - 1
             self.orders.append(Order(self.name, kind, lines, since, at_call, is_event=True))
-        else:
+        elif self.call < self.calls:
             self.orders.append(Order(self.name, kind, lines, self.call, self.calls - 1))
 
     def view(self) -> None:
@@ -191,7 +191,7 @@ def conversation(number: int, calls: int) -> Script:
             script.order(kind or "prohibition", text)
         else:
             script.view()
-    for job in jobs:
+    for job in (job for job in jobs if job.since < calls):
         script.orders.append(
             Order(script.name, "running job", (job.id,), job.since, script.calls - 1)
         )

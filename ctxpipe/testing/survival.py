@@ -76,26 +76,28 @@ async def assert_survives_async(
     """
     PIPELINE.check("pipeline", pipeline)
     ensure_messages(history)
-    watched_texts = [_Watched(text, _needles(text)) for text in _texts_to_check(texts)]
+    records = [_TextRecord(text, _needles(text)) for text in _texts_to_check(texts)]
     walk = _Walk(pipeline)
     tool_list = None if tools is None else list(tools)
     for call, length in enumerate(_call_lengths(history)):
         await walk.shape(history[:length], system, tool_list)
-        for watched in watched_texts:
-            await walk.look(watched, call, history, length)
-    never_said = [watched for watched in watched_texts if watched.since is None]
-    if never_said:
-        names = "; ".join(repr(one_line(watched.text)) for watched in never_said[:MAX_SHOWN])
+        for record in records:
+            await walk.look(record, call, history, length)
+    absent_records = [record for record in records if record.since is None]
+    if absent_records:
+        names = "; ".join(repr(one_line(record.text)) for record in absent_records[:MAX_SHOWN])
         raise TextsLost(
-            f"{count_phrase(len(never_said), 'text')} not in the history at all: {names}; "
+            f"{count_phrase(len(absent_records), 'text')} not in the history at all: {names}; "
             "give the words as they are in a message"
         )
-    lost = [watched for watched in watched_texts if watched.missing_count]
-    if lost:
-        lines = [f"{len(lost)} of {count_phrase(len(watched_texts), 'text')} left the context:"]
-        lines += [f"- {watched.describe()}" for watched in lost[:MAX_SHOWN]]
-        if len(lost) > MAX_SHOWN:
-            lines.append(f"and {len(lost) - MAX_SHOWN:,} more")
+    incomplete_records = [record for record in records if record.missing_count]
+    if incomplete_records:
+        lines = [
+            f"{len(incomplete_records)} of {count_phrase(len(records), 'text')} left the context:"
+        ]
+        lines += [f"- {record.describe()}" for record in incomplete_records[:MAX_SHOWN]]
+        if len(incomplete_records) > MAX_SHOWN:
+            lines.append(f"and {len(incomplete_records) - MAX_SHOWN:,} more")
         raise TextsLost("\n".join(lines))
 
 
@@ -128,7 +130,7 @@ def _call_lengths(history: Sequence[Message]) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _TextRecord:
     """A text, and what was found out about it.
 
     *since* is the first call after the text. *missing_count* is the number of calls without it, of
@@ -211,22 +213,22 @@ class _Walk:
         self._files = None
 
     async def look(
-        self, watched: _Watched, call: int, history: Sequence[Message], length: int
+        self, record: _TextRecord, call: int, history: Sequence[Message], length: int
     ) -> None:
-        """Look for *watched* in the context of *call*, which *length* messages precede."""
-        if watched.since is None:
-            if not self._has_all(watched.needles, history[:length]):
+        """Look for *record* in the context of *call*, which *length* messages precede."""
+        if record.since is None:
+            if not self._has_all(record.needles, history[:length]):
                 return
-            watched.since = call
-        watched.look_count += 1
-        missing = self._missing(watched.needles, self._context)
-        if missing is None:
+            record.since = call
+        record.look_count += 1
+        missing_needle = self._missing(record.needles, self._context)
+        if missing_needle is None:
             return
-        watched.missing_count += 1
-        if watched.missing_count == 1:
-            watched.first_missing = call
-            watched.stage = self._remover(missing)
-            watched.file = await self._file_with(missing)
+        record.missing_count += 1
+        if record.missing_count == 1:
+            record.first_missing = call
+            record.stage = self._remover(missing_needle)
+            record.file = await self._file_with(missing_needle)
 
     def _missing(self, needles: Sequence[str], messages: Sequence[Message]) -> str | None:
         """Return the first of *needles* that is not in *messages*; None if all are."""

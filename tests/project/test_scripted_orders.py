@@ -13,13 +13,14 @@ from ctxpipe.messages import check
 from ctxpipe.testing.whereabouts import WordIndex, needle_of
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(scripted_orders.CONVERSATIONS))
 def test_each_order_is_in_the_conversation_before_its_first_call(number: int):
     script = conversation(number, calls=60)
     words = WordIndex()
 
     assert not list(check(script.messages))
     for order in script.orders:
+        assert order.from_call <= order.until_call < 60
         replies = [i for i, m in enumerate(script.messages) if m["role"] == "assistant"]
         ends = [*replies, len(script.messages)]
         before = script.messages[: ends[order.from_call]]
