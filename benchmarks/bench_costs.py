@@ -281,7 +281,8 @@ def case_name(rest: int, prefix: int) -> str:
     return name if prefix == PREFIX_TOKENS else f"{name}, prefix {prefix}"
 
 
-def print_costs(rows: Sequence[Row], calls: int, case: str) -> None:
+def print_costs(rows: Sequence[Row], calls: int, case: str, *, has_pages: bool = True) -> None:
+    """Print a row for each policy; its columns with pages repeat blocks without *has_pages*."""
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
@@ -313,10 +314,11 @@ def print_costs(rows: Sequence[Row], calls: int, case: str) -> None:
             name = f"{row.name} at {read}{case}"
             add_figure(f"{name}: cost", row.of(none))
             add_figure(f"{name}: cost with all marks", row.marked_of(none))
-            add_figure(f"{name}: cost with pages", row.paged_of(none))
             add_figure(f"{name}: seen", row.use.recall)
             add_figure(f"{name}: strict", row.use.strict_recall)
-            add_figure(f"{name}: seen with pages", row.paged_use.recall)
+            if has_pages:
+                add_figure(f"{name}: cost with pages", row.paged_of(none))
+                add_figure(f"{name}: seen with pages", row.paged_use.recall)
             add_figure(f"{name}: found", row.use.with_reread)
             add_figure(f"{name}: fetched", 100 * row.total.refetches / calls)
             add_figure(f"{name}: more expensive", len(worse))
@@ -450,7 +452,7 @@ def main() -> None:
         calls = {path: read_transcript(path).calls for path in paths}
         rows = measured(paths, chosen, given.rest, given.processes, kinds, given.prefix)
         case = case_name(given.rest, given.prefix)
-        print_costs(rows, sum(calls.values()), case)
+        print_costs(rows, sum(calls.values()), case, has_pages=not given.quick)
         if given.all or given.only:
             print_intervals(rows, case)
         if (given.all or given.only) and not case:
