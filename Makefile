@@ -114,14 +114,16 @@ test-restarts: $(STAMP)  ## gateways behind nginx restart and lose PostgreSQL fo
 	$(BIN)/python benchmarks/bench_gateway_restarts.py --minutes $(MINUTES)
 
 # The versions are in tests/clients. `npm ci` would need the packages of every platform, and some
-# registries do not have them.
+# registries do not have them. Hermes and nanobot need versions that others exclude.
 clients:
 	npm --prefix tests/clients install --no-save --no-audit --no-fund
 	$(PYTHON) -m venv tests/clients/.venv
 	tests/clients/.venv/bin/python -m $(PIP) --requirement tests/clients/requirements.txt
+	@set -e; for name in hermes nanobot; do $(PYTHON) -m venv tests/clients/.venvs/$$name; \
+		tests/clients/.venvs/$$name/bin/python -m $(PIP) --requirement tests/clients/$$name.txt; done
 
-CLIENTS ?= claude,codex,codex-key,codex-chatgpt,copilot,copilot-chat,copilot-responses,gemini,mini-swe-agent,opencode,pi
-test-clients: $(STAMP) clients  ## real agents through the gateway (installs 2 GB); CLIENTS=claude,codex for some
+CLIENTS ?= claude,codex,codex-key,codex-chatgpt,continue,copilot,copilot-chat,copilot-responses,gemini,hermes,mini-swe-agent,nanobot,opencode,pi
+test-clients: $(STAMP) clients  ## real agents through the gateway (installs 3 GB); CLIENTS=claude,codex for some
 	CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -rA tests/clients
 
 record-clients: $(STAMP) clients  ## record requests and sessions of these agents again; NAMES="claude gemini", SESSIONS="pi.jsonl" for some

@@ -109,9 +109,10 @@ def gateway(
         drain_seconds=drain_seconds,
         **shared,
     )
-    serving = open_serving(settings)
     signals: SimpleQueue[int] = SimpleQueue()
-    with log_to(logging.StreamHandler(), log_format):
+    # A request to reload that arrives during the start must not end the process.
+    with on_signals(signals.put, [signal.SIGHUP]), log_to(logging.StreamHandler(), log_format):
+        serving = open_serving(settings)
         with serve(serving, serving.run_alone), on_signals(signals.put):
             print(json.dumps({"listening": serving.url}), flush=True)
             while signals.get() == signal.SIGHUP:
@@ -290,10 +291,13 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 @contextmanager
-def on_signals(act: Callable[[int], object]) -> Iterator[None]:
-    """Call *act* with each termination signal in the block, instead of ending the process."""
+def on_signals(
+    act: Callable[[int], object],
+    numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+) -> Iterator[None]:
+    """Call *act* with each signal of *numbers* in the block, instead of ending the process."""
     previous_handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in numbers:
         previous_handlers[number] = signal.signal(number, lambda received, _: act(received))
     try:
         yield
@@ -384,6 +388,9 @@ CLIENTS: Mapping[str, Client] = {
         f"{COPILOT_TYPE} and {COPILOT_URL}"
     ),
     "cline": Client(advice=f"{_GATEWAY} by cline auth --provider NAME --baseurl ADDRESS"),
+    "cn": Client(advice=f"{_GATEWAY} as apiBase of the model into Continue's config.yaml"),
+    "hermes": Client(advice=f"{_GATEWAY} as base_url of the model into Hermes' config.yaml"),
+    "nanobot": Client(advice=f"{_GATEWAY} as apiBase of the provider into nanobot's config.json"),
 }
 """The agents with special settings, by program name; codex is handled by `_codex`."""
 ADVICE = (

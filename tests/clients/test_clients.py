@@ -7,10 +7,11 @@ import json
 import os
 import re
 import subprocess
+from itertools import pairwise
 
 import pytest
 from anyio import to_thread
-from clients import CLIENTS, TASK, Run, result_count, run_client
+from clients import CLIENTS, TASK, Run, long_script, result_count, run_client
 from pictures import noise
 from places import ROOT
 
@@ -80,6 +81,37 @@ async def test_with_a_window_too_small_for_it_alone_the_task_still_ends_well(cli
     assert wrapped.refused == []
 
 
+def shortens(run: Run) -> bool:
+    """Whether the agent itself has taken results out of its history, or has given up."""
+    own = [request.body for request in run.api.requests if run.client.is_own(request.body)]
+    counts = [result_count(body) for body in own]
+    return run.status != 0 or any(after < before for before, after in pairwise(counts))
+
+
+async def test_only_one_that_counts_for_itself_shortens_a_history_that_is_small_when_sent(
+    client, tmp_path
+):
+    agent = CLIENTS[client]
+    if agent.limit is None:
+        pytest.skip(f"{client} has no limit of its own")
+    tokens = agent.limit_tokens
+
+    async def run(name: str, limit: int, *, is_wrapped: bool) -> Run:
+        script = long_script(agent)
+        folder = tmp_path / name
+        return await run_client(client, folder, is_wrapped=is_wrapped, limit=limit, script=script)
+
+    bare = await run("bare", tokens, is_wrapped=False)
+    wrapped = await run("wrapped", tokens, is_wrapped=True)
+    raised = await run("raised", 10 * tokens, is_wrapped=True)
+    print(f"{client}: {[[request.tokens for request in r.api.requests] for r in (bare, wrapped)]}")
+    assert shortens(bare)
+    assert shortens(wrapped) == agent.counts_itself
+    assert not shortens(raised), raised.error
+    assert "Done." in raised.output
+    assert max(request.tokens for request in raised.api.requests) < tokens
+
+
 async def test_two_gateways_on_one_port_with_one_journal_keep_its_prefix(
     client, tmp_path, postgres
 ):
@@ -97,6 +129,8 @@ async def test_the_laboratory_reads_what_it_stores_with_the_bills_of_all_its_req
     client, tmp_path
 ):
     read = CLIENTS[client].stored
+    if read is None:
+        pytest.skip(f"the laboratory does not read what {client} stores")
     run = await run_client(client, tmp_path)
     raw = await to_thread.run_sync(read, tmp_path)
     transcript = read_transcript("session", raw)

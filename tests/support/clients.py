@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,28 @@ TASK = "Look around, then say done."
 
 
 @dataclass(frozen=True)
+class Limit:
+    """Variables and arguments that set a limit, beside what was written to the home folder."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Client:
     """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
 
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
-    without help. *stored* reads the session that it has left in its home folder. *api* is the API
+    without help. *stored* reads the session that it has left in its home folder, where the
+    laboratory reads such sessions. *api* is the API
     that it asks. One whose model calls in its words, without tools, says the results as texts that
     begin with *observation*.
+
+    `wrap` cannot give its address to one that *has_own_address*, in its settings: a gateway of its
+    own runs beside it. *limit* sets the tokens from which on it shortens its history itself;
+    *limit_tokens* are so few that a long task reaches them. One that *counts_itself* compares them
+    with its own history, all others with the usage in the replies.
     """
 
     binary: Path
@@ -61,10 +75,14 @@ class Client:
     configure: Callable[[Path, str], Mapping[str, str]]
     call: Callable[[str], dict[str, object]]
     window: int
-    stored: Callable[[Path], bytes]
+    stored: Callable[[Path], bytes] | None
     thinks: bool = False
     api: type[ScriptedServer] = MessagesServer
     observation: str = ""
+    has_own_address: bool = False
+    limit: Callable[[Path, int], Limit] | None = None
+    limit_tokens: int = 40_000
+    counts_itself: bool = False
 
     @property
     def options(self) -> list[str]:
@@ -207,6 +225,85 @@ def _gemini(home: Path, url: str) -> Mapping[str, str]:
     }
 
 
+def _continue(home: Path, url: str) -> Mapping[str, str]:
+    model = {
+        "name": "tested",
+        "provider": "anthropic",
+        "model": MODEL,
+        "apiBase": f"{url}/v1/",
+        "apiKey": key(),
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {"maxTokens": 4096},
+    }
+    settings = {"name": "tested", "version": "1.0.0", "schema": "v1", "models": [model]}
+    folder = home / ".continue"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps(settings))
+    return {"CONTINUE_TELEMETRY_ENABLED": "0", "CONTINUE_CLI_AUTO_UPDATED": "1"}
+
+
+def _hermes(home: Path, url: str) -> Mapping[str, str]:
+    model = {"provider": "custom", "default": "gpt-5.2"}
+    model |= {"base_url": f"{url}/v1", "api_key": key()}
+    folder = home / ".hermes"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps({"model": model}))
+    return {"HERMES_HOME": str(folder)}
+
+
+def _nanobot(home: Path, url: str) -> Mapping[str, str]:
+    settings = {
+        "providers": {"anthropic": {"apiKey": key(), "apiBase": url}},
+        "agents": {"defaults": {"model": MODEL, "provider": "anthropic"}},
+    }
+    folder = home / ".nanobot"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    return {}
+
+
+def _in_file(name: str, *keys: str | int) -> Callable[[Path, int], Limit]:
+    """A limit in the settings in the file *name*, at the place that *keys* name."""
+
+    def limit(home: Path, tokens: int) -> Limit:
+        path = home / name
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        place: Any = settings
+        for one in keys[:-1]:
+            place = place[one] if isinstance(one, int) else place.setdefault(one, {})
+        place[keys[-1]] = tokens
+        path.write_text(json.dumps(settings))
+        return Limit()
+
+    return limit
+
+
+def _in_variable(name: str) -> Callable[[Path, int], Limit]:
+    """A limit in the environment variable *name*."""
+    return lambda _, tokens: Limit({name: str(tokens)})
+
+
+def _limit_of_opencode(home: Path, tokens: int) -> Limit:
+    place = ("provider", "anthropic", "models", MODEL, "limit")
+    _in_file(".config/opencode/opencode.json", *place, "output")(home, 8_000)
+    return _in_file(".config/opencode/opencode.json", *place, "context")(home, tokens)
+
+
+def _limit_of_codex(_: Path, tokens: int) -> Limit:
+    names = ("model_context_window", "model_auto_compact_token_limit")
+    return Limit(arguments=[word for name in names for word in ("--config", f"{name}={tokens}")])
+
+
+def _limit_of_gemini(home: Path, tokens: int) -> Limit:
+    """A share of the window of its model, which has a million tokens."""
+    path = home / ".gemini" / "settings.json"
+    settings = json.loads(path.read_text())
+    settings["model"] = {"compressionThreshold": tokens / (1 << 20)}
+    path.write_text(json.dumps(settings))
+    return Limit()
+
+
 def _mini(home: Path, url: str) -> Mapping[str, str]:
     return {
         "OPENAI_API_KEY": key(),
@@ -268,7 +365,17 @@ def _copilot_client(provider: str, path: str = "", wire: str = "", **fields: Any
     """Return GitHub Copilot CLI with a *provider* of this type and further *fields* of a client."""
     configure = _copilot(provider, path, wire)
     stored = only_file(".copilot/session-state/*/events.jsonl")
-    return Client(COPILOT, COPILOT_ARGUMENTS, configure, _bash("bash"), 30_000, stored, **fields)
+    return Client(
+        COPILOT,
+        COPILOT_ARGUMENTS,
+        configure,
+        _bash("bash"),
+        30_000,
+        stored,
+        limit=_in_variable("COPILOT_PROVIDER_MAX_PROMPT_TOKENS"),
+        counts_itself=True,
+        **fields,
+    )
 
 
 CLIENTS: Mapping[str, Client] = {
@@ -280,6 +387,8 @@ CLIENTS: Mapping[str, Client] = {
         24_000,
         only_file(".claude/projects/*/*.jsonl"),
         thinks=True,
+        limit=_in_variable("CLAUDE_CODE_AUTO_COMPACT_WINDOW"),
+        limit_tokens=60_000,
     ),
     "opencode": Client(
         PACKAGES / "opencode-linux-x64/bin/opencode",
@@ -288,6 +397,7 @@ CLIENTS: Mapping[str, Client] = {
         _bash("bash"),
         16_000,
         _exported,
+        limit=_limit_of_opencode,
     ),
     "codex": Client(
         CODEX,
@@ -297,6 +407,7 @@ CLIENTS: Mapping[str, Client] = {
         20_000,
         only_file(".codex/sessions/**/rollout-*.jsonl"),
         api=OpenAIServer,
+        limit=_limit_of_codex,
     ),
     "codex-key": Client(
         CODEX,
@@ -328,6 +439,11 @@ CLIENTS: Mapping[str, Client] = {
         _bash("bash"),
         14_000,
         only_file(".pi/agent/sessions/*/*.jsonl"),
+        limit=_in_file(
+            ".pi/agent/models.json",
+            *("providers", "anthropic", "modelOverrides", MODEL, "contextWindow"),
+        ),
+        limit_tokens=50_000,
     ),
     "gemini": Client(
         PACKAGES / ".bin/gemini",
@@ -337,6 +453,46 @@ CLIENTS: Mapping[str, Client] = {
         16_000,
         only_file(".gemini/tmp/*/chats/session-*.jsonl"),
         api=GeminiServer,
+        limit=_limit_of_gemini,
+    ),
+    "continue": Client(
+        PACKAGES / ".bin/cn",
+        ("--auto", "-p", TASK),
+        _continue,
+        _bash("Bash"),
+        14_000,
+        None,
+        has_own_address=True,
+        limit=_in_file(
+            ".continue/config.yaml",
+            *("models", 0, "defaultCompletionOptions", "contextLength"),
+        ),
+        counts_itself=True,
+    ),
+    "hermes": Client(
+        FOLDER / ".venvs" / "hermes" / "bin" / "hermes",
+        ("chat", "--quiet", "--yolo", "--query", TASK),
+        _hermes,
+        lambda command: tool_use("terminal", {"command": command}),
+        24_000,
+        None,
+        api=OpenAIServer,
+        has_own_address=True,
+        limit=_in_file(".hermes/config.yaml", "model", "context_length"),
+        limit_tokens=64_000,  # it refuses fewer
+        counts_itself=True,
+    ),
+    "nanobot": Client(
+        FOLDER / ".venvs" / "nanobot" / "bin" / "nanobot",
+        ("agent", "--message", TASK),
+        _nanobot,
+        lambda command: tool_use("exec", {"command": command}),
+        16_000,
+        None,
+        has_own_address=True,
+        limit=_in_file(".nanobot/config.json", *("agents", "defaults", "contextWindowTokens")),
+        limit_tokens=100_000,
+        counts_itself=True,
     ),
     "mini-swe-agent": Client(
         PROGRAMS / "mini",
@@ -357,7 +513,9 @@ CLIENTS: Mapping[str, Client] = {
 
 def session_file(name: str) -> Callable[[Path], bytes]:
     """Reads the session that the client *name* has left in its home folder."""
-    return CLIENTS[name].stored
+    stored = CLIENTS[name].stored
+    assert stored is not None, f"the laboratory does not read what {name} stores"
+    return stored
 
 
 RECORDED: Mapping[str, str] = {
@@ -423,18 +581,17 @@ def _in_one_form(value: dict[str, object]) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def two_processes(
-    upstream: str, journal: str, root: Path, options: Sequence[str]
+async def gateways(
+    upstream: str, root: Path, options: Sequence[str], count: int
 ) -> AsyncIterator[str]:
-    """The URL at which two gateways with one *journal* and these *options* listen."""
+    """The URL at which *count* gateways with these *options* listen."""
     port = free_port()
     command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", upstream]
-    command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), "--journal", journal]
-    command += options
+    command += ["--listen", f"127.0.0.1:{port}", "--root", str(root), *options]
     started: list[asyncio.subprocess.Process] = []
     with (root.parent / "gateway.log").open("ab") as log:
         try:
-            for _ in range(2):
+            for _ in range(count):
                 process = await asyncio.create_subprocess_exec(
                     *command, stdout=subprocess.PIPE, stderr=log
                 )
@@ -456,6 +613,7 @@ async def run_client(
     trial: Sequence[str] | None = None,
     journal: str | None = None,
     window: int = 200_000,
+    limit: int | None = None,
     arguments: Sequence[str] | None = None,
     script: Script | None = None,
     recorder: Recorder | None = None,
@@ -463,9 +621,10 @@ async def run_client(
 ) -> Run:
     """Run the client *name* in the empty folder *home*.
 
-    It is bare, wrapped as a user does it, or before two gateways with one *journal*. *arguments*
-    replace its own; *script* is what the API answers. *recorder* keeps what it sends. *running* is
-    an API that answers several runs.
+    It is bare, wrapped as a user does it, or before two gateways with one *journal*. *limit* is the
+    number of tokens at which it shortens its history itself. *arguments* replace its own; *script*
+    is what the API answers. *recorder* keeps what it sends. *running* is an API that answers
+    several runs.
     """
     client = CLIENTS[name]
     work = home / "work"
@@ -476,9 +635,11 @@ async def run_client(
             scripted = client.api(script or _script(client), model=Model(window=window))
             api = await stack.enter_async_context(scripted)
         url = api.url
-        if journal is not None:
+        if journal is not None or (is_wrapped and client.has_own_address):
+            options = [*client.options, *(["--journal", journal] if journal is not None else [])]
+            count = 1 if journal is None else 2
             url = await stack.enter_async_context(
-                two_processes(api.url, journal, work / ".ctxpipe", client.options)
+                gateways(api.url, work / ".ctxpipe", options, count)
             )
         if recorder is not None:
             url = await stack.enter_async_context(recorder.before(api.url, home / "recorder"))
@@ -488,7 +649,11 @@ async def run_client(
             **client.configure(home, url),
         }
         command = [str(client.binary), *(client.arguments if arguments is None else arguments)]
-        if is_wrapped or trial is not None:
+        if limit is not None and client.limit is not None:
+            limited = client.limit(home, limit)
+            environment |= limited.variables
+            command[1:1] = limited.arguments
+        if trial is not None or (is_wrapped and not client.has_own_address):
             way = ["wrap", *client.options] if trial is None else ["trial", *trial]
             command = [sys.executable, "-m", "ctxpipe", *way, "--", *command]
         process = await asyncio.create_subprocess_exec(
@@ -526,6 +691,32 @@ def _script(client: Client) -> Script:
             return answer(*thought, text("Done."))
         calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
         return answer(*thought, *calls)
+
+    return reply
+
+
+LONG_ROUNDS = 14
+
+
+def long_script(client: Client) -> Script:
+    """A model that has two commands run at a time, LONG_ROUNDS times, and is done.
+
+    If it is asked for a summary, it writes one. What it has done it counts itself: a client that
+    has summarized sends fewer results.
+    """
+    done = 0
+
+    def reply(body: RequestBody) -> Any:
+        nonlocal done
+        given: Mapping[str, Any] = body
+        items = next(given[name] for name in ("messages", "input", "contents") if name in given)
+        if not has_tools(body) or (done and "summar" in json.dumps(items[-1]).lower()):
+            return "It has looked around."
+        done += 1
+        if done > LONG_ROUNDS:
+            return "Done."
+        calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
+        return answer(*calls)
 
     return reply
 
