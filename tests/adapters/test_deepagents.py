@@ -20,6 +20,8 @@ pytest.importorskip("deepagents", reason="deepagents is not installed")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 
 from deepagents import create_deep_agent
+from deepagents.backends import StateBackend
+from deepagents.middleware import SummarizationMiddleware
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -146,3 +148,28 @@ async def test_the_own_sub_agent_of_deepagents_is_shaped_if_one_of_its_name_has_
 
     assert not server.refused
     assert [placeholders(request) for request in server.requests] == [0, 0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("is_raised", [False, True])
+async def test_the_summaries_of_deepagents_end_if_its_trigger_is_raised(tmp_path, is_raised):
+    trigger = ("tokens", 1_000_000 if is_raised else 4_000)
+    done = 0
+
+    def script(body: Any) -> Any:
+        nonlocal done
+        if not body.get("tools"):
+            return "It has looked."
+        done += 1
+        return (
+            answer(tool_use("look", {"number": done}, id=f"look{done}")) if done < 12 else "Done."
+        )
+
+    async with serve("chat", script) as (server, model):
+        own = SummarizationMiddleware(model, backend=StateBackend(), trigger=trigger)
+        shaping = ctxpipe_middleware(offloading(tmp_path))
+        main = create_deep_agent(model, [look], middleware=[own, shaping])
+        await main.ainvoke(GO, THREAD)
+
+    assert not server.refused
+    has_summaries = any(not request.body.get("tools") for request in server.requests)
+    assert has_summaries != is_raised
