@@ -197,6 +197,7 @@ class Gateway:
             _log(request, "the client left before the reply")
             return Response()
         except httpx2.HTTPError as error:
+            self._record_of(getattr(request.state, "token", NO_TOKEN)).outcomes["failed"] += 1
             logger.warning("the upstream does not answer: %s", type(error).__name__)
             return _error(502, "the upstream does not answer", path)
 

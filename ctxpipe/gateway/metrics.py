@@ -45,7 +45,7 @@ COUNTERS: Sequence[TotalCounter] = (
     TotalCounter(
         "requests",
         "Requests by outcome: turns (unchanged, shaped, recovered, not shaped), others (passed, "
-        "refused, over budget).",
+        "refused, over budget, failed).",
         "outcome",
         lambda record: record.outcomes,
     ),

@@ -155,6 +155,7 @@ def _rest(record: GatewayRecord) -> str:
         (record.outcomes["not shaped"], "request", "not shaped"),
         (record.outcomes["refused"], "request", "refused"),
         (record.outcomes["over budget"], "request", "over the budget of its session"),
+        (record.outcomes["failed"], "request", "without an answer of the upstream"),
     )
     return ", ".join(
         f"{count_phrase(count, noun)} {outcome}" for count, noun, outcome in counts if count

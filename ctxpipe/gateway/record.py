@@ -105,7 +105,8 @@ class GatewayRecord:
 
     It holds names and counts. Texts are included only if the gateway may show them.
     *outcomes* count the turns by their outcome, and the other requests that "passed", were
-    "refused" or were "over budget". *statuses* count the turns by the class of their HTTP status,
+    "refused" or "over budget", or have "failed" because the upstream did not answer. *statuses*
+    count the turns by the class of their HTTP status,
     such as "2xx". *billed_tokens* are the totals by kind, as in `TurnBill.tokens`; *removed_tokens*
     are raw tokens by stage. *added_buckets* count the turns by the first of BUCKETS that their
     `added_seconds` do not exceed.

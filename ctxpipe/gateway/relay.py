@@ -121,7 +121,7 @@ class Relay:
             if exchange.is_shaped:
                 with log_errors(UNCOUNTED):
                     turn.kinds = self._shaper.kinds(exchange)
-            chunks = self._count(self._open_responses.pop_all(), chunks, turn, record)
+            chunks = self._count(self._open_responses.pop_all(), response, chunks, turn, record)
         reply = reply_with(response, chunks, extra_headers)
         if exchange.is_shaped:
             # After the reply, so that counting delays no client.
@@ -153,19 +153,27 @@ class Relay:
     async def _count(
         self,
         open_responses: AsyncExitStack,
+        response: httpx2.Response,
         chunks: AsyncIterator[bytes],
         turn: GatewayTurn,
         record: GatewayRecord,
     ) -> AsyncIterator[bytes]:
-        """Yield the *chunks* of the reply, then complete *turn* and add it to *record*.
+        """Yield the *chunks* of the reply in *response*; complete *turn*, and add it to *record*.
 
-        The turn gets its seconds and its dollars, and is logged. That happens also if the client
-        leaves.
+        The turn gets its seconds and its dollars, and is logged, before the client has the whole
+        reply: its next request is checked with the sum of its session. That happens also if the
+        client leaves.
         """
+        missing_bytes = _content_length(response)
+        last_chunk = b""
         async with open_responses:
             try:
                 async for chunk in chunks:
-                    yield chunk
+                    missing_bytes -= len(chunk)
+                    if missing_bytes == 0:
+                        last_chunk = chunk
+                    else:
+                        yield chunk
             finally:
                 turn.seconds = time.monotonic() - self._start_time
                 turn.bill = bill_of(turn.model, self._exchange.usage, self._compactions())
@@ -174,9 +182,10 @@ class Relay:
                 record.add(turn)
                 logger.info("%s", turn, extra={FIELDS: turn.fields()})
                 if self._shaper.budget is not None and turn.status < 400:
-                    # Before the reply ends: then the client's next request is checked with it.
                     with CancelScope(shield=True):
                         await self._shaper.budget.add(self._session, turn.bill.dollars, turn.model)
+            if last_chunk:
+                yield last_chunk
 
     def _compactions(self) -> list[Compacted]:
         """Return the reports of the compactions in this turn."""
@@ -247,6 +256,12 @@ async def _ask_question(
         return HttpAnswer(response.status_code, response.headers, await response.aread())
     finally:
         await response.aclose()
+
+
+def _content_length(response: httpx2.Response) -> int:
+    """Return the number of bytes in the body of *response*, -1 if it ends without being counted."""
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else -1
 
 
 def _last_words(messages: Sequence[Message]) -> str:

@@ -6,10 +6,11 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gateways import TASK, http, key, serving
+from gateways import TASK, http, key, process, serving
 from models import MODEL
 
 from ctxpipe.errors import SettingsError, StorageError
@@ -136,6 +137,30 @@ async def test_gateways_with_one_journal_share_the_sum(tmp_path):
             (await ask(gateway)).status_code for gateway in (first, second, first, second, first)
         ]
     assert answers == [200, 200, 200, 402, 402]
+
+
+async def test_processes_with_one_journal_exceed_a_budget_by_the_requests_under_way_only(tmp_path):
+    journal = ("--journal", f"sqlite:////{tmp_path}/journal.db", "--session-budget", "1")
+    async with dear_upstream() as api:
+        with (
+            process(api.url, 0, tmp_path / "root", *journal) as first,
+            process(api.url, 0, tmp_path / "root", *journal) as second,
+        ):
+            urls = [json.loads(started.address)["listening"] for started in (first, second)]
+            gateways = [SimpleNamespace(url=url) for url in urls]
+            assert [(await ask(gateway)).status_code for gateway in gateways] == [200, 200]
+            api.may_answer.clear()
+            async with asyncio.TaskGroup() as tasks:
+                under_way = [tasks.create_task(ask(gateways[n % 2])) for n in range(6)]
+                while api.requests < 8:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                api.may_answer.set()
+            after = [await ask(gateway) for gateway in (*gateways, *gateways)]
+    assert [task.result().status_code for task in under_way] == [200] * 6
+    assert [reply.status_code for reply in after] == [402] * 4
+    assert api.requests == 8
+    spent = 8 * TURN_DOLLARS
+    assert f"${spent:.2f} of its budget of $1.00" in after[0].json()["error"]["message"]
 
 
 async def test_a_gateway_that_is_started_again_knows_the_sum(tmp_path):

@@ -182,6 +182,17 @@ async def test_the_sums_as_json_are_those_for_prometheus(tmp_path):
     assert numbers["ctxpipe_gateway_requests_total", "", "passed"] == 1
 
 
+async def test_requests_without_an_answer_of_the_upstream_are_counted_for_their_tenant(tmp_path):
+    async with serving("http://127.0.0.1:9", tmp_path, tokens=TOKENS) as gateway:
+        replies = [
+            await post(gateway, {"messages": conversation(1)}, shown(name))
+            for name in ("alice", "alice", "bob")
+        ]
+        hers = await read(gateway, "the token of alice")
+    assert [reply.status_code for reply in replies] == [502] * 3
+    assert hers["ctxpipe_gateway_requests_total", "alice", "failed"] == 2
+
+
 async def test_names_that_clients_choose_are_no_labels(tmp_path):
     chosen = "a-name-that-the-client-has-chosen"
     async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:

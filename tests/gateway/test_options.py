@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import typer
 from gateways import process
+from places import ROOT
+from processes import prepared_python
 from typer.testing import CliRunner
 
 from ctxpipe._cli import app
@@ -95,6 +98,29 @@ def test_each_option_has_an_environment_variable(command):
     assert len(options) > 10
     for option in options:
         assert f"CTXPIPE_GATEWAY_{str(option.name).upper()}]" in run.output
+
+
+RELOADED_AT_ITS_START = """
+import os, signal
+from ctxpipe._cli import app
+from ctxpipe.errors import SettingsError
+from ctxpipe.gateway import commands
+
+def stop(settings):
+    os.kill(os.getpid(), signal.SIGHUP)
+    raise SettingsError("this test starts no gateway")
+
+commands.open_serving = stop
+app(["gateway", "--upstream", "http://127.0.0.1:9"])
+"""
+
+
+def test_sighup_during_the_start_does_not_end_the_gateway():
+    command = [*prepared_python(), "-c", RELOADED_AT_ITS_START]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "this test starts no gateway" in done.stderr
+    assert done.returncode == 2  # not -SIGHUP
 
 
 async def test_sighup_reads_the_token_file_again(tmp_path):

@@ -60,3 +60,10 @@ def test_the_page_names_every_metric_with_its_labels():
 def test_the_page_names_every_probe_and_page():
     for path in (PROBES | PAGES) - {"/"}:
         assert f"`{path}`" in PAGE
+
+
+def test_the_files_that_try_what_the_gateway_has_exist():
+    table = PAGE.split("## What it has, and what it leaves to others", 1)[1]
+    files = re.findall(r"`((?:tests|benchmarks)/\S+?)`", table)
+    assert len(files) > 15
+    assert [file for file in files if not (ROOT / file).is_file()] == []
