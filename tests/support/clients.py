@@ -60,14 +60,13 @@ class Client:
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
     without help. *stored* reads the session that it has left in its home folder, where the
-    laboratory reads such sessions. *api* is the API
-    that it asks. One whose model calls in its words, without tools, says the results as texts that
-    begin with *observation*.
+    laboratory reads such sessions. *api* is the API that it asks. One whose model calls in its
+    words, without tools, says the results as texts that begin with *observation*.
 
     `wrap` cannot give its address to one that *has_own_address*, in its settings: a gateway of its
-    own runs beside it. *limit* sets the tokens from which on it shortens its history itself;
-    *limit_tokens* are so few that a long task reaches them. One that *counts_itself* compares them
-    with its own history, all others with the usage in the replies.
+    own runs beside it. *limit* sets the tokens from which on it shortens its history itself, also
+    within a task; *limit_tokens* are so few that a long task reaches them. One that
+    *counts_itself* compares them with its own history, all others with the usage in the replies.
     """
 
     binary: Path
@@ -295,15 +294,6 @@ def _limit_of_codex(_: Path, tokens: int) -> Limit:
     return Limit(arguments=[word for name in names for word in ("--config", f"{name}={tokens}")])
 
 
-def _limit_of_gemini(home: Path, tokens: int) -> Limit:
-    """A share of the window of its model, which has a million tokens."""
-    path = home / ".gemini" / "settings.json"
-    settings = json.loads(path.read_text())
-    settings["model"] = {"compressionThreshold": tokens / (1 << 20)}
-    path.write_text(json.dumps(settings))
-    return Limit()
-
-
 def _mini(home: Path, url: str) -> Mapping[str, str]:
     return {
         "OPENAI_API_KEY": key(),
@@ -439,11 +429,6 @@ CLIENTS: Mapping[str, Client] = {
         _bash("bash"),
         14_000,
         only_file(".pi/agent/sessions/*/*.jsonl"),
-        limit=_in_file(
-            ".pi/agent/models.json",
-            *("providers", "anthropic", "modelOverrides", MODEL, "contextWindow"),
-        ),
-        limit_tokens=50_000,
     ),
     "gemini": Client(
         PACKAGES / ".bin/gemini",
@@ -453,7 +438,6 @@ CLIENTS: Mapping[str, Client] = {
         16_000,
         only_file(".gemini/tmp/*/chats/session-*.jsonl"),
         api=GeminiServer,
-        limit=_limit_of_gemini,
     ),
     "continue": Client(
         PACKAGES / ".bin/cn",
