@@ -56,7 +56,7 @@ from ..reading.atoms import Atom, atoms, content_text, message_texts
 from ..reading.citations import without_dangling_citations
 from ..reading.results import placeholder_files, text_of
 from ..reading.views import viewed_path
-from ..reading.what_applies import error_lines
+from ..reading.what_applies import error_line, error_lines
 from .excerpts import LeavingText, TextKind, choose_lines
 from .exchanges import ANSWER_CHARS, answer_of, blocks_to_keep, exchange_length, reports_in
 from .findings import sentences_to_keep
@@ -411,8 +411,8 @@ def _governing_lines(
     """Return the lines under *step* that stay for what they say, whatever names they have.
 
     They are a task that is not done, the user's words in a result, the heading of an instruction
-    file, the error of a call that has not succeeded since, the id of a running job, and the
-    beginning of a skill that is too long to stay.
+    file, why the call failed (more of it while it has not succeeded since), the id of a running
+    job, and the beginning of a skill that is too long to stay.
     """
     texts: list[str] = []
     text = _result_text(step, offloaded_texts)
@@ -424,6 +424,8 @@ def _governing_lines(
             texts.append(governing.quoted_texts[place])
         elif place in governing.open_errors:
             texts.append(error_lines(view(text).text))
+        elif is_failure(step.result):
+            texts.append(error_line(view(text).text))
         if place in governing.jobs:
             texts.append(job_line(governing.jobs[place], text))
     texts.append(governing.skill_heads.get(text, ""))

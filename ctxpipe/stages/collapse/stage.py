@@ -72,7 +72,7 @@ class Collapse:
 
     Under the line of a call, the note has what must not be lost: up to two sentences with the
     assistant's findings, tasks that are not done, the user's answer to a question, why the call
-    failed if it has not succeeded since, and the id of a job that goes on running.
+    failed, and the id of a job that goes on running.
 
     Then it quotes lines of the call's input and result that are likely to be used again: those with
     *min_value* expected uses per 1,000 tokens or more, up to half of the tokens that leave. The

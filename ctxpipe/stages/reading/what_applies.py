@@ -493,6 +493,15 @@ def error_lines(text: str) -> str:
     return "\n".join(dict.fromkeys(line[:_MAX_ERROR_LINE] for line in shown))
 
 
+def error_line(text: str) -> str:
+    """Return the last line of a failed result with a word for a failure, or else its last line."""
+    lines = [line.strip() for line in text[-_MAX_ERROR_READ:].splitlines() if line.strip()]
+    for line in reversed(lines):
+        if _ERROR_WORD.search(line):
+            return line[:_MAX_ERROR_LINE]
+    return lines[-1][:_MAX_ERROR_LINE] if lines else ""
+
+
 # Instruction files --------------------------------------------------------------------------------
 
 _HEADING = re.compile(r"^\s*(?:\d+\s*[→│|:\t])?\s*(#{1,6}\s+\S.*|name:\s*\S.*)$", re.MULTILINE)

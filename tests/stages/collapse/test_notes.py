@@ -75,7 +75,8 @@ def test_a_run_of_exchanges_becomes_one_note_with_a_line_per_call():
         user(
             "[Earlier steps, shortened; whole in /f/s{7..8}.md]\n"
             "7 bash ls src → 5 chars\n"
-            "8 Read /w/b.txt → 25 chars failed"
+            "8 Read /w/b.txt → 25 chars failed\n"
+            " no such file: exit code 1"
         ),
     ]
 

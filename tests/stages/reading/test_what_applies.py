@@ -14,6 +14,7 @@ from ctxpipe.stages.reading.what_applies import (
     Applicable,
     ApplicableIndex,
     ApplicableKind,
+    error_line,
     error_lines,
     what_applies,
 )
@@ -357,3 +358,9 @@ def test_of_many_errors_the_first_two_the_last_two_and_the_last_line_stay():
     lines = error_lines("\n".join([*errors, "Nine of them."])).splitlines()
 
     assert lines == [*errors[:2], *errors[-2:], "Nine of them."]
+
+
+def test_the_line_of_an_error_is_the_last_with_a_word_for_a_failure():
+    assert error_line("one error\nanother error\nexit code 1") == "another error"
+    assert error_line("one\ntwo\n") == "two"
+    assert error_line("\n") == ""
