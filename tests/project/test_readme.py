@@ -50,7 +50,7 @@ def test_what_a_turn_prints_is_what_the_page_of_the_loop_prints():
     [expected] = [
         block.expected
         for block in blocks_of(ROOT / "docs" / "loop.md")
-        if block.expected is not None and "DirectOffload [job]" in block.expected
+        if block.expected is not None and "DirectOffload [job, turn 1]" in block.expected
     ]
     [shown] = re.findall(r"^```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
