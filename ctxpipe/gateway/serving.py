@@ -24,8 +24,13 @@ from .settings import GatewaySettings
 BACKLOG = 2048
 HEAD_SECONDS = 10.0
 """Maximum time for receiving the head of a request."""
-QUIET_SECONDS = 3.0
-"""Time for which idle connections stay open after the gateway is stopped."""
+QUIET_SECONDS = 15.0
+"""Time for which idle connections stay open after the gateway is stopped.
+
+A proxy that is short of processor time notices late that a connection was closed, and loses the
+request that it sends on it. A connection that a proxy uses in this time announces its end, so only
+those are left that it does not need. The time is shorter than DRAIN_SECONDS.
+"""
 COLLECTION_SECONDS = 1.0
 """Interval of the check whether garbage can be collected."""
 MAX_COLLECTION_DELAY_SECONDS = 600.0

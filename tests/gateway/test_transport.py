@@ -172,8 +172,9 @@ async def test_an_idle_connection_stays_open_for_the_time_that_is_set(tmp_path):
 
 @pytest.mark.parametrize(("drain_seconds", "is_complete"), [(0, False), (30, True)])
 async def test_open_replies_get_the_time_that_is_set_at_the_end(
-    tmp_path, drain_seconds, is_complete
+    tmp_path, monkeypatch, drain_seconds, is_complete
 ):
+    monkeypatch.setattr("ctxpipe.gateway.serving.QUIET_SECONDS", 0.5)
     may_end = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
