@@ -162,5 +162,5 @@ class Access:
         return self._exchanges.inside()
 
     def before_claims(self, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* up to the one that another exchange answers, but at least the first."""
+        """Return the *messages* that no waiting exchange is to answer (see `Exchanges`)."""
         return self._exchanges.before_claims(messages)

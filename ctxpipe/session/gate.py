@@ -18,13 +18,14 @@ _exchanges: ContextVar[tuple[object, ...]] = ContextVar("ctxpipe_exchanges", def
 
 
 class WaitingTasks:
-    """The tasks of the event loop *loop* that wait at a gate, and the one that has entered."""
+    """Queue of a gate: the task of the event loop *loop* that has entered, and those that wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
         # A lock of anyio costs four times as much, in every turn.
         self.lock: asyncio.Lock = asyncio.Lock()
         self.count: int = 0
+        """Number of tasks that have entered or wait. Only the thread of the loop changes it."""
 
     def leave(self) -> None:
         """End the work of the task that has entered, and let the next task enter."""
@@ -36,7 +37,8 @@ class SessionGate:
     """Lets one piece of work on the session *session_id* enter at a time.
 
     Other work of the same event loop waits, in order. Work of another loop is refused as long as
-    work of the first one runs or waits. After ``async with`` the gate *is_closed*.
+    work of the first one runs or waits. The session sets *is_closed* at the end of its ``async
+    with``; then all work is refused.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -53,7 +55,7 @@ class SessionGate:
 
     @property
     def is_free_here(self) -> bool:
-        """True if the running event loop may enter at once, and keeps no other loop out."""
+        """True if the running event loop may enter at once, and no other open loop used it last."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -108,8 +110,9 @@ class SessionGate:
 class Exchanges:
     """Requests that use the history that the session *session_id* owns, one at a time.
 
-    An exchange ends with the reply. Each one claims the message that its request answers, so that
-    earlier exchanges leave this message to it.
+    An exchange ends with the reply. Each one *claims* the message that its request is to answer:
+    the last one that was appended when it was asked for. As long as it waits, other exchanges do
+    not send this message and later ones (see `before_claims`).
     """
 
     def __init__(self, session_id: str) -> None:
@@ -135,7 +138,7 @@ class Exchanges:
                 "use by the create or stream inside which it is asked; wait until that has ended, "
                 "or give messages="
             )
-        has_waited = self.is_busy
+        has_waited = self.is_busy  # then it has to wait, in the next lines
         exchange = object()
         self._claims[exchange] = claim
         try:
@@ -152,7 +155,11 @@ class Exchanges:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Mark the block, in any thread, as part of the exchange that is running."""
+        """Mark the block as part of the exchange that is running.
+
+        The block may run in another thread, such as the caller's code inside a stream of
+        `ctxpipe.sync`.
+        """
         token = _exchanges.set((*_exchanges.get(), self._current))
         try:
             yield
@@ -161,11 +168,14 @@ class Exchanges:
                 _exchanges.reset(token)
 
     def before_claims(self, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* up to the one that another exchange claims, but at least the first."""
+        """Return the *messages* before the first one that a waiting exchange claims, else all.
+
+        A claim on the first of *messages* does not count: a request needs a message to answer.
+        """
         claim_ids = {id(message) for message in self._claims.values()}
-        for count, message in enumerate(messages):
-            if id(message) in claim_ids and count:
-                return list(messages[:count])
+        for index in range(1, len(messages)):
+            if id(messages[index]) in claim_ids:
+                return list(messages[:index])
         return list(messages)
 
 

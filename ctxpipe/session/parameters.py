@@ -1,8 +1,9 @@
 """Parameters of the SDK's ``messages.create``, for type checkers and editors.
 
-The SDK's own types include ``messages``, which `Session.create` has as a parameter of its own. A
-key cannot be removed from a TypedDict. So the parameters are repeated here, and a test compares
-them with those of the SDK.
+The SDK's own types have ``messages``, with another type than `Session.create`, and the type of a
+TypedDict's key cannot be replaced. So the parameters are repeated here. A test compares them with
+those of the newest SDK, which has no ``temperature``, ``top_k`` and ``top_p`` any more. ``stream``
+is not here because it decides what `Session.create` returns: each overload states it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,12 @@ class BetaClient(Protocol):
 
 
 class OwnParameters(TypedDict, total=False):
-    """Parameters of `Session.create` that are not sent to the API."""
+    """Parameters of `Session.create` that ctxpipe reads itself, and does not pass on.
+
+    *messages* is the complete history, or None for the history that the session keeps. The API gets
+    the context that is made from it. *open_calls* decides about tool calls without results.
+    *cache_breakpoints* is the number of cache breakpoints to place.
+    """
 
     messages: Sequence[MessageLike] | None
     open_calls: OpenCalls
@@ -99,7 +105,7 @@ class Common(OwnParameters, Transport, total=False):
 
 
 class Parameters(Common, total=False):
-    """Parameters of ``client.messages.create``, except the messages."""
+    """Parameters of ``client.messages.create``, with ctxpipe's own ``messages`` for the SDK's."""
 
     cache_control: CacheControlEphemeralParam | None
     container: MessageCreateParamsContainerParam | None
@@ -113,7 +119,7 @@ class Parameters(Common, total=False):
 
 
 class BetaParameters(Common, total=False):
-    """Parameters of ``client.beta.messages.create``, except the messages."""
+    """Parameters of ``client.beta.messages.create``, with ctxpipe's own ``messages``."""
 
     betas: list[AnthropicBetaParam]
     billing_policy: BetaBillingPolicyParam | None

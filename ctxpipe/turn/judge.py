@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..messages import FactSums, Problem, check, common_prefix, ensure_messages, is_bulky
@@ -23,8 +22,9 @@ if TYPE_CHECKING:
 async def judge(run: TurnRun, turn: Turn, proposal: Change) -> tuple[Change | None, dict[str, Any]]:
     """Return the *proposal* if it is accepted, and fields of the report on it.
 
-    Lone surrogates in the texts that the stage wrote are replaced. Raises InvalidHistory if the
-    proposal is no list of messages.
+    Lone surrogates in the texts that the stage wrote are replaced. A proposal that must not be used
+    is refused, and the report says why. One that is no list of messages is a fault in the stage:
+    then InvalidHistory is raised.
     """
     settings = run.state.settings
     step = run.step
@@ -33,7 +33,8 @@ async def judge(run: TurnRun, turn: Turn, proposal: Change) -> tuple[Change | No
     if first == len(turn.messages) == len(proposal.messages):
         return None, {**facts, "reason": "the proposal changes nothing"}
     if not step.exceeds_inline_limit:
-        # A change may rewrite much more than is new in the turn, or add much.
+        # A change may rewrite much more than is new in the turn, or add much. Then the rest of the
+        # turn works in a worker thread, so that the event loop is not blocked.
         rewrites_much = is_bulky(proposal.messages, first) or is_bulky(turn.messages, first)
         step.exceeds_inline_limit = rewrites_much
     await run.call(ensure_messages, proposal.messages, first)
@@ -71,6 +72,7 @@ def _refusal(
     """
     if problem is not None:
         return f"it would break a rule of the Messages API: {problem}"
+    # Messages before the index `turn.protected` are followed by thinking that is protected.
     if first < turn.protected and index_after_thinking(change.messages) > first:
         return "it would rewrite a message before kept thinking, which is protected"
     if not change.may_grow and saved <= 0:
@@ -106,12 +108,13 @@ def _new_problem(turn: Turn, change: Change, fact_sums: FactSums, first: int) ->
 
     The messages before index *first* are those of the turn.
     """
-    start = max(0, first - 1)
+    start = max(0, first - 1)  # the last unchanged message may have calls whose results change
+    # The check adds what it reads to the sums; those of the turn must describe its own messages.
     sums_of_unchanged = fact_sums.of_first(start)
     problems = check(change.messages, start, fact_sums=sums_of_unchanged)
     if problems and check(turn.messages, start, fact_sums=fact_sums):
-        # Texts of the history with lone surrogates stay until the end of the turn, which repairs
-        # them.
+        # The context has problems already. After the repair of the history these are lone
+        # surrogates, which are replaced at the end of the turn. So they are no reason to refuse.
         problems = check(change.messages, start, encoding=False, fact_sums=sums_of_unchanged)
     return problems[0] if problems else None
 
@@ -124,10 +127,12 @@ async def _cost(
     The messages of the last request are in the provider's cache, unless that has expired.
     *sums_before* are the raw tokens of the first 0, 1, 2 … messages before the change.
     """
-    counts = await turn.counter.counts(change.messages[first:])
-    sums_after = [*sums_before[:first], *accumulate(counts, initial=sums_before[first])]
+    sums_after = list(sums_before[: first + 1])
+    for count in await turn.counter.counts(change.messages[first:]):
+        sums_after.append(sums_after[-1] + count)
     sent_count = 0
     if not turn.cache_expired:
+        # The last request had the messages before the last reply.
         sent_count = max(0, index_after_last_reply(turn.messages) - 1)
     return rewrite_cost(
         prices,

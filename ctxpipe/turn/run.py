@@ -38,13 +38,15 @@ class TurnRun:
 
     The caller gives the first group of fields. *memory* has the timeline that the turn continues,
     *state* the running totals and the records of the stages. *stages* are those that take part, by
-    their places in the pipeline; None means all. With *decisions*, texts that other conversations
-    have moved to files are moved again. A plan writes nothing and calls no model.
+    their places in the pipeline; with None all stages do. *decisions* says which texts other
+    conversations have moved to files; this one replaces the same texts by the same placeholders. A
+    plan writes nothing and calls no model.
 
-    `align` sets the *step* of the timeline, and *repeated_stages*, which come first and repeat what
-    the model has seen before. *messages* is the context so far, *problems* says what was broken in
-    it. *changes* has the first place that each part of the turn has changed, *reports* those of the
-    stages.
+    The steps of the turn set the other fields. `align` sets the *step* of the timeline and
+    *repeated_stages*, which come first and repeat what the model has seen before, and empties
+    *changes* and *reports*. *messages* is the context so far, *problems* says what was broken in
+    it. *changes* has an item for each part of the turn that changed something: the index of the
+    first changed message, and that of the block in it. *reports* are those of the stages.
     """
 
     session_id: str
@@ -61,7 +63,7 @@ class TurnRun:
     """Whether every message of the history is compared with what is remembered of it."""
     step: Step = field(init=False)
     turn: int = 0
-    """Number of the turn in its session, from 1 on."""
+    """Number of the turn in its session: 1 for the first, 0 until `align` sets it."""
     repeated_stages: Mapping[int, Stage] = field(default_factory=dict)
     messages: list[Message] = field(init=False)
     problems: tuple[Problem, ...] = ()
@@ -78,12 +80,16 @@ class TurnRun:
     def edit(self, messages: list[Message], *, first: int = 0, paired: bool = True) -> None:
         """Make *messages* the context, and drop what the totals say from the first change on.
 
-        The caller knows that the first *first* messages stay. *paired* is that of `diff`.
+        The caller knows that the first *first* messages stay. *paired* is that of
+        `ctxpipe.messages.diff.diff`, which compares both contexts.
         """
         if messages is self.messages:
             return
         edits = self.step.edit(self.messages, messages, equal_count=first, paired=paired)
-        self.state.rewind(edits[-1].start if edits else len(self.messages))
+        first_changed = len(self.messages)
+        if edits:
+            first_changed = edits[-1].start  # the edits are in the order last to first
+        self.state.rewind(first_changed)
         self.messages = messages
 
     def end_part(self) -> None:
@@ -116,8 +122,8 @@ class TurnRun:
 async def run_turn(run: TurnRun) -> Result:
     """Run one turn, and return the context to send with the reports on how it was made.
 
-    The turn begins again if a message that it has rewritten was edited in place meanwhile, and if
-    another process has written to the journal first.
+    The turn begins again, with `align`, if a message that it has rewritten was edited in place
+    meanwhile, and if another process has written to the journal first. `commit` writes no plan.
     """
     with _span(run):
         while True:
@@ -132,10 +138,11 @@ async def run_turn(run: TurnRun) -> Result:
 
 
 def _note_compaction(run: TurnRun) -> None:
-    """Record in the state that a stage has taken something out of the context."""
+    """Record in the state that a stage has taken something out of the context, now or earlier."""
     if any(report.outcome is Outcome.CHANGED for report in run.reports):
         run.state.is_compacted = True
-    elif run.state.is_compacted is None:
+        return
+    if run.state.is_compacted is None:  # unknown: the conversation comes from a journal
         run.state.is_compacted = not run.memory.timeline.is_untouched
 
 
@@ -148,7 +155,9 @@ def _is_compacted(run: TurnRun) -> bool:
     if not run.state.is_compacted:
         return False
     messages = run.result.messages
-    if run.memory.timeline.adopts or len(messages) != len(run.history):
+    if run.memory.timeline.adopts:  # the caller keeps the context as its history
+        return True
+    if len(messages) != len(run.history):
         return True
     return any(sent is not original for sent, original in zip(messages, run.history, strict=True))
 

@@ -14,15 +14,18 @@ MAX_SENTENCES = 2
 """Sentences that stay of the words before a call."""
 MAX_SENTENCE_CHARS = 400
 MIN_FINDING_LETTERS = 16
+"""Letters of the shortest sentence that stays because it names a problem, cause or decision."""
 MIN_SENTENCE_LETTERS = 24
-"""Letters of the shortest sentence that may be a finding, with a word for one and without."""
+"""Letters of the shortest other sentence that may stay."""
 _MAX_READ_CHARS = 20_000
 
 _CODE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 # Headings, rows of tables and rules say nothing by themselves.
 _NO_SENTENCE = re.compile(r"\s*(?:#{1,6}\s|\||[-=*_]{3,}\s*$)")
 _LIST_MARK = re.compile(r"\s*(?:(?:[-*+•>]|\d{1,3}[.)])\s+)*")
-# A full stop ends a sentence only before another beginning: not in 3.11, nor in "a.m. today".
+# Text up to one of three ends: a mark such as a full stop, a Chinese or Japanese mark, the end of
+# the line. Closing quotes belong to the sentence. A full stop counts only before the end of the
+# line, or before white space and anything but a small letter; and not in "e.g." and "i.e.".
 _SENTENCE = re.compile(
     r"\S.*?(?:(?<!\be\.g)(?<!\bi\.e)[.!?…][\"'”’)\]*_`]{0,3}(?=\s+[^a-z\s]|\s*$)|"
     r"[。！？][\"'”’」』）)]{0,3}|$)"
@@ -46,7 +49,8 @@ _CONTRAST = re.compile(
     r"clear|likely|maybe|depends?|conflicts?|mismatch|would|better)\b",
     re.IGNORECASE,
 )
-# Frequent words of English: without them the words are of another language, or too few to judge.
+# Frequent words of English. Words without any of them are of another language, or too few to judge.
+# Some of them exist in other languages too; then the stricter rules for English hold.
 _ENGLISH = re.compile(r"\b(?:the|is|are|to|of|and|in|that|it|this|has)\b", re.IGNORECASE)
 
 
@@ -54,10 +58,15 @@ def sentences_to_keep(words: str, start: int = 0) -> list[str]:
     """Return up to `MAX_SENTENCES` sentences of an assistant's *words*, in their order.
 
     Only sentences that begin at character *start* or later count, without code, headings and
-    tables. Those that name a problem, a cause or a decision come first, then the earlier ones.
-    In English one other sentence may stay, if it contrasts, demands or concludes something; in
-    other languages any sentence may. A sentence that only announces what comes next never stays,
-    and a very long one is cut.
+    tables. The first sentences that name a problem, a cause or a decision stay, even if they
+    announce the next step. If fewer than `MAX_SENTENCES` do, other sentences may stay too, but none
+    that only announces what comes next:
+
+    - English: one, if no sentence names a problem, a cause or a decision. It must contrast, demand
+      or conclude something.
+    - other languages: as many as are missing, the earliest first.
+
+    A very long sentence is cut.
     """
     words = words[:_MAX_READ_CHARS]
     is_english = _ENGLISH.search(words) is not None
@@ -70,7 +79,7 @@ def sentences_to_keep(words: str, start: int = 0) -> list[str]:
         elif letters >= MIN_SENTENCE_LETTERS and _says_something(sentence, is_english=is_english):
             others.append((place, sentence))
     max_others = MAX_SENTENCES
-    if is_english:
+    if is_english:  # a sentence that names a finding makes the others unnecessary
         max_others = 0 if findings else 1
     chosen = [*findings, *others[:max_others]][:MAX_SENTENCES]
     return [_cut(sentence) for _, sentence in sorted(chosen)]
@@ -84,8 +93,12 @@ def _says_something(sentence: str, *, is_english: bool) -> bool:
 
 
 def _sentences(words: str, start: int) -> list[str]:
-    """Return the sentences of *words* from character *start* on, without marks of lists."""
-    plain_words = _CODE.sub(lambda code: "\n" * len(code[0]), words)  # each place stays the same
+    """Return the sentences of *words* from character *start* on, without marks of lists.
+
+    A sentence ends with its line at the latest.
+    """
+    # Code becomes as many line breaks as it has characters, so that all offsets stay right.
+    plain_words = _CODE.sub(lambda code: "\n" * len(code[0]), words)
     sentences: list[str] = []
     offset = 0
     for line in plain_words.split("\n"):

@@ -26,7 +26,7 @@ from ..reading.pins import Pin
 from ..reading.what_applies import ApplicableIndex
 from ..reports import Collapsed
 from ..rewrites import first_to_leave
-from . import notes as collapse
+from . import notes
 from .exchanges import ExchangeIndex
 from .governing import Governing, governing
 from .notes import CollapsedContext, CollapsePlan
@@ -50,13 +50,17 @@ class Collapse:
     has replied *keep_recent* times or more since. *Carrying* old exchanges has a cost: each call of
     the model reads them again. Removing them has a cost too, the *rewrite*: the cached context
     after them is written again. The old exchanges that leave are one of them and all later ones.
-    For each possible first exchange the stage computes (cost of carrying so far) - 2 x (cost of the
-    rewrite), and it chooses the greatest difference. If that is above 0, these exchanges leave
-    completely: words, thinking, calls and results.
+    The stage computes for each old exchange, as the first that leaves:
 
-    Each run of exchanges between two messages that stay becomes one user message, the note. It
-    names the files with the whole exchanges (*steps*), and has a line for each call: its number,
-    the tool, what the call was about, the size of the result and whether it failed.
+        (what carrying it and all later ones has cost so far) - 2 x (what the rewrite would cost)
+
+    It chooses the exchange with the greatest difference. If that is above 0, this exchange and all
+    later old ones leave completely: words, thinking, calls and results.
+
+    Each run of exchanges between two messages that stay becomes one user message, the note. It has
+    a line for each *step*, which is a call with its result: its number, the tool, what the call was
+    about, the size of the result and whether it failed. It also names the files with the whole
+    steps.
 
     A person's messages, pictures and earlier notes stay byte for byte, so later rewrites leave the
     beginning of the context alone. Exchanges with calls of server tools or of their programs stay
@@ -65,7 +69,7 @@ class Collapse:
     that is longer, the note has the beginning. *pin* chooses further exchanges that stay (see
     `Pins`).
 
-    Two kinds of messages that are no exchanges become a line too, with their beginning: an old
+    Two kinds of messages that are no exchanges become steps too, with their beginning: an old
     reply without calls, and a text that an agent's harness wrote on the user's side, such as the
     report of a job (``ctxpipe.providers.agent_tools.HARNESS_TEXT``); both only if they have more
     than 900 characters.
@@ -79,15 +83,17 @@ class Collapse:
     expected uses are estimated without a model. They come from the names in a line (paths,
     identifiers, numbers) that no other part of the context shows.
 
-    As in `RentOrBuyGate`, fewer than *min_tokens* raw tokens never leave, everything old leaves
-    when the cache has expired, and *prices* are those of the model. While the cache lives, nothing
-    leaves before the context has *min_calls* replies of the model. A rewrite removes most replies
-    from the context, so the next rewrite comes many calls later. In a pipeline with
-    ``thinking="protect"`` nothing leaves once there is thinking.
+    *prices* are those of the model. If fewer than *min_tokens* raw tokens would leave, nothing
+    leaves. While the cache lives, nothing leaves before the context has *min_calls* replies of the
+    model. A rewrite removes most replies from the context, so the next rewrite comes many calls
+    later. If the cache has expired, the rewrite costs nothing, and everything old leaves. In a
+    forced turn everything old leaves too; costs, *min_tokens* and *min_calls* do not count then. In
+    a pipeline with ``thinking="protect"`` nothing leaves once there is thinking, also in a forced
+    turn.
 
-    The whole text of each step is written to a file of its own in *storage*, even if its result was
-    offloaded before. The raw messages are archived there first. *storage* must write and read texts
-    and keep records.
+    Before anything leaves, two things are stored in *storage*: the whole text of each step, in a
+    file of its own even if its result was offloaded before, and then the raw messages, in an
+    archive. *storage* must write and read texts and keep records.
 
     What this stage saves was measured only by replays of recorded sessions
     (``benchmarks/bench_costs.py`` prints it); no live run has confirmed it yet.
@@ -121,6 +127,7 @@ class Collapse:
             pin=PIN.optional,
         )
         check_reference(reference_of(self.storage))
+        # Later turns recognize a note by its text. So they must be able to read one with this path.
         note = StepsNote(self._visible_folder("sample"), 1, 2)
         if note_of({"role": "user", "content": f"{note.heading}\n1\n2"}) != note:
             raise SettingsError(
@@ -137,13 +144,14 @@ class Collapse:
         if isinstance(prepared, Skip):
             return prepared
         plan, offloaded_texts, collapsed = prepared
-        texts = await in_thread(collapse.step_texts, plan, offloaded_texts)
+        texts = await in_thread(notes.step_texts, plan, offloaded_texts)
         # The steps before the archive: if something fails, writing the steps again gives the same
         # files, but each archive is a new one.
         files, suffix = await self._write_steps(turn, plan, texts)
         record = archive_record(plan.leaving_messages)
         archive = await cast("Archive", self.storage).save(turn.session_id, "collapse", record)
         if suffix:
+            # The notes become a little longer. If nothing is saved then, the change is refused.
             collapsed = await self._rewrite(turn, plan, offloaded_texts, suffix)
         return _change(plan, collapsed, files, archive)
 
@@ -163,7 +171,7 @@ class Collapse:
         plan = await self._decide(turn)
         if isinstance(plan, Skip):
             return plan
-        files = await in_thread(collapse.find_offloaded_files, plan)
+        files = await in_thread(notes.find_offloaded_files, plan)
         offloaded_texts = await read_offloaded(self.storage, turn.session_id, files)
         collapsed = await self._rewrite(turn, plan, offloaded_texts, "")
         if collapsed.freed_tokens <= 0:
@@ -192,7 +200,8 @@ class Collapse:
         first = await self._first_to_leave(turn, index)
         if isinstance(first, str):
             return Skip(first)
-        # Only now, since most turns end above: fewer exchanges leave, so they do not pay earlier.
+        # Exchanges that govern the agent stay. They are looked up only now, because it takes time
+        # and most turns end above: a rewrite that does not pay with them does not pay without.
         governs = await self._governing(turn)
         index = index.without(turn.messages, governs)
         first = await self._first_to_leave(turn, index)
@@ -201,7 +210,10 @@ class Collapse:
         return await in_thread(self._plan, turn, index.places[first], stop, governs)
 
     async def _first_to_leave(self, turn: Turn, index: ExchangeIndex) -> int | str:
-        """Return the position in *index* of the first exchange that leaves, or why none does."""
+        """Return the position in *index* of the first exchange that leaves, or why none does.
+
+        In a forced turn it is the oldest one.
+        """
         table = index.table(await turn.fact_sums(), await turn.prefix_sums(), self.keep_recent)
         if not table.freed:
             return "no exchange is old enough to collapse"
@@ -226,7 +238,7 @@ class Collapse:
         folder = self._visible_folder(turn.session_id)
         last_numbers = [note.last for note in _own_notes(turn) if note.folder == folder]
         first_number = max(last_numbers, default=0) + 1
-        return collapse.plan_collapse(turn.messages, start, stop, first_number, governs)
+        return notes.plan_collapse(turn.messages, start, stop, first_number, governs)
 
     async def _rewrite(
         self, turn: Turn, plan: CollapsePlan, offloaded_texts: Mapping[str, str], suffix: str
@@ -238,7 +250,7 @@ class Collapse:
         """
         folder = self._visible_folder(turn.session_id)
         return await in_thread(
-            collapse.collapse, plan, offloaded_texts, folder, suffix, self.min_value, turn.counter
+            notes.collapse, plan, offloaded_texts, folder, suffix, self.min_value, turn.counter
         )
 
     async def _write_steps(
@@ -247,8 +259,10 @@ class Collapse:
         """Write each step to its file; return the files, and the suffix of their names.
 
         The suffix is "" unless a file of that name has other content. That happens if the numbers
-        are in use after a compaction, or on another branch of the history. Raises StorageError if
-        the files cannot be written under these names.
+        are in use after a compaction, or on another branch of the history. Then the storage writes
+        the text under another name, which no note could predict. So all steps are written again
+        with a suffix; what the first try wrote stays in the storage, and no note names it. Raises
+        StorageError if the files cannot be written under the names with the suffix either.
         """
         suffix = ""
         while True:
@@ -276,12 +290,12 @@ def _keys(turn: Turn, plan: CollapsePlan, suffix: str) -> list[str]:
 def _own_notes(turn: Turn) -> list[StepsNote]:
     """Return the notes of the context, without messages of the caller that look like one."""
     caller_texts = {message["content"] for message in turn.history or () if note_of(message)}
-    notes: list[StepsNote] = []
+    own_notes: list[StepsNote] = []
     for message in turn.messages:
         note = note_of(message)
         if note is not None and message["content"] not in caller_texts:
-            notes.append(note)
-    return notes
+            own_notes.append(note)
+    return own_notes
 
 
 def _change(
@@ -300,6 +314,6 @@ def _change(
         freed_tokens=collapsed.freed_tokens,
         archive=archive,
         files=tuple(files),
-        calls=tuple(step.call.id if step.call else "" for step in steps),
+        calls=tuple(step.call.id if step.call else "" for step in steps),  # "" for a text
     )
     return Change(collapsed.messages, detail)

@@ -38,12 +38,13 @@ class Evidence:
     are limited in proportion. Paths that do not fit are listed in a file next to the archive.
 
     *pin* chooses messages that stay unchanged: a function, or texts to look for in the user's
-    words. Pinned messages and all other content that a compaction carries over take, together with
-    restored files and the evidence, at most half of the budget's target; files and evidence get
-    what the other content leaves of it. Pinned messages come before most of the other content;
-    those that do not fit are moved to a file that the context names. Messages that the model has
-    not answered are not subject to these limits: they stay whole as long as the context window
-    holds them, otherwise the user's words in them are cut to head and tail.
+    words. They are part of the content that a compaction carries over (see `Compact`). That
+    content, restored files and the evidence have one limit, half of the budget's target. The
+    content that is carried over comes first, and in it pinned messages before most others; files
+    and evidence share the rest of that half. Pinned messages that do not fit are moved to a file
+    that the context names. Messages that the model has not answered are not subject to these
+    limits: they stay whole as long as the context window holds them, otherwise the user's words in
+    them are cut to head and tail.
 
     Raises SettingsError if a setting is invalid.
     """
@@ -88,10 +89,11 @@ class Compact:
     Some content is *carried over* unchanged: system messages from the middle of the history, pinned
     messages, the request that is being worked on, blocks of types that ctxpipe does not know,
     references to files, and the calls that loaded tools. Together with files and evidence it takes
-    at most half of the target. What does not fit is stored in a file that the context and the
-    report name.
+    at most half of the target (`Evidence` says what comes first). What does not fit is stored in a
+    file that the context and the report name.
 
-    *breaker* limits how often a summary is tried, and how long no attempt is made after failures.
+    *breaker* limits how often a summary is tried, and how long no attempt is made after failures
+    (see `Breaker`).
 
     If *background* is True, the summary is started early, at 0.85 of the trigger, and written while
     the agent continues. This works only in a session to which the caller passes the history. The
@@ -149,6 +151,7 @@ class Compact:
         skip = await reason_to_skip(turn, self.breaker)
         if skip is None:
             return await self._attempt(turn)
+        # Checks all other reasons to skip again: this one may be only that the trigger is far.
         if self.background and await may_begin_early(turn, self.summarize, self.breaker):
             writer = summarizer_for(turn, self.summarize)
             await PendingSummary.begin(turn, writer, self.breaker.retry)
@@ -192,14 +195,19 @@ class Compact:
             require_archive=self.require_archive,
             background=self.background,
         )
-        before = attempts.archive  # of an attempt that was cancelled, or made nothing shorter
+        # An earlier attempt may have left an archive: it was cancelled, or shortened nothing.
+        previous_archive = attempts.archive
         try:
             answer = await compaction.run()
         except Exception as error:
             attempts.record_failure(self.breaker.cooldown_end(), safe_text(error))
-            if attempts.archive != before and not attempts.archived:
+            # By this digest the next attempt sees that the archive has its messages.
+            has_new_archive = attempts.archive != previous_archive
+            if has_new_archive and not attempts.archived:
                 attempts.archived = await digest_of_turn(turn)
             raise
         if isinstance(answer, Skip):
+            # The summary shortens nothing. That of a Change stays until the end of the turn: if the
+            # turn is cancelled before, the next one uses it.
             turn.memory.pop(FinishedSummary, None)
         return answer

@@ -51,7 +51,7 @@ _MAX_COMPARED_CHARS = 500_000  # a longer file never comes back as a whole
 
 @dataclass(frozen=True, slots=True)
 class WorkingFile:
-    """A file that the conversation used.
+    """A file that the conversation has read, or tried to read.
 
     *path* is its latest spelling. *shown* is the text that was seen of it last, None if unknown.
     *views* are all texts that were seen or written of it. *denied* is True if the last attempt to
@@ -77,14 +77,16 @@ def working_set(
     - The newest attempt decides: a file whose last read failed is *denied* until a later call reads
       it. A call without a result decides nothing, and neither does a failed write.
     - A failed call denies the one path that it reads; if that is not clear, all paths that it
-      names. A failed command line that prints files does so too, whatever *shell* is.
+      names. A failed command line that prints files does so too, also if *shell* is False, and
+      also after the shell has changed its folder.
     - *offloaded* has the texts of results that were moved to files, by the text of the placeholder.
       A result whose text is not there counts as failed, since it may be a refusal.
     - A command line that succeeded reads its file only if *shell* is True. A relative path counts
       only until the shell has changed its folder.
     - A message that looks like a restored file is not trusted.
 
-    *tools*, *shell* and *work_dir* are those of `trusting_working_set`.
+    *tools* are the tools that read files. *work_dir* is the folder of relative paths: spellings
+    that mean the same path are one file.
     """
     latest: dict[str, WorkingFile] = {}
     views: dict[str, list[tuple[int, str]]] = {}
@@ -93,15 +95,18 @@ def working_set(
     has_left_folder = False
     for number, (call, result) in enumerate(_calls_with_results(messages, offloaded or {})):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
+        # The file that the call reads, if it is clear. With True command lines read files too: even
+        # without *shell*, one that fails denies its file.
         path = None
         if not _shows_folder(result):
             path = viewed_path(call, tools, True)
         text = result_text(result)
         has_failed = _is_failure(result, by_shell=by_shell)
         if has_failed:
-            for name in paths_to_deny(call, result) if path is None else [path]:
+            denied_paths = paths_to_deny(call, result) if path is None else [path]
+            for name in denied_paths:
                 put_last(latest, _key(work_dir, name), WorkingFile(name, denied=True))
-        elif path is None:
+        elif path is None:  # it may have written files
             paths = written_paths(call)
             for name in paths:
                 key = _key(work_dir, name)
@@ -112,7 +117,10 @@ def working_set(
             key = _key(work_dir, path)
             views.setdefault(key, []).append((number, text))
             put_last(latest, key, WorkingFile(path, text))
-        if path is None and command_line(call) and not (has_failed and says_failure(text)):
+        # A command line may change any file. One whose output looks like a failure may have done so
+        # before it failed. Only one whose text is an error or a refusal counts as not run.
+        was_refused = has_failed and says_failure(text)
+        if path is None and command_line(call) and not was_refused:
             last_command = number
         has_left_folder = has_left_folder or changes_folder(call)
     files: list[WorkingFile] = []
@@ -141,7 +149,7 @@ def files_of_results(messages: Sequence[Message]) -> dict[str, str]:
 
 def _calls_with_results(
     messages: Sequence[Message], offloaded: Mapping[str, str]
-) -> Iterator[tuple[ToolCall, object]]:
+) -> Iterator[tuple[ToolCall, ToolResult]]:
     """Yield each call that has a result, with the result as it was shown.
 
     Of several results an error wins. A result belongs to the last call with its id before it, since
@@ -169,8 +177,8 @@ def _calls_with_results(
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     """Return True if *result* may be a failure; *by_shell* if it is that of a command line."""
     if any(block_text(part) is None for part in inner_blocks(result)):
-        # Not the view of a text file. It may even be an error: the repair of a history removes
-        # `is_error` from a result with an image.
+        # A result with an image is not the view of a text file, so the file cannot come back as
+        # text. It may even be an error: the repair of a history removes `is_error` from it.
         return True
     if field(result, "is_error"):
         return True
@@ -197,7 +205,8 @@ def trusting_working_set(
     restored file. `working_set` trusts neither.
     """
     files: list[WorkingFile] = []
-    for message in reversed(messages):  # a compaction puts the most recent file first
+    # A compaction puts the most recent file first, so the oldest one is the last.
+    for message in reversed(messages):
         path = restored_path(message)
         if path is not None:
             _, _, text = text_of(message).partition(":\n")
@@ -208,6 +217,7 @@ def trusting_working_set(
         path = viewed_path(call, tools, shell)
         if path is not None and not _shows_folder(result):
             files.append(WorkingFile(path, _view_text(result)))
+    # The files are in the order oldest to newest. Of each path the last one stays, at its place.
     latest: dict[str, WorkingFile] = {}
     for file in files:
         put_last(latest, os.path.normpath(os.path.join(work_dir, file.path)), file)
@@ -230,6 +240,7 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     """Return True if *text* certainly lacks the seen text of *file*; line numbers do not count."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
+    # An agent may add a note to the model after the text of a file.
     shown, _, _ = view(file.shown).text.partition(NOTE)
     if shown.strip() in text:
         return False

@@ -15,6 +15,7 @@ from ...placeholders.placeholders import DOCUMENT, IMAGE
 from ...tokens.media import pages_of, size_of
 
 _DIGITS = 32
+# A storage adds "-" and a hash or a number to a name that is in use for another text.
 _NAME = re.compile(rf"media-([0-9a-f]{{{_DIGITS}}})(?:-[0-9a-f]+)*\.md")
 _MEDIA_TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,60}", re.ASCII)
 
@@ -62,12 +63,14 @@ def media_in(message: Message) -> list[JsonDict]:
         return movable_blocks
 
     def collect(value: Any) -> object:
-        """Add *value* to the list if it can be moved, and return None; else return *value*."""
+        """Add *value* to the list if it can be moved. Return None for it, else *value*."""
         if not is_movable(value):
             return value
         movable_blocks.append(value)
         return None
 
+    # Called for its walk through all blocks, as `with_placeholders` walks; the copy that it returns
+    # is not needed. None in place of a block ends the walk there.
     rebuilt(message, collect)
     return movable_blocks
 
@@ -87,7 +90,7 @@ def _weight(message: Message) -> Weight:
 def weights_of(messages: Sequence[Message], places: Iterable[int]) -> dict[int, Weight]:
     """Return the weight of the movable media of each message at *places*, by place.
 
-    Messages without movable media are left out.
+    Messages without movable media, or with empty ones only, are left out.
     """
     weights = {place: _weight(messages[place]) for place in places}
     return {place: weight for place, weight in weights.items() if any(weight)}
@@ -97,7 +100,8 @@ def older_than_budget(weights: Mapping[int, Weight], keep: Weight) -> list[int]:
     """Return the places of the messages whose media must go, oldest first.
 
     *weights* has the weight of each message with media by its place, in ascending order. The newest
-    of them stay, as many as together fit into *keep*.
+    of them stay, as many as together fit into *keep*. From the first that does not fit on, all
+    older ones go, also if they are smaller.
     """
     places = list(weights)
     total = Weight()
@@ -118,12 +122,12 @@ def stored_text(block: Mapping[str, object]) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return the name of the file for *text*, without extension; equal texts have one name."""
+    """Return the name of the file for *text*, without its ".md"; equal texts have one name."""
     return f"media-{content_hash(text, _DIGITS)}"
 
 
 def is_media_file(name: str) -> bool:
-    """Return True if a file with this *name*, extension included, has an image or document."""
+    """Return True if a file with this *name*, with its ".md", has an image or document."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -37,14 +37,17 @@ async def moves_to_fit_window(
     the sum exceeds the window, results are moved to files, the largest first and below the usual
     minimum length too, until the sum is below the budget's trigger and the window holds it. Results
     that were read back from files, and those that govern the agent, such as skills, are moved only
-    if moving all others is not enough. All moved results keep a preview; if the sum is then still
-    too large, none does.
+    if moving all others is not enough. Each moved result keeps a preview, the default one if the
+    stage has none. If that is not enough, the results are chosen again, all without a preview.
     """
-    fits = await is_short(turn) if turn.force else _fits_certainly(turn, moves)
+    if turn.force:  # the model has refused the context, so its size is not known well
+        fits = await is_short(turn)
+    else:
+        fits = _fits_by_characters(turn, moves)
     if fits:
         return []
     head, rest = split_system(turn.messages)
-    tail = open_tail(rest)
+    tail = open_tail(rest)  # may be before *start*: results need their calls
     unanswered = _with_placeholders(turn, moves)[len(head) + tail :]
     fixed_tokens = turn.overhead + await turn.counter.count([*head, *unanswered])
     fixed_tokens += await _compaction_tokens(turn, rest[:tail])
@@ -71,15 +74,19 @@ async def moves_to_fit_window(
     return further_moves
 
 
-def _fits_certainly(turn: Turn, moves: Sequence[Move]) -> bool:
-    """Return True if the window holds the context even if each new character is a token.
+def _fits_by_characters(turn: Turn, moves: Sequence[Move]) -> bool:
+    """Return True if the window holds the context with one token for each new character.
 
-    This holds in most turns, and costs almost nothing to check.
+    This is true in most turns and costs almost nothing to check. It is a high estimate, since a
+    token has several characters in most texts. It is no proof: the whole stored text of *moves* is
+    subtracted, and their placeholders are not added.
     """
     ledger = turn.ledger
     moved_chars = sum(len(move.text) for move in moves)
-    limit = turn.budget.window + moved_chars
-    new_chars = weight(turn.messages[ledger.unchanged_count :], limit) - moved_chars
+    # More characters than these cannot fit, so they are not counted.
+    max_counted_chars = turn.budget.window + moved_chars
+    new_messages = turn.messages[ledger.unchanged_count :]
+    new_chars = weight(new_messages, max_counted_chars) - moved_chars
     return window_holds(turn, ledger.prefix_total + turn.overhead + max(0, new_chars))
 
 
@@ -100,7 +107,8 @@ async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
         if own_words(message):
             request = [message]
             break
-    summary_tokens = SUMMARY_MAX_WORDS() * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
+    max_words = SUMMARY_MAX_WORDS()  # the value of the setting
+    summary_tokens = max_words * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
     summary_tokens = min(summary_tokens, turn.budget.target // _TARGET_DIVISOR)
     tokens = summary_tokens + await turn.counter.count(request)
     return min(tokens, await turn.counter.count(messages))
@@ -114,17 +122,18 @@ def _candidates(
     The second list has the results that were read back from files, that govern the agent, and that
     are pinned.
     """
-    others: list[OffloadCandidate] = []
-    last: list[OffloadCandidate] = []
-    for result, call in results_with_calls(messages, start, 1):
+    ordinary: list[OffloadCandidate] = []
+    last_resort: list[OffloadCandidate] = []
+    for result, call in results_with_calls(messages, start, min_chars=1):
         if result.place in leaving_places or not rules.can_leave(result, call):
             continue
         is_pinned = is_pinned_exchange(messages, result.message, rules.pin)
-        tier = last if is_pinned or rules.stays_if_it_fits(result, call) else others
+        stays_if_possible = is_pinned or rules.stays_if_it_fits(result, call)
+        tier = last_resort if stays_if_possible else ordinary
         tier.append(candidate_of(result))
-    for tier in (others, last):
+    for tier in (ordinary, last_resort):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
-    return [others, last]
+    return [ordinary, last_resort]
 
 
 async def _savings(turn: Turn, moves: Sequence[Move]) -> list[int]:
