@@ -61,19 +61,33 @@ def check_platform(class_name: str) -> None:
 def check_root(path: str) -> None:
     """Raise SettingsError if the folder at the absolute *path* cannot be created or written to.
 
-    Nothing is created: a root begins to exist with the first text.
+    Nothing is created: a root begins to exist with the first text. If the disk cannot be read now,
+    the first use reports it.
     """
-    place = path
-    while not os.path.lexists(place) and place != os.path.dirname(place):
+    place = path  # the root, or the folder above it in which it will be created
+    info = _info_of(place)
+    while info is None and place != os.path.dirname(place):
+        if os.path.islink(place):
+            raise SettingsError(f"the root is {path!r}, but {place!r} is a link to nothing")
         place = os.path.dirname(place)
-    if not os.path.isdir(place):
-        kind = "a link to nothing" if os.path.islink(place) else "a file"
-        raise SettingsError(f"the root is {path!r}, but {place!r} is {kind}; give a folder")
+        info = _info_of(place)
+    if info is None:
+        return
+    if not stat.S_ISDIR(info.st_mode):
+        raise SettingsError(f"the root is {path!r}, but {place!r} is a file; give a folder")
     if not may_write(place):
         raise SettingsError(
             f"the root is {path!r}, but this process may not write to {place!r}; "
             "give a folder to which it may, or change the permissions"
         )
+
+
+def _info_of(path: str) -> os.stat_result | None:
+    """Return `os.stat` of *path*, or None if it does not exist or cannot be read now."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def may_write(folder: str) -> bool:

@@ -16,9 +16,12 @@ NAMED = {"x-ctxpipe-session": "job/42"}
 CHAT: list[dict[str, Any]] = [
     TASK,
     *(
-        {"role": role, "content": f"{number}: {'words of a long talk. ' * 400}"}
+        message
         for number in range(10)
-        for role in ("assistant", "user")
+        for message in (
+            {"role": "assistant", "content": f"{number}: {'words of a long talk. ' * 800}"},
+            {"role": "user", "content": f"{number}: and then?"},
+        )
     ),
 ]
 ON = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "go on"}]

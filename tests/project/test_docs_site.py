@@ -45,7 +45,7 @@ def test_a_signature_has_a_line_for_each_parameter(site):
     parameters = inspect.signature(ctxpipe.ContextPipeline).parameters
 
     for name in parameters:
-        assert re.search(rf"^    {name}: .*,$", shown, re.MULTILINE)
+        assert re.search(rf"^    \*?{name}: .*,$", shown, re.MULTILINE)
 
 
 def shown(page: Path) -> str:

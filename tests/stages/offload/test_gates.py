@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 from histories import step
 
-from ctxpipe import BatchOffload, LocalStorage, SettingsError, Turn
+from ctxpipe import BatchOffload, LocalStorage, SettingsError, Turn, settings
 from ctxpipe.messages import tool_results
 from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.stages.offload.selection import Scan
@@ -49,6 +50,7 @@ def test_a_ratio_from_the_environment_may_be_any_number_and_is_logged_once(
     ratio, monkeypatch, caplog
 ):
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
+    monkeypatch.setattr(settings, "_warn_of_share", cache(settings._warn_of_share.__wrapped__))
 
     gates = [RatioGate(), RatioGate()]
 
