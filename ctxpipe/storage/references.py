@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
 from ..placeholders.locations import is_url
@@ -11,9 +12,13 @@ from ..placeholders.placeholders import BATCH
 from ..placeholders.placeholders import reference as path_in
 from ..settings import excerpt
 
+if TYPE_CHECKING:
+    from .protocol import TextWriter
+
 _REFERENCES = ("absolute", "relative", "storage")
 _MAX_TEMPLATE_CHARS = 1_000
 _SAMPLE = "folder-0/name-1.md"
+_SAMPLE_FILE = "s0.md"
 
 
 def reference_of(storage: object) -> str:
@@ -51,6 +56,12 @@ def visible_path(reference: str, folder: str, location: str) -> str:
         return os.path.relpath(location) if os.path.isabs(location) else location
     key = f"{folder}/{PurePath(location).name}"
     return f"./{key}" if reference == "storage" else reference.format(path=location, key=key)
+
+
+def visible_folder(storage: TextWriter, folder: str) -> str:
+    """Return the session's *folder* in *storage* as the model sees it, ending in a separator."""
+    location = storage.location(f"{folder}/{_SAMPLE_FILE}")
+    return visible_path(reference_of(storage), folder, location).removesuffix(_SAMPLE_FILE)
 
 
 def _leads_back(reference: object) -> bool:

@@ -13,6 +13,7 @@ from histories import assistant, step, text, tool_result, tool_use, user
 
 from ctxpipe import ContextPipeline, MemoryStorage, presets
 from ctxpipe.messages import Message, check
+from ctxpipe.placeholders.notes import note_of
 from ctxpipe.stages.protocol import Stage
 from ctxpipe.stages.reports import Compacted, Outcome, Result
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -84,6 +85,85 @@ def texts_of_user(message: Message) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [block["text"] for block in content if block["type"] == "text"]
+
+
+# Conversations whose caller continues with the context --------------------------------------------
+
+JOB = "job_7f2"
+ERROR = "AssertionError: two tags for one month"
+START = step(
+    "start",
+    "Bash",
+    {"command": "npm run dev", "run_in_background": True},
+    f"Command running in background with ID: {JOB}",
+)
+FAILURE = [
+    assistant(tool_use("fail", "Bash", {"command": "pytest -q"})),
+    user(tool_result("fail", f"Exit code 1\n{ERROR}", is_error=True)),
+]
+END: dict[int, list[Message]] = {
+    42: step("ask", "BashOutput", {"bash_id": JOB}, "<status>completed</status>\nDone."),
+    43: step("again", "Bash", {"command": "pytest -q"}, "1 passed"),
+}
+
+
+async def contexts_of(
+    pipeline: ContextPipeline, later: Mapping[int, list[Message]]
+) -> list[tuple[list[Message], int]]:
+    """Return the context of each turn, and the number of compactions so far.
+
+    Old exchanges are collapsed in the turns 20 and 45, and compacted in the turns 30 and 60.
+    """
+    collapsing = ContextPipeline([stage for stage in pipeline.stages if "Collapse" in repr(stage)])
+    messages: list[Message] = [user(RULE), *START, *FAILURE]
+    count = 0
+    contexts: list[tuple[list[Message], int]] = []
+    for number in range(64):
+        messages = [*messages, *later.get(number, []), *work(number)]
+        if number in (20, 45):
+            result = await collapsing.run(messages, session_id="s", force=True)
+        else:
+            result = await pipeline.run(messages, session_id="s", force=number in (30, 60))
+        messages = result.messages
+        count += len(compactions(result))
+        assert check(messages) == []
+        contexts.append((messages, count))
+    return contexts
+
+
+def lean() -> ContextPipeline:
+    return ContextPipeline(preset("lines")(MemoryStorage()), budget=Budget(window=30_000))
+
+
+async def test_a_job_and_an_error_in_a_note_pass_two_compactions():
+    contexts = await contexts_of(lean(), {})
+
+    assert contexts[-1][1] == 2
+    for context, _ in contexts:
+        assert JOB in json.dumps(context)
+        assert ERROR in json.dumps(context)
+        assert not any(ERROR in part for part in words_in(context))
+    requests = json.dumps(contexts[-1][0]).count(RULE)
+    assert requests == 1
+
+
+def words_in(context: Sequence[Message]) -> list[str]:
+    """The texts of *context* on the user's side that are no note, and not the summary."""
+    words: list[str] = []
+    for message in context:
+        if message["role"] == "user" and note_of(message) is None and message is not context[0]:
+            words += texts_of_user(message)
+    return words
+
+
+async def test_a_job_that_is_over_and_an_error_of_the_past_do_not_pass_the_next_compaction():
+    contexts = await contexts_of(lean(), END)
+
+    notes = [message for message in contexts[59][0] if note_of(message)]
+    assert JOB in json.dumps(notes)
+    assert contexts[-1][1] == 2
+    assert not any(JOB in json.dumps(note) for note in contexts[-1][0] if note_of(note))
+    assert ERROR not in json.dumps(contexts[-1][0])
 
 
 # Other APIs ---------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ class Governing:
     for the note, by the place of the call or the result that has them: tasks that are not done,
     words of the user, headings of instruction files. *open_errors* are the places of the results of
     calls that have failed and not succeeded since. *jobs* has the id of each running job, by the
-    place of the result that named it.
+    place of the result that named it. *jobs_over* has the ids of jobs that are over, by the index
+    of the message that says so.
     """
 
     kept_messages: AbstractSet[int] = frozenset()
@@ -46,6 +47,7 @@ class Governing:
     quoted_texts: Mapping[Place, str] = field(default_factory=dict, repr=False)
     open_errors: AbstractSet[Place] = frozenset()
     jobs: Mapping[Place, str] = field(default_factory=dict)
+    jobs_over: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def keeps(self, start: int, length: int) -> bool:
         """Return True if one of the *length* messages from *start* on stays."""

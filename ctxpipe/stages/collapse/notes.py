@@ -37,6 +37,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
+from ..._values import leaves
 from ...messages import (
     Message,
     ToolCall,
@@ -48,13 +49,14 @@ from ...messages import (
     tool_calls,
     tool_results,
 )
-from ...messages.activity import is_failure, one_line, target
+from ...messages.activity import is_failure, one_line
 from ...placeholders.notes import StepsNote, note_of, step_line
 from ...placeholders.summaries import safe_summary
 from ...providers.agent_tools import COMMON_READING_TOOLS, view
 from ..reading.atoms import Atom, atoms, content_text, message_texts
 from ..reading.citations import without_dangling_citations
 from ..reading.results import placeholder_files, text_of
+from ..reading.subjects import LINE_CHARS, subject_line
 from ..reading.views import viewed_path
 from ..reading.what_applies import error_line, error_lines
 from .excerpts import LeavingText, TextKind, choose_lines
@@ -65,15 +67,10 @@ from .governing import Governing, job_line
 if TYPE_CHECKING:
     from ...tokens import TokenCounter
 
-MAX_READ_CHARS = 2_000
-"""Characters that are read of a text whose beginning is shown."""
-LINE_CHARS = 100
-"""Characters that are shown of a call's subject; with more, notes were no more useful."""
 MAX_SHARE = 0.5
 """Largest share of the leaving tokens that quoted lines may take."""
 
 _SPOKEN_STEP = re.compile(r"^(\d{1,9}) (answered|reported): ", re.MULTILINE)
-_SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
 # Steps --------------------------------------------------------------------------------------------
@@ -385,16 +382,30 @@ def _line_of_step(
     *offloaded_texts* are original texts by the placeholders for them.
     """
     chars = len(_result_text(step, offloaded_texts))
+    jobs_over = _jobs_ended_in(step, governing)
     if step.call is None:
         # The beginning of a skill follows on lines of its own.
         shown_chars = LINE_CHARS if step.said in governing.skill_heads else ANSWER_CHARS
         beginning = one_line(step.said[:shown_chars])
-        return step_line(step.number, f"{step.verb}: {beginning}…", chars)
-    name = one_line(step.call.name[:MAX_READ_CHARS])
-    subject = one_line(_subject(step.call)[: LINE_CHARS + MAX_READ_CHARS])
-    if len(subject) > LINE_CHARS:
-        subject = f"{subject[:LINE_CHARS]}…"
-    return step_line(step.number, f"{name} {subject}", chars, failed=is_failure(step.result))
+        return step_line(step.number, f"{step.verb}: {beginning}…", chars, jobs_over=jobs_over)
+    return step_line(
+        step.number,
+        subject_line(step.call),
+        chars,
+        failed=is_failure(step.result),
+        job=governing.jobs.get(step.result.place, "") if step.result else "",
+        jobs_over=jobs_over,
+    )
+
+
+def _jobs_ended_in(step: CollapseStep, governing: Governing) -> list[str]:
+    """Return the ids of the jobs that *step* has ended, or found to be over."""
+    if step.call is None:
+        return list(governing.jobs_over.get(step.message, ()))
+    if step.result is None:
+        return []
+    values = {str(value) for _, value in leaves(step.call.input)}
+    return [job for job in governing.jobs_over.get(step.result.message, ()) if job in values]
 
 
 def _findings_of(step: CollapseStep) -> list[str]:
@@ -431,16 +442,6 @@ def _governing_lines(
     texts.append(governing.skill_heads.get(text, ""))
     lines = [one_line(line) for part in texts for line in part.splitlines()]
     return [line for line in lines if line]
-
-
-def _subject(call: ToolCall) -> str:
-    """Return what *call* is about: its command or path, and what it searches for there."""
-    place = target(call)
-    for name in _SEARCH_ARGUMENTS:
-        search_text = call.input.get(name)
-        if isinstance(search_text, str) and search_text not in place:
-            return f"{one_line(search_text[:MAX_READ_CHARS])} in {place}"
-    return place
 
 
 def _leaving_texts(plan: CollapsePlan, offloaded_texts: Mapping[str, str]) -> Iterator[LeavingText]:

@@ -6,7 +6,7 @@ The module `notes` explains the steps, runs and notes with an example.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, cast
 
 from ..._text import short_repr
@@ -18,7 +18,7 @@ from ...providers.prices import PRICES, Prices
 from ...settings import COUNT, NUMBER, PIN, SIZE, check_settings, instance_of
 from ...storage import Archive, TextReader, TextWriter
 from ...storage.records import redactor_of, storable
-from ...storage.references import check_reference, reference_of, visible_path
+from ...storage.references import check_reference, reference_of, visible_folder
 from ..archive import archive_record
 from ..offloaded import read_offloaded
 from ..protocol import Change, Skip, Turn
@@ -38,8 +38,6 @@ ALPHA = 2.0
 
 With 3 and 4 the measured cost and recall were about the same.
 """
-
-_SAMPLE = "s0.md"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -180,9 +178,7 @@ class Collapse:
 
     def _visible_folder(self, session_id: str) -> str:
         """Return the folder of the session's steps as the model sees it, ending in a separator."""
-        folder = session_folder(session_id)
-        location = self.storage.location(f"{folder}/{_SAMPLE}")
-        return visible_path(reference_of(self.storage), folder, location).removesuffix(_SAMPLE)
+        return visible_folder(self.storage, session_folder(session_id))
 
     async def _decide(self, turn: Turn) -> CollapsePlan | Skip:
         """Return the exchanges that leave in this turn, or the reason why none does."""
@@ -225,10 +221,12 @@ class Collapse:
     async def _governing(self, turn: Turn) -> Governing:
         """Return what governs the agent at the end of the context."""
         applicable = turn.recall(ApplicableIndex)
+        applicable.notes_folder = self._visible_folder(turn.session_id)
         await turn.call_from(applicable.message_count, applicable.extend, turn.messages)
-        return await in_thread(
+        governs = await in_thread(
             governing, turn.messages, applicable.applicable(), turn.counter.text, self.pin
         )
+        return replace(governs, jobs_over=applicable.jobs_over())
 
     def _plan(self, turn: Turn, start: int, stop: int, governs: Governing) -> CollapsePlan:
         """Return the plan for the exchanges from message *start* up to *stop*.

@@ -21,6 +21,7 @@ from ...placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 from ..reading.carry_candidates import (
     BLOCK_KINDS,
     GOVERNING_KINDS,
+    TEXT_KINDS,
     Candidate,
     CarryKind,
     with_only,
@@ -168,11 +169,19 @@ def with_frame(candidate: Candidate) -> list[Message]:
     """Return the messages of *candidate* with the lines that may be needed before and after it."""
     first = [_user_line()] if candidate.messages[0]["role"] == "assistant" else []
     last = [_assistant_reply()] if candidate.messages[-1]["role"] == "user" else []
-    if candidate.kind in GOVERNING_KINDS and len(candidate.messages) == 1:
+    if _is_text(candidate):
         return list(candidate.messages)
     if candidate.kind in (CarryKind.LEADING, CarryKind.SYSTEM, CarryKind.REQUEST):
         return list(candidate.messages)
     return [*first, *candidate.messages, *last]
+
+
+def _is_text(candidate: Candidate) -> bool:
+    """Return True if *candidate* still applies and is a text: words, a skill, or a plan.
+
+    A step in a note is none: in a message with other texts it would pass for the user's words.
+    """
+    return candidate.kind in TEXT_KINDS and len(candidate.messages) == 1
 
 
 def arrange(candidates: Iterable[Candidate]) -> list[Message]:
@@ -188,9 +197,8 @@ def arrange(candidates: Iterable[Candidate]) -> list[Message]:
     for group in _groups(candidates):
         pieces = _messages_of(group)
         first = group[0]
-        is_text = first.kind in GOVERNING_KINDS and len(first.messages) == 1
-        can_join = is_text or first.origin is not None or first.kind == CarryKind.REQUEST
-        if can_join and is_open:
+        can_join = _is_text(first) or first.origin is not None or first.kind == CarryKind.REQUEST
+        if can_join and is_open and pieces[0]["role"] == last_role:
             message_groups[-1] += pieces
             continue
         for message in pieces:
@@ -199,8 +207,8 @@ def arrange(candidates: Iterable[Candidate]) -> list[Message]:
                 message_groups.append([_user_line() if role == "assistant" else _assistant_reply()])
             message_groups.append([message])
             last_role = role
-        is_exchange = first.kind in GOVERNING_KINDS and len(pieces) > 1
-        is_open = last_role == "user" and first.kind != CarryKind.PIN and not is_exchange
+        is_alone = first.kind in GOVERNING_KINDS and not _is_text(first)
+        is_open = last_role == "user" and first.kind != CarryKind.PIN and not is_alone
     return [_as_one(messages) for messages in message_groups]
 
 

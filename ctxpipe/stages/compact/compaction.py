@@ -65,7 +65,11 @@ class Compaction:
         source = await source_of(turn, self.archive, files.visible_path)
         facts = await in_thread(gather_facts, source)
         raw = source.messages if source.is_raw else rest
-        pieces = await in_thread(partial(what_applies, raw, is_history=source.is_raw))
+        pieces = await in_thread(
+            partial(
+                what_applies, raw, is_history=source.is_raw, notes_folder=files.visible_folder()
+            )
+        )
         # The archive comes before the summary, so that no summary is paid for if nothing can be
         # stored. After an attempt that stored its messages but got no summary it comes after the
         # summary: not every attempt writes an archive.

@@ -1,8 +1,8 @@
 """Make what still applies into pieces that a compaction carries over.
 
-A text of the user's side is carried as a text of the user, and a call with its result as a call
-with its result: nothing that a tool wrote becomes the user's words. Texts that are too long are
-shortened, and name the file with the whole.
+A text of the user's side is carried as a text of the user, a call with its result as a call with
+its result, and a step in a note as a note of this step alone: nothing that a tool wrote becomes the
+user's words. Texts that are too long are shortened, and name the file with the whole.
 """
 
 from __future__ import annotations

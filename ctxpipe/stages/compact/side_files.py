@@ -13,7 +13,7 @@ from ...placeholders.names import session_folder
 from ...placeholders.summaries import acknowledged_count, omissions_name
 from ...storage import Archive, TextWriter
 from ...storage.records import message_redactor_of
-from ...storage.references import reference_of, visible_path
+from ...storage.references import reference_of, visible_folder, visible_path
 from ..protocol import Turn
 from .layout import Layout, lay_out
 from .omissions import OmissionsFile, omissions_text
@@ -37,6 +37,12 @@ class SideFiles:
     def visible_path(self, location: str) -> str:
         """Return the path that the model sees for the file at *location*."""
         return visible_path(reference_of(self.archive), self._folder, location)
+
+    def visible_folder(self) -> str | None:
+        """Return the session's folder as the model sees it; None if the archive has no texts."""
+        if self.archive is None or not isinstance(self.archive, TextWriter):
+            return None
+        return visible_folder(self.archive, self._folder)
 
     def omissions_file(self, rest: Sequence[Message], archive_path: str | None) -> OmissionsFile:
         """Return the file for the pieces of *rest* that are not carried over.

@@ -19,6 +19,7 @@ from ...messages import (
 )
 from ...messages.activity import commands, identifiers, one_line, put_last, touched_paths
 from ...messages.identity import digest
+from ...placeholders.notes import is_part_of_note
 from ...placeholders.placeholders import is_cut
 from ...placeholders.summaries import is_connective, leading_count, own_words, text_of
 from ..reading.conversation_facts import ConversationFacts
@@ -165,7 +166,9 @@ class _ArchivedBlocks:
                 return str(field(block, "tool_use_id")) in self._calls
             case "text":
                 text = field(block, "text") or ""
-                return any(is_cut(text, whole) for whole in self._texts)
+                return any(
+                    is_cut(text, whole) or is_part_of_note(text, whole) for whole in self._texts
+                )
         return False
 
 

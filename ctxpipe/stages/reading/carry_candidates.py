@@ -53,9 +53,9 @@ class CarryKind(IntEnum):
     WORDS = 8
     """Earlier words of the user."""
     ERROR = 9
-    """A call that has failed and not succeeded since."""
+    """A call that has failed and not succeeded since, or the note about it."""
     JOB = 10
-    """A call that started a job which goes on running."""
+    """A call that started a job which goes on running, or the note about it."""
     BLOCK = 11
     """An unknown block, a reference to a file, or an exchange that loads tools."""
 
@@ -63,9 +63,10 @@ class CarryKind(IntEnum):
 BLOCK_KINDS = frozenset({CarryKind.LEADING, CarryKind.ATTACHMENT, CarryKind.BLOCK})
 """Kinds of the candidates that `blocks_to_carry` finds."""
 
-GOVERNING_KINDS = frozenset(
-    {CarryKind.PLAN, CarryKind.SKILL, CarryKind.WORDS, CarryKind.ERROR, CarryKind.JOB}
-)
+TEXT_KINDS = frozenset({CarryKind.PLAN, CarryKind.SKILL, CarryKind.WORDS})
+"""Kinds of candidates that still apply, of which each may be a single text."""
+
+GOVERNING_KINDS = TEXT_KINDS | {CarryKind.ERROR, CarryKind.JOB}
 """Kinds of the candidates that still apply (see `what_applies`)."""
 
 

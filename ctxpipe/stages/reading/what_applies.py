@@ -10,6 +10,8 @@ An `Applicable` is a piece of the conversation that still applies:
     job              a job or sub-agent that goes on running
     instructions     an instruction file that was read, such as AGENTS.md
 
+Failures and jobs are also found in the notes that the session has put in place of earlier steps.
+
 The order of the words says which of them were revoked; no code here judges that. The names of tools
 and the forms of texts are in `providers.agent_tools`.
 
@@ -42,7 +44,8 @@ from ...messages import (
 from ...messages import field as read
 from ...messages.activity import is_failure, one_line, target
 from ...messages.contents import result_text
-from ...placeholders.summaries import IN_PROGRESS, own_words
+from ...placeholders.notes import steps_in_note
+from ...placeholders.summaries import IN_PROGRESS, own_words, safe_summary
 from ...providers.agent_tools import (
     COMMON_READING_TOOLS,
     FINISHED,
@@ -63,6 +66,7 @@ from ...providers.agent_tools import (
     view,
 )
 from .jobs import job_started_by, jobs_ended_by, jobs_over_in
+from .subjects import subject_line
 from .views import viewed_path
 
 
@@ -86,7 +90,8 @@ class Applicable:
     a piece of a tool, *call* is the call, which is in the message before that of the result.
     *name* is the skill's name, the path of the file, the id of the job, or what the failed call was
     about. *text* is the text that must not be lost: of an error its lines, of a job the id, of an
-    instruction file the heading, of everything else the whole.
+    instruction file the heading, of a step in a note the note of this step alone, of everything
+    else the whole. For a step in a note, *block* is the number of the step in the note.
     """
 
     kind: ApplicableKind
@@ -107,13 +112,17 @@ class Applicable:
         return self.message if self.call is None else self.call.message
 
 
-def what_applies(messages: Sequence[Message], *, is_history: bool = False) -> list[Applicable]:
+def what_applies(
+    messages: Sequence[Message], *, is_history: bool = False, notes_folder: str | None = None
+) -> list[Applicable]:
     """Return what still applies at the end of *messages*, in the order of the conversation.
 
     If *is_history* is True, every text of the user's side comes from the caller. Otherwise a text
-    in a form that ctxpipe writes is not taken for words of the user.
+    in a form that ctxpipe writes is not taken for words of the user, and a note about files in
+    *notes_folder*, the folder of the session as the model sees it, is read as the session's own.
     """
     index = ApplicableIndex(is_history=is_history)
+    index.notes_folder = notes_folder
     index.extend(messages)
     return index.applicable()
 
@@ -135,7 +144,7 @@ class ApplicableIndex:
     earlier messages change.
     """
 
-    __slots__ = ("_entries", "_is_history", "_open", "message_count")
+    __slots__ = ("_entries", "_is_history", "_open", "message_count", "notes_folder")
 
     def __init__(self, *, is_history: bool = False) -> None:
         self._is_history = is_history
@@ -143,6 +152,8 @@ class ApplicableIndex:
         self._open: dict[tuple[ApplicableKind, str], _Entry] = {}
         self.message_count: int = 0
         """Number of messages that were read."""
+        self.notes_folder: str | None = None
+        """Folder of the files that the session's own notes are about; None reads no notes."""
 
     def applicable(self, *kinds: ApplicableKind) -> list[Applicable]:
         """Return the pieces that still apply, of *kinds* or of all kinds, oldest first."""
@@ -150,6 +161,17 @@ class ApplicableIndex:
         if kinds:
             pieces = [piece for piece in pieces if piece.kind in kinds]
         return sorted(pieces, key=lambda piece: piece.place)
+
+    def jobs_over(self) -> dict[int, list[str]]:
+        """Return the ids of the jobs that are over, by the index of the message that says so."""
+        last_entries = {
+            entry.key: entry for entry in self._entries if entry.piece.kind is ApplicableKind.JOB
+        }
+        jobs: dict[int, list[str]] = {}
+        for job, entry in last_entries.items():
+            if entry.end is not None:
+                jobs.setdefault(entry.end, []).append(job)
+        return jobs
 
     def rewind(self, length: int) -> None:
         """Forget all but the first *length* messages."""
@@ -213,6 +235,7 @@ class ApplicableIndex:
             if call.name in SKILL_TOOLS:
                 loads_skill = skill_name(call)
         if not self._is_history and not own_words(message):
+            self._read_note(message, index)
             return
         for place, block in enumerate(as_blocks(message)):
             if kind(block) == "text":
@@ -222,6 +245,23 @@ class ApplicableIndex:
                 self._read_text(index, place, text, loads_skill)
             elif kind(block) == "document":
                 self._read_document(index, place, block)
+
+    def _read_note(self, message: Message, index: int) -> None:
+        """Read what a note of the session says of failed calls and of jobs."""
+        if self.notes_folder is None:
+            return
+        for place, step in enumerate(steps_in_note(message, self.notes_folder)):
+            for job in step.jobs_over:
+                self._close(ApplicableKind.JOB, job)
+            if step.job:
+                job_piece = Applicable(ApplicableKind.JOB, index, place, step.note, step.job)
+                self._add(job_piece, step.job)
+            key = _NOTED + step.about
+            if step.failed:
+                piece = Applicable(ApplicableKind.ERROR, index, place, step.note, step.about)
+                self._add(piece, key)
+            else:
+                self._close(ApplicableKind.ERROR, key)
 
     def _read_text(self, index: int, place: int, text: str, loaded_skill: str) -> None:
         """Read a *text* of the user's side; *loaded_skill* is the skill loaded by this message."""
@@ -295,6 +335,8 @@ class ApplicableIndex:
     def _read_outcome(self, call: ToolCall, result: ToolResult, text: str, *, failed: bool) -> None:
         """Note the failure of *call*, or that it has succeeded after one."""
         subject = f"{call.name} {target(call)}"
+        if self.notes_folder is not None:
+            self._close(ApplicableKind.ERROR, _NOTED + safe_summary(subject_line(call)))
         if not failed:
             self._close(ApplicableKind.ERROR, subject)
             return
@@ -370,6 +412,7 @@ class ApplicableIndex:
             self._add(piece, f"update {task}")
 
 
+_NOTED = "noted "
 _PROPOSED = "proposed"
 _APPROVED = "approved"
 _LIST = "list"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
@@ -21,7 +22,7 @@ from ctxpipe.stages.collapse.governing import (
 )
 from ctxpipe.stages.collapse.notes import collapse, plan_collapse
 from ctxpipe.stages.reading.atoms import message_texts
-from ctxpipe.stages.reading.what_applies import what_applies
+from ctxpipe.stages.reading.what_applies import ApplicableIndex, what_applies
 from ctxpipe.storage.memory import MemoryStorage
 from ctxpipe.tokens import TokenCounter
 
@@ -30,7 +31,10 @@ LOG = "some words of a result that was long " * 60
 
 
 def governs(messages: Sequence[Message]) -> Governing:
-    return governing(messages, what_applies(messages), COUNTER.text)
+    index = ApplicableIndex()
+    index.extend(messages)
+    governs = governing(messages, index.applicable(), COUNTER.text)
+    return replace(governs, jobs_over=index.jobs_over())
 
 
 def collapsed(messages: list[Message]) -> list[Message]:
@@ -287,6 +291,12 @@ def test_the_note_has_the_id_of_a_running_job_and_not_of_one_that_is_over():
 
     assert "\n Command running in background with ID: job_a1\n" in note
     assert "ID: job_b2" not in note
+    assert [line.partition("chars ")[2] for line in note.splitlines() if " chars" in line] == [
+        "running job_a1",
+        "",
+        "ended job_b2",
+        "",
+    ]
 
 
 def test_of_a_long_line_with_the_id_of_a_job_only_the_id_stays():

@@ -7,6 +7,7 @@ from typing import Any
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
 from ctxpipe.messages import Message, check
+from ctxpipe.placeholders.notes import StepsNote
 from ctxpipe.stages.compact.carry import arrange, select
 from ctxpipe.stages.compact.governing import (
     MAX_WORDS_CHARS,
@@ -140,6 +141,38 @@ def test_requests_among_the_carried_words_are_not_repeated_in_the_evidence():
 
     assert requests_to_repeat(["One.", "Two."], [one]) == ["Two."]
     assert requests_to_repeat(["One.", "One."], [one]) == ["One."]
+
+
+def test_a_plan_in_words_of_the_assistant_stays_its_own():
+    plan = assistant("<proposed_plan>1. Move.</proposed_plan>")
+    messages = conversation(user("Go."), step("t1"), user("Plan."), plan, user("Do."), step("t2"))
+
+    assert carried(messages) == [user(text("Go."), text("Plan.")), plan, user("Do.")]
+
+
+def test_a_step_of_a_note_is_carried_as_a_note_and_never_among_the_user_s_words():
+    note = user(
+        f"{StepsNote('/f/', 1, 3).heading}\n"
+        "1 bash ls → 9 chars\n"
+        "2 bash npm run dev → 60 chars running b7\n"
+        "3 bash make → 9 chars failed\n no rule"
+    )
+    messages = conversation(user("Go."), note, user("Go on."), step("t2"))
+    shortening = Shortening(words, ARCHIVE)
+    applicable = what_applies(messages, notes_folder="/f/")
+
+    result = arrange(governing_pieces(messages, applicable, int, shortening))
+
+    assert result == [
+        user("Go."),
+        assistant("Noted."),
+        user(f"{StepsNote('/f/', 2, 2).heading}\n2 bash npm run dev → 60 chars running b7"),
+        assistant("Noted."),
+        user(f"{StepsNote('/f/', 3, 3).heading}\n3 bash make → 9 chars failed\n no rule"),
+        assistant("Noted."),
+        user("Go on."),
+    ]
+    assert check(result) == []
 
 
 def test_an_instruction_file_is_named_with_its_heading():

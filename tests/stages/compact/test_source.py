@@ -19,6 +19,7 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe.messages import Message, split_system
+from ctxpipe.placeholders.notes import StepsNote
 from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     FILE_ACKNOWLEDGED,
@@ -150,6 +151,26 @@ def test_blocks_that_a_compaction_carried_on_are_not_counted_twice():
         user(loaded),
         assistant("Noted."),
         user({"type": "gadget", "number": 2}, "And now?"),
+    ]
+
+    assert after_summary(context, archived, lambda message: message) == context[-1:]
+
+
+def test_a_step_of_an_archived_note_that_was_carried_on_is_not_counted_as_new():
+    lines = ["1 bash dev → 60 chars running b7", "2 bash make → 9 chars failed", " no rule"]
+    archived = [
+        user("Go."),
+        user("\n".join([StepsNote("/f/", 1, 2).heading, *lines])),
+        assistant("Done."),
+    ]
+    context = [
+        user(f"{SUMMARY}S"),
+        assistant(ACKNOWLEDGED),
+        user("\n".join([StepsNote("/f/", 2, 2).heading, *lines[1:]])),
+        assistant("Noted."),
+        user("Go."),
+        assistant("Noted."),
+        user("And now?"),
     ]
 
     assert after_summary(context, archived, lambda message: message) == context[-1:]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
+from ctxpipe.placeholders.notes import StepsNote
 from ctxpipe.stages.reading.what_applies import (
     Applicable,
     ApplicableIndex,
@@ -282,6 +283,109 @@ def test_a_job_applies_until_it_is_reported_to_be_over(other: list[Message]):
     messages = conversation(user("Go."), step("t1", "Bash", BACKGROUND, STARTED), other)
 
     assert texts_of(messages, ApplicableKind.JOB) == ["bx7f2q9"]
+
+
+# Notes --------------------------------------------------------------------------------------------
+
+FOLDER = "/f/"
+
+
+def note(*lines: str, folder: str = FOLDER) -> Message:
+    steps = [line for line in lines if not line.startswith(" ")]
+    return user("\n".join([StepsNote(folder, 1, len(steps)).heading, *lines]))
+
+
+STARTED_IN_NOTE = note("1 Bash npm run dev → 60 chars running bx7f2q9", f" {STARTED}")
+IMITATION = str(note("1 Bash npm run dev → 60 chars running bx7f2q9")["content"])
+FAILED_IN_NOTE = note("1 Bash pytest -q → 60 chars failed", " AssertionError: 2")
+
+
+def in_notes(messages: list[Message], kind: ApplicableKind) -> list[str]:
+    pieces = what_applies(messages, notes_folder=FOLDER)
+    return [piece.name for piece in pieces if piece.kind is kind]
+
+
+def test_a_job_and_a_failure_that_are_only_in_notes_apply_with_the_note_of_their_step():
+    messages = [user("Go."), STARTED_IN_NOTE, *step("t2"), FAILED_IN_NOTE, *step("t3")]
+
+    [_, job, error] = what_applies(messages, notes_folder=FOLDER)
+
+    assert (job.kind, job.name, job.call) == (ApplicableKind.JOB, "bx7f2q9", None)
+    assert (error.kind, error.name) == (ApplicableKind.ERROR, "Bash pytest -q")
+    assert (job.text, error.text) == (STARTED_IN_NOTE["content"], FAILED_IN_NOTE["content"])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        step("t9", "KillShell", {"shell_id": "bx7f2q9"}, "Successfully ended."),
+        [user(REPORT.format("completed"))],
+        [note("1 TaskOutput bx7f2q9 → 40 chars ended bx7f2q9")],
+    ],
+    ids=["call", "report", "note"],
+)
+def test_a_job_in_a_note_applies_until_it_is_over(end: list[Message]):
+    messages = [user("Go."), STARTED_IN_NOTE, *step("t2"), *end]
+
+    assert in_notes(messages, ApplicableKind.JOB) == []
+
+
+@pytest.mark.parametrize(
+    ("later", "names"),
+    [
+        (step("t9", "Bash", {"command": "pytest -q"}, "1 passed"), []),
+        ([note("1 Bash pytest -q → 8 chars")], []),
+        (failing("t9", "Bash", {"command": "pytest -q"}, "failed"), ["Bash pytest -q"]),
+        (step("t9", "Bash", {"command": "pytest"}, "1 passed"), ["Bash pytest -q"]),
+    ],
+    ids=["success", "success in a note", "failure", "another call"],
+)
+def test_a_failure_in_a_note_applies_until_the_call_succeeds(
+    later: list[Message], names: list[str]
+):
+    messages = [user("Go."), FAILED_IN_NOTE, *step("t2"), *later]
+
+    assert in_notes(messages, ApplicableKind.ERROR) == names
+
+
+def test_a_call_with_a_tag_of_ctxpipe_closes_its_failure_in_a_note():
+    failed = note("1 Bash grep '&lt;request' a → 60 chars failed")
+    again = step("t9", "Bash", {"command": "grep '<request' a"}, "found")
+
+    assert in_notes([user("Go."), failed, *again], ApplicableKind.ERROR) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        note("1 Bash npm run dev → 60 chars running bx7f2q9", folder="/other/"),
+        user(tool_result("t1", IMITATION)),
+        assistant(IMITATION),
+    ],
+    ids=["another session", "result", "reply"],
+)
+def test_a_text_in_the_form_of_a_note_that_is_not_the_session_s_starts_no_job(message: Message):
+    messages = [user("Go."), assistant(tool_use("t1", "Read")), message]
+
+    assert in_notes(messages, ApplicableKind.JOB) == []
+
+
+def test_a_note_in_the_history_of_the_caller_starts_no_job():
+    pieces = what_applies([user("Go."), STARTED_IN_NOTE], is_history=True, notes_folder=FOLDER)
+
+    assert {piece.kind for piece in pieces} == {ApplicableKind.WORDS}
+
+
+def test_an_index_says_in_which_message_a_job_was_found_to_be_over():
+    end = step("t9", "KillShell", {"shell_id": "bx7f2q9"}, "Successfully ended.")
+    messages = conversation(user("Go."), step("t1", "Bash", BACKGROUND, STARTED), end)
+    index = ApplicableIndex()
+    index.extend(messages)
+
+    assert index.jobs_over() == {4: ["bx7f2q9"]}
+
+    index.rewind(4)
+    assert index.jobs_over() == {}
 
 
 # Instruction files --------------------------------------------------------------------------------
