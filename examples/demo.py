@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from ctxpipe import LocalStorage, offload_tools
+from ctxpipe import LocalStorage, SettingsError, offload_tools
 from ctxpipe.providers.agent_tools import READ_BACK_TOOLS
 from ctxpipe.stages.reports import Offloaded
 from ctxpipe.testing import MessagesServer
@@ -162,6 +162,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     options.storage = options.storage or tempfile.mkdtemp(prefix="ctxpipe-")
+    try:
+        LocalStorage(options.storage)
+    except SettingsError as error:
+        parser.error(str(error))
     return options
 
 

@@ -1149,9 +1149,9 @@ async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(tmp_path, monk
 # Any history --------------------------------------------------------------------------------------
 
 
-def offloading(root: str, **options: Any) -> ContextPipeline:
+def offloading(root: str, *, reference: str = "absolute", **options: Any) -> ContextPipeline:
     """Both offload stages, eager enough for small histories."""
-    storage = LocalStorage(root)
+    storage = LocalStorage(root, reference=reference)
     return ContextPipeline(
         [
             DirectOffload(storage, min_chars=300, preview=Preview(20, 10)),
@@ -1337,7 +1337,8 @@ async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_pa
         *("{path}", "[x]\n"),
     ]
     root = tmp_path / "root"
-    pipeline = offloading(str(root))
+    # A long absolute path would be no shorter than the short results.
+    pipeline = offloading(str(root), reference="storage")
     context: list[Message] = [user("go")]
     said = [
         f"{number} line of a log\n" * (16 if number % 2 else 40)

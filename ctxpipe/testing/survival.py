@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .._text import count_phrase, one_line
 from ..errors import SettingsError, StorageError
-from ..messages import Message, ensure_messages
+from ..messages import Message, MessageLike, ensure_messages
 from ..placeholders.names import session_folder
 from ..session.conversation import Conversation
 from ..session.session import Session, conversation_of
@@ -34,7 +34,7 @@ class TextsLost(AssertionError):
 
 
 def assert_survives(
-    history: list[Message],
+    history: Sequence[MessageLike],
     pipeline: ContextPipeline,
     texts: Sequence[str],
     *,
@@ -63,7 +63,7 @@ def assert_survives(
 
 
 async def assert_survives_async(
-    history: list[Message],
+    history: Sequence[MessageLike],
     pipeline: ContextPipeline,
     texts: Sequence[str],
     *,
@@ -76,13 +76,14 @@ async def assert_survives_async(
     """
     PIPELINE.check("pipeline", pipeline)
     ensure_messages(history)
+    messages = cast("list[Message]", history)
     records = [_TextRecord(text, _needles(text)) for text in _texts_to_check(texts)]
     walk = _Walk(pipeline)
     tool_list = None if tools is None else list(tools)
-    for call, length in enumerate(_call_lengths(history)):
-        await walk.shape(history[:length], system, tool_list)
+    for call, length in enumerate(_call_lengths(messages)):
+        await walk.shape(messages[:length], system, tool_list)
         for record in records:
-            await walk.look(record, call, history, length)
+            await walk.look(record, call, messages, length)
     absent_records = [record for record in records if record.since is None]
     if absent_records:
         names = "; ".join(repr(one_line(record.text)) for record in absent_records[:MAX_SHOWN])

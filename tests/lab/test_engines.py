@@ -41,7 +41,7 @@ def program(beginning: str) -> str:
     return found
 
 
-ROW = program("from ctxpipe.lab.batch import replay_file")
+ROW = program("from pathlib import Path\n\nfrom ctxpipe.lab.batch import replay_file")
 
 
 @pytest.fixture

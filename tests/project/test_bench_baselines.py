@@ -110,7 +110,7 @@ async def test_masking_empties_what_is_older_than_so_many_calls_each_turn():
 
 
 async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path):
-    stage = BatchOffload(LocalStorage(tmp_path), OldestUntil(1000))
+    stage = BatchOffload(LocalStorage(tmp_path, reference="storage"), OldestUntil(1000))
     result = await run(stage, work(8))
     inline = [
         found.tool_use_id for found in tool_results(result.messages) if WORDS in str(found.content)

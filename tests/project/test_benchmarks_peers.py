@@ -5,6 +5,7 @@ The peers' environments are not needed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -48,6 +49,7 @@ from benchmarks.peers.shared import agents_row, chat_row, processes_row, resume_
 from benchmarks.peers.summary import summary
 from benchmarks.recall import Cut
 from ctxpipe.lab.policies import Policy
+from ctxpipe.lab.prefix import PREFIX_TOKENS
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.messages import Message
 from ctxpipe.messages.thinking import BINDING_BETA
@@ -373,7 +375,9 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours):
     assert whole == 1
     assert bills[0.1].refetches == 1
     assert recall < 1
-    assert bills[0.1].prompt_tokens < none[0.1].prompt_tokens
+    # A refetch is a request more, with a system prompt and tools of its own.
+    refetched_prefix = bills[0.1].refetches * PREFIX_TOKENS
+    assert bills[0.1].prompt_tokens - refetched_prefix < none[0.1].prompt_tokens
 
 
 def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
@@ -385,7 +389,11 @@ def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
         partial(cost, transcript, PeerPipeline(driven(DRIVER + MARKED), "compact", {}))
     )
 
-    assert marked == bare
+    # A mark divides the last message, which moves one or two tokens to the other side of it.
+    for read_price, bill in bare.items():
+        assert dataclasses.astuple(marked[read_price]) == pytest.approx(
+            dataclasses.astuple(bill), rel=1e-4
+        )
 
 
 def test_our_files_and_archives_are_found_again(ours):

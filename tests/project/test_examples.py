@@ -529,16 +529,14 @@ def test_examples_without_the_package_beside_them_say_so(example, tmp_path):
     assert f"there is no folder {tmp_path / 'ctxpipe'}" in " ".join(done.stderr.split())
 
 
-def test_a_storage_that_cannot_be_written_costs_the_recording_and_is_told(folder, tmp_path):
+def test_a_storage_that_cannot_be_written_is_refused_before_the_first_request(folder, tmp_path):
     (tmp_path / "file").touch()
     done = start(
         "--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={}
     )
 
-    assert done.returncode == 1
-    assert re.fullmatch(
-        r"\S+\.json could not be written: Not a directory", done.stderr.splitlines()[-1]
-    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("file' is a file; give a folder")
 
 
 @needs_middleware

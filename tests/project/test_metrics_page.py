@@ -15,7 +15,15 @@ from ctxpipe.gateway.record import TurnOutcome
 from ctxpipe.stages.reports import Outcome, StageReport
 
 PAGE = (ROOT / "docs/metrics.md").read_text("utf-8")
-NOT_NUMBERS = {"detail", "error", "messages", "reason", "reports", "request_options"}
+NOT_NUMBERS = {
+    "count_by_kind",
+    "detail",
+    "error",
+    "messages",
+    "reason",
+    "reports",
+    "request_options",
+}
 
 
 def attributes_set() -> set[str]:

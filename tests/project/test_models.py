@@ -16,9 +16,12 @@ from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
 # An agent, its packages, pages and headers, and the address of a page.
-NO_MODEL = ("claude-code", "claude-agent-sdk", "claude-prompt-caching")
+NO_MODEL = ("claude-code", "claude-agent-sdk", "claude-prompt-caching", "claude-api")
+# Recordings of an agent.
+NO_MODEL += ("claude-main", "claude-rewound", "claude-subagent")
 TABLE = "ctxpipe/providers/cache_rules.toml"
 HOME = "ctxpipe/settings.py"
+TRACED_AGENT = "tests/clients/traced_agent.py"  # it runs without ctxpipe
 FIRST_PROGRAM = "ctxpipe/__init__.py"  # whose docstring is a page
 
 COMPARED = "another current one, where two are compared or a peer was measured"
@@ -70,7 +73,7 @@ def test_code_takes_the_model_to_name_from_its_one_place():
     programs_of_users = {path for path in literal if path.startswith("examples/")}
     code = {path for path in literal - programs_of_users if path.endswith(".py")}
 
-    assert code == {HOME, FIRST_PROGRAM}
+    assert code == {HOME, FIRST_PROGRAM, TRACED_AGENT}
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ FRAMEWORKS = (
     *("litellm", "pydantic_ai"),
     *("ag2", "agent_framework", "agents", "autogen_ext", "crewai", "haystack", "llama_index"),
     *("smolagents", "strands"),
+    *("dask", "pyspark", "ray"),
 )
 MISSING_IMPORT = re.compile(r'Import "(\w+)[\w.]*" could not be resolved')
 
@@ -95,7 +96,7 @@ def ensure_no_errors(report: dict[str, Any], folders: Sequence[Path]) -> None:
             continue
         line = error["range"]["start"]["line"] + 1
         errors.append(f"{error['file']}:{line}: {message}")
-    assert errors == []
+    assert errors == [], "\n".join(errors)
 
 
 CODE_OF_USERS = [ROOT / "tests" / "typing", ROOT / "examples"]

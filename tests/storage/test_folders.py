@@ -162,8 +162,10 @@ async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path, outside)
 async def test_a_root_that_leads_nowhere_is_not_made(tmp_path):
     (tmp_path / "root").symlink_to(tmp_path / "nowhere")
 
+    storage = LocalStorage(tmp_path / "root", must_be_writable=False)
+
     with pytest.raises(StorageError):
-        await LocalStorage(tmp_path / "root").write([("s/a.md", "x")])
+        await storage.write([("s/a.md", "x")])
 
     assert not (tmp_path / "nowhere").exists()
 

@@ -281,6 +281,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "min_chars": SIZES,
             "preview": [400, (400, 200), Preview, CONVERSATION],
             "per_tool": [[], None, {"bash": "x"}, {"bash": -1}, {"bash": 1.5}],
+            "pin": PLAIN,
         },
     ),
     (
@@ -302,6 +303,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "keep_read_backs": FLAGS,
             "preview": [400, (400, 200), Preview],
             "per_tool": [[], None, {"bash": "x"}],
+            "pin": PLAIN,
             "inputs": ["write_file", 5, None, [5]],
         },
     ),
