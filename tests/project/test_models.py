@@ -16,9 +16,11 @@ from ctxpipe.settings import EXAMPLE_MODEL, SUMMARY_MODEL
 
 NAME = re.compile(r"\bclaude-[a-z0-9]+(?:[-.][a-z0-9]+)*")
 # An agent, its packages, pages and headers, and the address of a page.
-NO_MODEL = ("claude-code", "claude-agent-sdk", "claude-prompt-caching", "claude-api")
-# Recordings of an agent.
-NO_MODEL += ("claude-main", "claude-rewound", "claude-subagent")
+# The last four are names of recordings, and a header in them.
+NO_MODEL = (
+    *("claude-code", "claude-agent-sdk", "claude-prompt-caching"),
+    *("claude-main", "claude-rewound", "claude-subagent", "claude-api"),
+)
 TABLE = "ctxpipe/providers/cache_rules.toml"
 HOME = "ctxpipe/settings.py"
 TRACED_AGENT = "tests/clients/traced_agent.py"  # it runs without ctxpipe
