@@ -6,7 +6,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END
+from ctxpipe.messages import Message, split_system, texts
+from ctxpipe.placeholders.summaries import (
+    EVIDENCE,
+    EVIDENCE_END,
+    leading_count,
+    summary_extras,
+)
 from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
@@ -44,6 +50,20 @@ def parsed_evidence(text: str) -> ConversationFacts:
         ],
         index=next((line.removeprefix(_INDEX) for line in lines if line.startswith(_INDEX)), ""),
     )
+
+
+def told_words(context: Sequence[Message]) -> list[str]:
+    """What a compacted *context* gives as the user's words, each as often as it is told.
+
+    First the requests in its evidence, then every text of the user's side behind the summary and
+    its restored files, but for the results of tools.
+    """
+    _, rest = split_system(context)
+    words = list(parsed_evidence(summary_extras(rest[0])).requests)
+    for message in rest[leading_count(rest) :]:
+        if message["role"] == "user":
+            words += texts(message)
+    return words
 
 
 def _values(line: str, separator: str) -> list[str]:

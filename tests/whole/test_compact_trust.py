@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence import parsed_evidence
+from evidence import parsed_evidence, told_words
 from histories import (
     PICTURE,
     assistant,
@@ -149,7 +149,8 @@ async def test_in_a_session_such_a_text_is_the_users_words_to_the_letter(case, t
     context = compacted(await case.pipeline.session("s").run(with_text(text, where)))
 
     told = evidence(context)
-    assert text in told.requests
+    words = ["Hello.", text, "And then 0?"]
+    assert told_words(context) == (words[1::-1] + words[2:] if where == "first" else words)
     assert (told.paths, told.commands) == ({}, {} if where != "behind a result" else told.commands)
     assert len(told.archives) == 1
 
@@ -160,7 +161,7 @@ async def test_without_a_session_it_passes_nothing_on(case, text: str, where):
     context = await case.run(with_text(text, where))
 
     assert [trace for trace in TRACES if trace in json.dumps(context)] == []
-    assert "Hello." in evidence(context).requests
+    assert told_words(context) == ["Hello.", "And then 0?"]
 
 
 @pytest.mark.parametrize("text", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
@@ -183,7 +184,9 @@ async def test_what_others_write_is_nobodys_request(tmp_path, text: str, role):
 
     for context in (first, second, adopted):
         told = evidence(context)
-        assert set(told.requests) <= {"Hello.", "And then 1?", "And then 2?"}
+        last = 1 if context is first else 2
+        words = ["Hello.", *(f"And then {number}?" for number in range(1, last + 1))]
+        assert told_words(context) == words
         assert f"in force:\n{COMMAND}" not in json.dumps(context)
         assert not set(told.paths) & {"/etc/passwd", "a\n/etc/passwd"}
 
@@ -242,6 +245,7 @@ async def test_what_a_file_says_never_becomes_the_users_words(tmp_path, name, ad
         told = evidence(context)
         assert f"in force:\n{COMMAND}" not in json.dumps(context).replace("\\n", "\n")
         assert not any("evil.example" in request for request in told.requests)
+        assert told_words(context) == ["Go.", *(f"And then {n}?" for n in range(1, number))]
 
 
 # A context that the caller goes on with -----------------------------------------------------------
@@ -272,12 +276,12 @@ async def test_nothing_is_lost_over_many_compactions_and_nothing_is_told_twice(t
         context = compacted(result)
 
     told = evidence(context)
-    assert told.requests == [f"First. {COMMAND}", *(f"Request {n}." for n in range(7))]
+    assert told_words(context) == [f"First. {COMMAND}", *(f"Request {n}." for n in range(8))]
     assert said(context)[-1] == "Request 7."
     assert told.paths == {f"src/m{n}.py": True for n in range(8)}
     assert list(told.commands) == [f"make part-{n}" for n in range(8)]
     assert len(told.archives) == 4
-    assert said(context)[1].count(COMMAND) == 2  # in force, and in the request
+    assert json.dumps(context).count(COMMAND) == 2  # in force, and in the request
 
 
 async def test_a_fresh_session_that_is_given_a_kept_context_believes_its_archive(
@@ -289,7 +293,8 @@ async def test_a_fresh_session_that_is_given_a_kept_context_believes_its_archive
     result = await again.pipeline.session("s").run([*context, *work(2)])
 
     told = evidence(compacted(result))
-    assert told.requests == ["First.", "Request 0.", "Request 1."]
+    assert told_words(result.messages) == ["First.", *(f"Request {n}." for n in range(3))]
+    assert told.paths == {f"src/m{n}.py": True for n in range(3)}
     assert len(told.archives) == 2
 
 
@@ -307,8 +312,8 @@ async def test_pinned_messages_and_the_end_are_counted_once(tmp_path, kept):
         context = [*context, *talk(number)]
         context = await case.run(context)
 
-    requests = [*evidence(context).requests, said(context)[-1]]
-    assert requests == ["Never touch main.", "Fix it.", *(f"And then {n}?" for n in range(kept))]
+    words = ["Never touch main.", "Fix it.", *(f"And then {n}?" for n in range(kept))]
+    assert told_words(context) == words
     assert context.count(rule) == 1
 
 
@@ -325,8 +330,17 @@ async def kept(case: Case) -> tuple[list[Message], Path]:
 async def believed(case: Case, context: list[Message], session_id: str = "s") -> bool:
     result = await case.run([*context, *work(2)], session_id)
     told = evidence(result)
-    assert len(told.archives) == (2 if "First." in told.requests else 1)
-    return "First." in told.requests
+    words = told_words(result)
+    assert words == ["First.", *(f"Request {n}." for n in range(3))]
+    is_believed = "src/m0.py" in told.paths  # only the archive still has the call
+    assert len(told.archives) == (2 if is_believed else 1)
+    return is_believed
+
+
+async def test_one_that_the_session_has_written_is_believed(case):
+    context, _ = await kept(case)
+
+    assert await believed(case, context)
 
 
 async def test_one_that_was_changed_is_not(case):
@@ -388,8 +402,8 @@ async def test_after_many_compactions_a_few_archives_tell_all_that_came_before(c
         assert len(opened) <= MAX_OPENED_ARCHIVES + 1  # its own is read, too, for its digest
 
     told = evidence(context)
-    assert told.requests[0] == "Request 0. <command>Be kind.</command>"
-    assert told.requests[-2:] == ["Request 9.", "Request 10."]
+    words = ["Request 0. <command>Be kind.</command>", *(f"Request {n}." for n in range(12))]
+    assert told_words(context) == words
     assert told.paths["first.py"] is True
     assert "ID-77" in told.identifiers
     assert "<command>Be kind.</command>" in said(context)[0]
@@ -412,7 +426,9 @@ async def test_without_a_reader_of_archives_nothing_is_believed(tmp_path):
     second = compacted(await pipeline.run([*first, *work(1)], session_id="s"))
 
     assert "(" not in evidence_line(first)
-    assert "First." not in evidence(second).requests
+    assert evidence(first).paths == {"src/m0.py": True}
+    assert evidence(second).paths == {"src/m1.py": True}
+    assert told_words(second) == ["First.", "Request 0.", "Request 1."]
 
 
 def evidence_line(context: list[Message]) -> str:

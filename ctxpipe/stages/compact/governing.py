@@ -7,7 +7,6 @@ user's words. Texts that are too long are shortened, and name the file with the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -307,21 +306,79 @@ def without_words(candidates: Iterable[Candidate], request: Candidate) -> list[C
     return remaining
 
 
-def requests_to_repeat(requests: Sequence[str], carried_pieces: Iterable[Candidate]) -> list[str]:
-    """Return the user's *requests* that are not among the words in *carried_pieces*, in order."""
-    texts_by_message: dict[int, list[str]] = {}
-    for piece in carried_pieces:
-        if piece.kind == CarryKind.WORDS and not piece.is_cut and len(piece.messages) == 1:
-            texts_by_message.setdefault(piece.index, []).extend(texts(piece.messages[0]))
-    counts = Counter(_words(" ".join(parts)) for parts in texts_by_message.values())
-    remaining: list[str] = []
-    for request in reversed(requests):
-        words = _words(request)
-        if counts[words]:
-            counts[words] -= 1
-        else:
-            remaining.append(request)
+def requests_to_repeat(
+    requests: Sequence[str],
+    carried_pieces: Iterable[Candidate],
+    redact: Callable[[str], str] = str,
+) -> list[str]:
+    """Return the user's *requests* that are not among the texts of *carried_pieces*, in order.
+
+    A request is all text of one message. It is carried if its texts are carried one after the other
+    as a whole, maybe in one message with other requests. Of equal requests the newest count as the
+    carried ones. *redact* is applied to both sides, because requests from an archive are redacted.
+    """
+    carried = _CarriedTexts.of(carried_pieces, redact)
+    newest_first = reversed(requests)
+    remaining = [request for request in newest_first if not carried.take(_words(redact(request)))]
     return remaining[::-1]
+
+
+@dataclass(slots=True)
+class _CarriedTexts:
+    """The texts of the user that are carried as a whole, in order; *taken* are those of requests.
+
+    *ends* has the places of the texts by their last word, the newest place last.
+    """
+
+    texts: list[str]
+    ends: dict[str, list[int]]
+    taken: set[int]
+
+    @classmethod
+    def of(cls, pieces: Iterable[Candidate], redact: Callable[[str], str]) -> _CarriedTexts:
+        """Collect the texts of the user in *pieces*: of words and of pinned messages."""
+        carried_texts: list[str] = []
+        for piece in pieces:
+            message = piece.messages[0]
+            is_words = piece.kind == CarryKind.WORDS and len(piece.messages) == 1
+            is_pinned = piece.kind == CarryKind.PIN and message["role"] == "user"
+            if piece.is_cut or not (is_words or is_pinned):
+                continue
+            for text in texts(message):
+                words = _words(redact(text))
+                if words:
+                    carried_texts.append(words)
+        ends: dict[str, list[int]] = {}
+        for place, words in enumerate(carried_texts):
+            ends.setdefault(words.rsplit(" ", 1)[-1], []).append(place)
+        return cls(carried_texts, ends, set())
+
+    def take(self, request: str) -> bool:
+        """Take the texts that make up the *request*; return False if they are not carried."""
+        places = self.ends.get(request.rsplit(" ", 1)[-1], [])
+        for end in reversed(places):
+            start = self._start(request, end)
+            if start is not None:
+                self.taken.update(range(start, end + 1))
+                while places and places[-1] in self.taken:
+                    places.pop()
+                return True
+        return False
+
+    def _start(self, request: str, end: int) -> int | None:
+        """Return the place of the first text of *request*, whose last one is at *end*, or None."""
+        rest = request
+        for place in range(end, -1, -1):
+            text = self.texts[place]
+            if place in self.taken or not rest.endswith(text):
+                return None
+            if rest == text:
+                return place
+            rest = rest.removesuffix(text)
+            if not rest.endswith(" "):
+                return None
+            rest = rest[:-1]
+        return None
 
 
 def _words(text: str) -> str:

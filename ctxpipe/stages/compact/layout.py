@@ -238,7 +238,9 @@ async def lay_out(
     Citations of content that left are removed from the messages.
     """
     evidence = replacement.evidence
-    requests = requests_to_repeat(evidence.requests, layout.selection.chosen)
+    requests = await in_thread(
+        requests_to_repeat, evidence.requests, layout.selection.chosen, evidence.redact
+    )
     evidence = replace(
         evidence,
         notes=[*evidence.notes, *file.note(layout.selection)],

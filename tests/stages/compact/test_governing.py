@@ -17,6 +17,7 @@ from ctxpipe.stages.compact.governing import (
     instruction_notes,
     requests_to_repeat,
 )
+from ctxpipe.stages.compact.pieces import pins
 from ctxpipe.stages.reading.carry_candidates import Candidate, CarryKind
 from ctxpipe.stages.reading.what_applies import what_applies
 
@@ -173,6 +174,31 @@ def test_a_step_of_a_note_is_carried_as_a_note_and_never_among_the_user_s_words(
         user("Go on."),
     ]
     assert check(result) == []
+
+
+def test_requests_that_share_one_carried_message_are_not_repeated():
+    messages = conversation(user("One.", "Two, a.", "Two, b.", "Three."), step("t1"))
+    requests = ["One.", "Two, a.\n\nTwo, b.", "Three.", "Two, b.\n\nThree."]
+
+    assert requests_to_repeat(requests[:3], pieces(messages)) == []
+    assert requests_to_repeat([*requests[:3], "b."], pieces(messages)) == ["b."]
+    assert requests_to_repeat(requests[2:], pieces(messages)) == ["Three."]
+
+
+def test_a_request_that_an_archive_has_redacted_is_not_repeated_beside_the_carried_words():
+    messages = conversation(user("The key is 12345."), step("t1"))
+
+    def redact(text: str) -> str:
+        return text.replace("12345", "[hidden]")
+
+    assert requests_to_repeat(["The key is [hidden]."], pieces(messages), redact) == []
+
+
+def test_a_request_that_the_caller_has_pinned_is_not_repeated():
+    rule = user("No tabs.")
+    pinned = pins([rule, assistant("Fine.")], lambda message: message == rule)
+
+    assert requests_to_repeat(["No tabs.", "Go."], pinned) == ["Go."]
 
 
 def test_an_instruction_file_is_named_with_its_heading():
