@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Result, SmartTruncate, Stage
-from ctxpipe.messages import Message, check
+from ctxpipe.messages import Message, check, texts
 from ctxpipe.placeholders.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
@@ -282,6 +282,52 @@ async def test_nothing_is_lost_over_many_compactions_and_nothing_is_told_twice(t
     assert list(told.commands) == [f"make part-{n}" for n in range(8)]
     assert len(told.archives) == 4
     assert json.dumps(context).count(COMMAND) == 2  # in force, and in the request
+
+
+def turn_of_many_forms(number: int) -> list[Message]:
+    """A turn with words of the user in each form that a message has; every other is under way."""
+    end = [user(f"Done {number}?")]
+    return conversation(
+        user(f"Part a of {number}.", f"Part b of {number}."),
+        step(f"r{number}", "bash", {"command": f"make {number}"})[:1],
+        user(tool_result(f"r{number}", "made"), f"Hurry {number}."),
+        assistant("I hurry."),
+        user("ok"),
+        assistant(f"{number} word " * 4000),
+        user(f"Go on {number}."),
+        step(f"e{number}", "bash", {"command": "ls"}, "a b") if number % 2 else end,
+    )
+
+
+@pytest.mark.parametrize("how", ["session", "adopted", "run"])
+@pytest.mark.parametrize("pinned", ["nothing", "Hurry 1.", "Part a of 0."])
+async def test_words_of_the_user_are_told_once_whatever_message_they_were_in(tmp_path, how, pinned):
+    def pin(message: Message) -> bool:
+        return pinned in list(texts(message))
+
+    case = Case(tmp_path, settings={"evidence": Evidence(tokens=2000, pin=pin)})
+    session = case.pipeline.session("s")
+    history: list[Message] = []
+    context: list[Message] = []
+    words: list[str] = []
+    for number in range(6):
+        turn = turn_of_many_forms(number)
+        history = [*history, *turn]
+        context = [*context, *turn]
+        words += [text for message in turn if message["role"] == "user" for text in texts(message)]
+        given_ = history if how == "session" else context
+        result = await (
+            case.pipeline.run(given_, session_id="s") if how == "run" else session.run(given_)
+        )
+        context = compacted(result)
+        told = [
+            part
+            for text in told_words(context)
+            for part in text.removeprefix(IN_PROGRESS).split("\n\n")
+        ]
+        assert sorted(told) == sorted(words)
+        history = [*history, assistant("Done.")]
+        context = [*context, assistant("Done.")]
 
 
 async def test_a_fresh_session_that_is_given_a_kept_context_believes_its_archive(

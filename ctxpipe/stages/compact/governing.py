@@ -339,15 +339,13 @@ class _CarriedTexts:
         """Collect the texts of the user in *pieces*: of words and of pinned messages."""
         carried_texts: list[str] = []
         for piece in pieces:
-            message = piece.messages[0]
             is_words = piece.kind == CarryKind.WORDS and len(piece.messages) == 1
-            is_pinned = piece.kind == CarryKind.PIN and message["role"] == "user"
-            if piece.is_cut or not (is_words or is_pinned):
+            if piece.is_cut or not (is_words or piece.kind == CarryKind.PIN):
                 continue
-            for text in texts(message):
-                words = _words(redact(text))
-                if words:
-                    carried_texts.append(words)
+            for message in piece.messages:
+                if message["role"] == "user":
+                    carried_texts += [_words(redact(text)) for text in texts(message)]
+        carried_texts = [text for text in carried_texts if text]
         ends: dict[str, list[int]] = {}
         for place, words in enumerate(carried_texts):
             ends.setdefault(words.rsplit(" ", 1)[-1], []).append(place)

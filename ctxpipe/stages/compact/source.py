@@ -21,7 +21,13 @@ from ...messages.activity import commands, identifiers, one_line, put_last, touc
 from ...messages.identity import digest
 from ...placeholders.notes import is_part_of_note
 from ...placeholders.placeholders import is_cut
-from ...placeholders.summaries import is_connective, leading_count, own_words, text_of
+from ...placeholders.summaries import (
+    IN_PROGRESS,
+    is_connective,
+    leading_count,
+    own_words,
+    text_of,
+)
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.unanswered import open_tail
 from ..reading.user_commands import commands_in
@@ -147,6 +153,11 @@ class _ArchivedBlocks:
         for message in messages:
             self._digests.update(_block_digests(message))
             self._texts += texts(message)
+            request = text_of(message)
+            if message["role"] == "user" and request.startswith(IN_PROGRESS):
+                # The request that was under way is carried on without its introduction.
+                words = {"type": "text", "text": request.removeprefix(IN_PROGRESS)}
+                self._digests.add(digest(with_content(message, [words])))
             self._calls.update(call.id for call in tool_calls([message]))
 
     def has_all_of(self, message: Message) -> bool:

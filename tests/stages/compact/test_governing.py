@@ -199,6 +199,9 @@ def test_a_request_that_the_caller_has_pinned_is_not_repeated():
     pinned = pins([rule, assistant("Fine.")], lambda message: message == rule)
 
     assert requests_to_repeat(["No tabs.", "Go."], pinned) == ["Go."]
+    words_behind_result = conversation(step("t1")[:1], user(tool_result("t1", "x"), "No tabs."))
+    pinned = pins(words_behind_result, lambda message: "No tabs." in str(message))
+    assert requests_to_repeat(["No tabs.", "Go."], pinned) == ["Go."]
 
 
 def test_an_instruction_file_is_named_with_its_heading():
