@@ -15,11 +15,12 @@ from anyio import to_thread
 from .. import sync
 from .._values import JsonDict, JsonObject
 from ..messages import kind
+from ..messages.vocabulary import SYSTEM_ROLES
 from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
-from ..wire.codec import SYSTEM_ROLES, Codec, Item, Reading, Side
+from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Adapter, Exchange
 from ..wire.translation import is_unchanged

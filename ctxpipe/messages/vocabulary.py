@@ -61,6 +61,8 @@ Such a block is ``{"type": "opaque", "kind": the item's own type, "json": the it
 """
 INSTRUCTION = "system message"
 """The `kind` of an opaque block that represents words of the system."""
+SYSTEM_ROLES = frozenset({"system", "developer"})
+"""Roles of the messages in which the system speaks, in all APIs."""
 KNOWN_KINDS = (
     CALLS
     | SERVER_RESULTS

@@ -28,6 +28,7 @@ from .._values import JsonDict, JsonObject
 from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind
 from ..messages import field as item_field
 from ..messages.facts import MAX_TOOL_NAME
+from ..messages.vocabulary import SYSTEM_ROLES
 from ..placeholders.placeholders import OPENING
 from .values import (
     arguments_object,
@@ -52,7 +53,6 @@ Halves: TypeAlias = tuple[set[object], set[object]]
 """Ids of the calls in an item, and ids of the calls that the item answers."""
 
 ANSWERED = frozenset({"user", "result"})
-SYSTEM_ROLES = frozenset({"system", "developer"})
 EMPTY = "[This message is empty.]"
 MAX_HEAD_CHARS = 100_000
 """Maximum characters of unknown items in the head, unless the budget sets another limit."""

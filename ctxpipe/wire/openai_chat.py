@@ -8,8 +8,9 @@ from typing import Any
 
 from .._values import JsonDict, JsonObject
 from ..messages import OPAQUE, as_dict, field, kind, without_surrogates
+from ..messages.vocabulary import SYSTEM_ROLES
 from ..placeholders.names import content_hash
-from .codec import SYSTEM_ROLES, Codec, Item, Reading, Side
+from .codec import Codec, Item, Reading, Side
 from .values import (
     CACHE_FIELDS,
     arguments_json,

@@ -7,14 +7,14 @@ from functools import partial
 
 from .._values import JsonDict, JsonObject
 from ..messages import MEDIA, as_dict, compact_json, field, kind, without_surrogates
-from ..messages.vocabulary import tool_name
+from ..messages.vocabulary import SYSTEM_ROLES, tool_name
 from ..providers.response_items import (
     ANSWERED_ITEMS,
     CLIENT_SEARCH,
     COMPACTION_TRIGGER,
     SERVER_ITEMS,
 )
-from .codec import SYSTEM_ROLES, Codec, Halves, Item, Reading, Sourced
+from .codec import Codec, Halves, Item, Reading, Sourced
 from .openai_chat import INPUT, custom_input, rebuild_content, text_or_parts
 from .values import (
     arguments_json,

@@ -10,6 +10,7 @@ import pytest
 
 from ctxpipe import Budget, Compact, ContextPipeline, MemoryStorage
 from ctxpipe.messages import check, is_opaque
+from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.wire import CHAT, RESPONSES, Adapter, ChatCodec, ResponsesCodec, Translation
 from ctxpipe.wire.exchange import HttpExchange
@@ -391,6 +392,57 @@ async def test_words_of_the_system_stay_word_for_word_wherever_they_are(form: st
     assert sent.count(rule) == 1
     assert sent.count(other) == 1  # what is repeated is there once
     assert sent.index(rule) < sent.index(other)
+
+
+SEARCH: dict[str, Any] = {
+    "type": "tool_search_call",
+    "id": "tsc_1",
+    "call_id": None,
+    "execution": "server",
+    "arguments": {},
+}
+FOUND: dict[str, Any] = {
+    **SEARCH,
+    "type": "tool_search_output",
+    "id": "tso_1",
+    "tools": [{"type": "function", "name": "create_event"}],
+}
+GOVERNING: dict[str, list[dict[str, Any]]] = {
+    "words of the system": [{"role": "system", "content": "No deploys."}],
+    "words of the developer": [{"role": "developer", "content": "No deploys."}],
+    "an unknown item of the developer": [{"type": "moon", "role": "developer", "text": "No."}],
+    "definitions of tools": [TOOLS],
+    "an unknown item with tools": [{**MOON, "tools": [{"name": "create_event"}]}],
+    "a search of the server": [SEARCH, FOUND],
+    "a search of the client": [
+        {**SEARCH, "call_id": "t", "execution": "client"},
+        {**FOUND, "call_id": "t", "execution": "client"},
+    ],
+}
+
+
+@pytest.mark.parametrize("governing", GOVERNING.values(), ids=GOVERNING)
+@pytest.mark.parametrize("places", [[0], [4], [0, 4, 8]])
+@pytest.mark.parametrize("length", [300, 900, 6_000])
+async def test_long_words_of_the_user_never_push_out_what_governs_the_model(
+    governing: list[dict[str, Any]], places: list[int], length: int
+):
+    items: list[dict[str, Any]] = [USER, REPLY] * 5
+    for number in places:
+        items[number] = {**USER, "content": f"Wish {number}: " + "word " * length}
+    filler = {**REPLY, "content": [{"type": "output_text", "text": "done " * 3_000}]}
+    items = [*items[:6], *governing, *items[6:], filler, USER]
+    compact = Compact(ExtractiveSummarizer(), MemoryStorage())
+    adapter = Adapter(ContextPipeline([compact], budget=Budget(2_000)), "s")
+
+    exchange = await adapter.begin(RESPONSES.codec, items)
+
+    assert exchange is not None
+    [report] = exchange.result.reports
+    assert isinstance(report.detail, Compacted)
+    assert not report.detail.over_target
+    sent = list(exchange.items)
+    assert [item for item in sent if item in governing] == governing
 
 
 # Reasoning ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ one line (`omissions`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -24,12 +25,29 @@ from ..reading.carry_candidates import (
     TEXT_KINDS,
     Candidate,
     CarryKind,
+    kind_of_block,
     with_only,
 )
 
 
 def _block_ids(messages: Iterable[Message]) -> set[int]:
     return {id(block) for message in messages for block in blocks(message)}
+
+
+def _blocks_within(candidates: Iterable[Candidate], block_ids: AbstractSet[int]) -> list[Candidate]:
+    """Return those of *candidates* that have only blocks whose ids are among *block_ids*."""
+    pieces: list[Candidate] = []
+    for candidate in candidates:
+        ids = _block_ids(candidate.messages)
+        if candidate.kind in BLOCK_KINDS and ids and ids <= block_ids:
+            pieces.append(candidate)
+    return pieces
+
+
+def _kind_elsewhere(candidate: Candidate) -> CarryKind:
+    """Return the kind that the unknown block of *candidate* has if it is not at the beginning."""
+    content = blocks(candidate.messages[0])
+    return kind_of_block(content[0]) if content else CarryKind.BLOCK
 
 
 # The choice ---------------------------------------------------------------------------------------
@@ -66,23 +84,46 @@ class Selection:
     def lighter(self, tokens: int) -> Selection | None:
         """Return a selection with at least *tokens* tokens less.
 
-        The least important pieces are left out first; the request is shortened last. Returns None
-        if nothing can be left out or shortened any more.
+        The least important pieces are left out first; the request is shortened last. If a large
+        piece has to go, smaller ones stay as far as its tokens suffice. Returns None if nothing can
+        be left out or shortened any more.
         """
         freed_tokens = 0
-        removed_pieces: set[Candidate] = set()
+        removed_pieces: list[Candidate] = []
+        retained_pieces: list[Candidate] = []
         for candidate in reversed(_by_importance(self.chosen)):
-            if freed_tokens >= tokens:
-                break
-            if candidate.is_answered and candidate.kind != CarryKind.REQUEST:
+            can_go = candidate.is_answered and candidate.kind != CarryKind.REQUEST
+            if can_go and freed_tokens < tokens:
                 freed_tokens += self.tokens[candidate]
-                removed_pieces.add(candidate)
+                removed_pieces.append(candidate)
+            else:
+                retained_pieces.append(candidate)
         if not removed_pieces:
             return self._with_short_request()
-        chosen = [candidate for candidate in self.chosen if candidate not in removed_pieces]
-        left_out = [*self.left_out, *(piece.whole() for piece in removed_pieces)]
+        left_out = [*self.left_out]
+        blocks_of_pins = self._blocks_of_pins(removed_pieces)
+        returned_blocks: set[int] = set()
+        for candidate in _by_importance([*removed_pieces, *blocks_of_pins]):
+            block_ids = _block_ids(candidate.messages)
+            is_small = freed_tokens - self.tokens[candidate] >= tokens and not candidate.is_cut
+            if is_small and returned_blocks.isdisjoint(block_ids):
+                freed_tokens -= self.tokens[candidate]
+                retained_pieces.append(candidate)
+                returned_blocks |= block_ids
+            elif candidate not in blocks_of_pins:
+                left_out.append(candidate.whole())
+        retained_pieces.sort(key=_key)
         left_out.sort(key=_key)
-        return replace(self, chosen=chosen, left_out=left_out, used=self.used - freed_tokens)
+        used = self.used - freed_tokens
+        return replace(self, chosen=retained_pieces, left_out=left_out, used=used)
+
+    def _blocks_of_pins(self, pieces: Iterable[Candidate]) -> list[Candidate]:
+        """Return the candidates that are blocks of the pinned messages among *pieces*."""
+        pinned_messages: list[Message] = []
+        for piece in pieces:
+            if piece.kind == CarryKind.PIN:
+                pinned_messages += piece.messages
+        return _blocks_within(self.tokens, _block_ids(pinned_messages))
 
     def _with_short_request(self) -> Selection | None:
         """Return the selection with its user's request shortened; None if it is short already."""
@@ -104,8 +145,8 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
     A piece that does not fit is left out, and smaller ones after it still get their part: one huge
     block does not cost a reference of a few bytes its place. A piece that can be shortened gets up
     to half of what is left instead, the request all of it. Unknown blocks at the beginning count
-    as any other unknown blocks if they do not fit together. Blocks of a pinned message come with
-    the message.
+    as blocks at other places if they do not fit together. Blocks of a pinned message come with the
+    message.
     """
     sizes = dict(zip(candidates, tokens, strict=True))
     leading = [
@@ -115,7 +156,7 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
     ]
     if sum(sizes[candidate] for candidate in leading) > max_tokens:
         for candidate in leading:
-            sizes[replace(candidate, kind=CarryKind.BLOCK)] = sizes.pop(candidate)
+            sizes[replace(candidate, kind=_kind_elsewhere(candidate))] = sizes.pop(candidate)
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
     pinned_blocks: set[int] = set()
@@ -125,9 +166,16 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
         if not candidate.is_answered:
             chosen.append(candidate)
             continue
-        block_ids = _block_ids(candidate.messages)
-        if candidate.kind in BLOCK_KINDS and block_ids and block_ids <= pinned_blocks:
+        if _blocks_within([candidate], pinned_blocks):
             continue
+        if candidate.kind == CarryKind.PIN:
+            block_ids = _block_ids(candidate.messages)
+            blocks_within = _blocks_within(chosen, block_ids)
+            freed_tokens = sum(sizes[piece] for piece in blocks_within)
+            if used - freed_tokens + size <= max_tokens:
+                chosen = [piece for piece in chosen if piece not in blocks_within]
+                used -= freed_tokens
+                pinned_blocks |= block_ids
         if used + size <= max_tokens:
             chosen.append(candidate)
             used += size
@@ -144,9 +192,6 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
             used += share
         else:
             left_out.append(candidate.whole())
-            continue
-        if candidate.kind == CarryKind.PIN:
-            pinned_blocks |= _block_ids(candidate.messages)
     chosen.sort(key=_key)
     left_out.sort(key=_key)
     return Selection(chosen, left_out, sizes, used)

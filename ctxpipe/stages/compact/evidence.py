@@ -24,20 +24,30 @@ _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
 
-_MAX_REQUEST_CHARS = 4000  # of a longer request only its head and tail are shown
+MAX_REQUEST_CHARS = 4_000
+"""Most characters of a request in the evidence; of a longer one head and tail are shown."""
+
+LEAST_REQUEST_CHARS = 1_000
+"""Most characters of a request if the context cannot hold all that should be carried on."""
 
 Count: TypeAlias = Callable[[str], int]
 """Function that returns the number of tokens of a text."""
 
 
-def evidence_block(evidence: ConversationFacts, tokens: int, count: Count) -> tuple[str, list[str]]:
+def evidence_block(
+    evidence: ConversationFacts,
+    tokens: int,
+    count: Count,
+    max_request_chars: int = MAX_REQUEST_CHARS,
+) -> tuple[str, list[str]]:
     """Return the text that follows a summary, and the paths that do not fit into it.
 
     Each kind of fact has a limit of its own: *tokens* tokens for the paths, as many again for the
     requests, a fifth of *tokens* for the commands and a tenth for the identifiers. Some facts are
     always included, whatever their size: the archives, the file with more paths (``index``), the
-    notes, the first request, and the last request if it is not among the messages that stay in the
-    context. *count* returns the tokens of a text.
+    notes, and the first and the last request if they are not among the messages that stay in the
+    context. A request has at most *max_request_chars* characters. *count* returns the tokens of a
+    text.
     """
     paths, surplus_paths = _split_paths(evidence.paths, tokens, count)
     lines = [
@@ -61,7 +71,7 @@ def evidence_block(evidence: ConversationFacts, tokens: int, count: Count) -> tu
     if last_identifiers:
         lines.append(_IDENTIFIERS + ", ".join(last_identifiers))
     lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
-    lines += _request_lines(evidence, tokens, line_tokens)
+    lines += _request_lines(evidence, tokens, line_tokens, max_request_chars)
     text = "\n".join(lines)
     return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus_paths
 
@@ -82,21 +92,28 @@ def _split_paths(
     return written_first[:fitting], written_first[fitting:]
 
 
-def _request_lines(evidence: ConversationFacts, max_tokens: int, line_tokens: Count) -> list[str]:
-    """Return the lines with the first request, and with the last ones that fit *max_tokens*."""
+def _request_lines(
+    evidence: ConversationFacts, max_tokens: int, line_tokens: Count, max_chars: int
+) -> list[str]:
+    """Return the lines with the first request, and with the last ones that fit *max_tokens*.
+
+    A request has at most *max_chars* characters. The first one of the conversation may be elsewhere
+    in the context; then the first one here is as any other.
+    """
     if not evidence.requests:
         return []
     archive = evidence.archives[-1] if evidence.archives else ""
     # The length, not the end tag, marks the end of a text: the user may have written anything.
     request_lines: list[str] = []
     for request in evidence.requests:
-        text = cut_text(request, _MAX_REQUEST_CHARS, archive, evidence.redact)
+        text = cut_text(request, max_chars, archive, evidence.redact)
         request_lines.append(f'<request chars="{len(text)}">{text}</request>')
-    first, *later = request_lines
+    first = request_lines[:1] if evidence.needs_first_request else []
+    later = request_lines[len(first) :]
     recent = last_within(max_tokens, later, line_tokens)
     if evidence.needs_last_request and not recent:
         recent = later[-1:]
-    lines = [_REQUESTS, first]
+    lines = [_REQUESTS, *first]
     left_out = len(later) - len(recent)
     if left_out:
         lines.append(f"[{left_out} requests of that time are in the raw messages]")

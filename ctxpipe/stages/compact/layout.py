@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 
 from ..._threads.threads import in_thread, in_thread_if
@@ -18,7 +19,7 @@ from ..reading.citations import without_dangling_citations
 from ..reading.unanswered import index_after_last_reply
 from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
 from .carry import NOTHING_CARRIED, Selection, select, with_frame
-from .evidence import evidence_block
+from .evidence import LEAST_REQUEST_CHARS, MAX_REQUEST_CHARS, evidence_block
 from .governing import requests_to_repeat
 from .omissions import OmissionsFile
 from .partition import Replacement
@@ -245,10 +246,18 @@ async def lay_out(
         evidence,
         notes=[*evidence.notes, *file.note(layout.selection)],
         requests=requests,
+        needs_first_request=requests[:1] == evidence.requests[:1],
         needs_last_request=evidence.needs_last_request and requests[-1:] == evidence.requests[-1:],
     )
+    # What the carried content leaves out, the evidence must not bring back at the cost of the rest.
+    is_whole = not layout.selection.left_out and not layout.selection.cuts
+    is_scarce = layout.evidence_tokens == 0 and not is_whole
+    max_request_chars = LEAST_REQUEST_CHARS if is_scarce else MAX_REQUEST_CHARS
     block, omitted_paths = await in_thread(
-        evidence_block, evidence, layout.evidence_tokens, turn.counter.text
+        partial(evidence_block, max_request_chars=max_request_chars),
+        evidence,
+        layout.evidence_tokens,
+        turn.counter.text,
     )
     files = [file.message for file in layout.files]
     folded_texts = list(layout.folded_texts.values())
@@ -270,13 +279,16 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
     summary = layout.messages[len(replacement.head)]
     closing = list(replacement.tail)
     systems: list[Message] = []
+    tools: list[Message] = []
     pinned_messages: list[Message] = []
     other: list[Message] = []
     governing: list[Message] = []
     for candidate in layout.selection.chosen:
         match candidate.kind:
-            case CarryKind.SYSTEM:
+            case CarryKind.SYSTEM | CarryKind.INSTRUCTION:
                 systems += candidate.messages
+            case CarryKind.TOOLS:
+                tools += with_frame(candidate)
             case CarryKind.PIN:
                 pinned_messages += with_frame(candidate)
             case CarryKind.REQUEST | CarryKind.ATTACHMENT:
@@ -288,6 +300,7 @@ async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) 
     parts = {
         "system prompt and tools": turn.overhead,
         "system messages": await count([*replacement.head, *systems]),
+        "loaded tools": await count(tools),
         "summary and evidence": await count([summary]),
         "restored files": await count(file.message for file in layout.files),
         "pinned messages": await count(pinned_messages),

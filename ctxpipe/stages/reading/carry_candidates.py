@@ -7,7 +7,9 @@ write a function from the messages to its candidates, and call it in `compact.pi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import cast
@@ -27,7 +29,7 @@ from ...messages import (
 from ...messages import field as read
 from ...messages.activity import one_line
 from ...messages.facts import is_server_result
-from ...messages.vocabulary import INSTRUCTION
+from ...messages.vocabulary import INSTRUCTION, SYSTEM_ROLES
 from .removed import MAX_NAME_CHARS, block_kind
 
 _REFERENCE_SOURCES = frozenset({"file", "url"})
@@ -40,27 +42,39 @@ class CarryKind(IntEnum):
     """An unknown block at the beginning of the request: it may define tools."""
     SYSTEM = 2
     """A system message from the middle of the history that still applies."""
-    PIN = 3
+    INSTRUCTION = 3
+    """Words of the system that are a block in a message of the user, as other APIs have them."""
+    TOOLS = 4
+    """A block that defines tools, a reference to a tool, or an exchange that loads tools."""
+    PIN = 5
     """A message that the caller has pinned; a call with its results."""
-    REQUEST = 4
+    REQUEST = 6
     """The user's newest request, if it is answered in part. It is shortened, never left out."""
-    ATTACHMENT = 5
+    ATTACHMENT = 7
     """An unknown block or a reference in the message of that request."""
-    PLAN = 6
+    PLAN = 8
     """The plan, or the to-do list; both with their calls."""
-    SKILL = 7
+    SKILL = 9
     """A loaded skill."""
-    WORDS = 8
+    WORDS = 10
     """Earlier words of the user."""
-    ERROR = 9
+    ERROR = 11
     """A call that has failed and not succeeded since, or the note about it."""
-    JOB = 10
+    JOB = 12
     """A call that started a job which goes on running, or the note about it."""
-    BLOCK = 11
-    """An unknown block, a reference to a file, or an exchange that loads tools."""
+    BLOCK = 13
+    """An unknown block, or a reference to a file."""
 
 
-BLOCK_KINDS = frozenset({CarryKind.LEADING, CarryKind.ATTACHMENT, CarryKind.BLOCK})
+BLOCK_KINDS = frozenset(
+    {
+        CarryKind.LEADING,
+        CarryKind.INSTRUCTION,
+        CarryKind.TOOLS,
+        CarryKind.ATTACHMENT,
+        CarryKind.BLOCK,
+    }
+)
 """Kinds of the candidates that `blocks_to_carry` finds."""
 
 TEXT_KINDS = frozenset({CarryKind.PLAN, CarryKind.SKILL, CarryKind.WORDS})
@@ -169,7 +183,7 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
             if not is_carried(block) or _call_id(block) in answered_calls:
                 continue
             if last_instructions.get(_instruction(block), (index, place)) == (index, place):
-                carry_kind = CarryKind.LEADING if is_leading else CarryKind.BLOCK
+                carry_kind = CarryKind.LEADING if is_leading else kind_of_block(block)
                 # At the beginning they are the system prompt, which no budget may remove.
                 is_system_prompt = is_leading and _instruction(block) != ""
                 candidates.append(
@@ -203,6 +217,34 @@ def _last_instructions(messages: Sequence[Message]) -> dict[str, tuple[int, int]
                 places[_instruction(block)] = (index, place)
     places.pop("", None)
     return places
+
+
+def kind_of_block(block: Block) -> CarryKind:
+    """Return the kind of *block*, which `is_carried`, wherever it is in the history.
+
+    An item of another API that defines tools, or that has the role of the system, governs the
+    model, also if ctxpipe does not know its type.
+    """
+    if _instruction(block):
+        return CarryKind.INSTRUCTION
+    item = _item(block)
+    if kind(block) == "tool_reference" or isinstance(read(item, "tools"), list | tuple):
+        return CarryKind.TOOLS
+    role = read(item, "role")
+    if isinstance(role, str) and role in SYSTEM_ROLES:
+        return CarryKind.INSTRUCTION
+    return CarryKind.BLOCK
+
+
+def _item(block: Block) -> object:
+    """Return the item that an opaque *block* represents; any other block itself."""
+    if kind(block) != OPAQUE:
+        return block
+    text = str(read(block, "json"))
+    if '"tools":' in text or '"role":' in text:  # most items have neither, and may be long
+        with suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return None
 
 
 def _instruction(block: Block) -> str:
@@ -250,7 +292,7 @@ def _tool_loads(messages: Sequence[Message], index: int) -> Iterator[Candidate]:
     if results:
         pieces.append(with_only(messages[index + 1], results))
     target = one_line(" ".join(names)[:MAX_NAME_CHARS])
-    yield Candidate(CarryKind.BLOCK, index, 0, pieces, "tool_reference", target)
+    yield Candidate(CarryKind.TOOLS, index, 0, pieces, "tool_reference", target)
 
 
 def _call_of(message: Message, result: Block) -> Block | None:

@@ -15,9 +15,9 @@ class ConversationFacts:
     *paths* has for each path whether it was written, *commands* for each command line whether it
     failed the last time. *requests* are the user's own words, *orders* the ``<command>`` blocks in
     them. *archives* are the files with the raw messages, *digest* is that of the last one, *index*
-    the file with further paths, *notes* are remarks about restored files. *needs_last_request* is
-    True if the last request is nowhere else in the context. *redact* is applied to a request before
-    it is cut.
+    the file with further paths, *notes* are remarks about restored files. *needs_first_request* and
+    *needs_last_request* are True if that request is nowhere else in the context. *redact* is
+    applied to a request before it is cut.
     """
 
     paths: Mapping[str, bool] = field(default_factory=dict)
@@ -28,6 +28,7 @@ class ConversationFacts:
     digest: str = ""
     index: str = ""
     notes: Sequence[str] = ()
+    needs_first_request: bool = True
     needs_last_request: bool = False
     redact: Callable[[str], str] = str
     orders: Sequence[str] = ()

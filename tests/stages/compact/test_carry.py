@@ -111,6 +111,62 @@ def test_a_lighter_selection_loses_the_least_important_and_oldest_pieces_first()
     assert lightest.lighter(1) is None
 
 
+def test_if_a_long_piece_has_to_go_small_ones_that_matter_less_stay():
+    candidates = [
+        piece(CarryKind.WORDS, 1),
+        piece(CarryKind.WORDS, 2),
+        piece(CarryKind.JOB, 3),
+        piece(CarryKind.BLOCK, 4),
+        piece(CarryKind.BLOCK, 5),
+    ]
+    selection = select(candidates, [300, 10, 20, 30, 40], 400)
+
+    lighter = selection.lighter(200)
+
+    assert lighter is not None
+    assert [one.index for one in lighter.chosen] == [2, 3, 4, 5]
+    assert [one.index for one in lighter.left_out] == [1]
+    assert lighter.used == 100
+
+
+def test_a_block_that_governs_is_chosen_once_and_stays_if_the_pinned_message_around_it_goes():
+    message = user({"type": "gadget", "tools": []}, "rule")
+    pinned = Candidate(CarryKind.PIN, 1, 0, [message], "pinned message")
+    [block] = blocks_to_carry([assistant("a"), message])
+
+    selection = select([pinned, block], [50, 5], 52)
+    lighter = selection.lighter(10)
+
+    assert block.kind == CarryKind.TOOLS
+    assert (selection.chosen, selection.used) == ([pinned], 50)
+    assert lighter is not None
+    assert (lighter.chosen, lighter.left_out, lighter.used) == ([block], [pinned], 5)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(CarryKind), st.integers(0, 100)), max_size=20),
+    st.integers(0, 300),
+    st.integers(1, 300),
+)
+def test_a_lighter_selection_is_lighter_by_what_was_asked_or_has_nothing_left(
+    pieces: list[tuple[CarryKind, int]], room: int, tokens: int
+):
+    candidates = [piece(carry_kind, index) for index, (carry_kind, _) in enumerate(pieces)]
+    sizes = [size for _, size in pieces]
+    selection = select(candidates, sizes, room)
+
+    lighter = selection.lighter(tokens)
+
+    if lighter is None:
+        assert all(one.kind == CarryKind.REQUEST for one in selection.chosen)
+        return
+    chosen = [one.index for one in lighter.chosen]
+    assert sum(sizes[index] for index in chosen) == lighter.used
+    is_bare = all(one.kind == CarryKind.REQUEST for one in lighter.chosen)
+    assert lighter.used <= selection.used - tokens or is_bare
+    assert sorted([*chosen, *(one.index for one in lighter.left_out)]) == list(range(len(pieces)))
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(CarryKind), st.integers(0, 100)), max_size=20),
     st.integers(0, 300),

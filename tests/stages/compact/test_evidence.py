@@ -141,6 +141,28 @@ def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole():
     assert "5012 characters left out; the whole text is in /a/compact-1.json" in block
 
 
+def test_the_first_request_is_as_any_other_if_the_first_of_all_is_elsewhere_in_the_context():
+    evidence = ConversationFacts(requests=["Third.", "Fourth."], needs_first_request=False)
+
+    rich, _ = evidence_block(evidence, 100, count)
+    lean, _ = evidence_block(evidence, 0, count)
+
+    assert parsed_evidence(rich).requests == ["Third.", "Fourth."]
+    assert parsed_evidence(lean).requests == []
+    assert "[2 requests of that time are in the raw messages]" in lean
+
+
+def test_a_request_is_cut_to_the_number_of_characters_that_the_context_can_hold():
+    evidence = ConversationFacts(requests=["Begin. " + "x" * 9000 + " End."])
+
+    block, _ = evidence_block(evidence, 0, count, max_request_chars=1_000)
+
+    [request] = parsed_evidence(block).requests
+    assert request.startswith("Begin. ")
+    assert request.endswith(" End.")
+    assert 900 < len(request) < 1_200
+
+
 def test_the_digest_follows_the_last_archive_and_both_are_read_back():
     evidence = ConversationFacts(
         {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -61,6 +62,37 @@ def test_a_reference_is_never_leading_because_it_defines_nothing():
     [found] = blocks_to_carry([user(UPLOAD, "Go.")])
 
     assert found.kind == CarryKind.BLOCK
+
+
+def opaque(**item: Any) -> dict[str, Any]:
+    return {"type": "opaque", "kind": "moon", "json": json.dumps(item, separators=(",", ":"))}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (opaque(role="developer", tools=[{"name": "x"}]), CarryKind.TOOLS),
+        (opaque(tools=[]), CarryKind.TOOLS),
+        (gadget(tools=[{"name": "x"}]), CarryKind.TOOLS),
+        (REFERENCE, CarryKind.TOOLS),
+        (opaque(role="developer", text="No deploys."), CarryKind.INSTRUCTION),
+        (opaque(role="system"), CarryKind.INSTRUCTION),
+        ({"type": "opaque", "kind": "system message", "json": "{}"}, CarryKind.INSTRUCTION),
+        (opaque(role="critic", tools="none"), CarryKind.BLOCK),
+        (opaque(text='"tools":[] "role":"system"'), CarryKind.BLOCK),
+        ({"type": "opaque", "kind": "moon", "json": '{"tools":[' * 100_000}, CarryKind.BLOCK),
+        ({"type": "opaque", "kind": "moon", "json": '[{"role":"system"}]'}, CarryKind.BLOCK),
+        ({"type": "opaque", "kind": "moon"}, CarryKind.BLOCK),
+        (gadget(role=["system"]), CarryKind.BLOCK),
+        (UPLOAD, CarryKind.BLOCK),
+    ],
+)
+def test_a_block_that_defines_tools_or_has_the_role_of_the_system_governs_the_model(
+    block: Any, expected: CarryKind
+):
+    [found] = blocks_to_carry([user("Go."), assistant("ok"), user(block)])
+
+    assert found.kind == expected
 
 
 def test_a_call_that_loaded_a_tool_is_carried_with_its_result_and_without_other_calls():
