@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from ...messages import (
     MEDIA,
@@ -33,6 +33,7 @@ from ...providers.agent_tools import NOTES
 from ..reading.carry_candidates import Candidate, CarryKind, with_only
 from ..reading.removed import MAX_NAME_CHARS
 from ..reading.what_applies import Applicable, ApplicableKind
+from .evidence import MAX_REQUEST_CHARS
 
 SKILL_TOKENS = 5_000
 """Most tokens of one skill that are carried over."""
@@ -309,74 +310,110 @@ def without_words(candidates: Iterable[Candidate], request: Candidate) -> list[C
 def requests_to_repeat(
     requests: Sequence[str],
     carried_pieces: Iterable[Candidate],
+    left_out: Iterable[Candidate] = (),
     redact: Callable[[str], str] = str,
 ) -> list[str]:
     """Return the user's *requests* that are not among the texts of *carried_pieces*, in order.
 
-    A request is all text of one message. It is carried if its texts are carried one after the other
-    as a whole, maybe in one message with other requests. Of equal requests the newest count as the
-    carried ones. *redact* is applied to both sides, because requests from an archive are redacted.
+    A request is all text of one message. Its texts may be carried in one message with other
+    requests. If some of them are carried and others are among the pieces *left_out*, only the
+    latter are returned. Of equal requests the newest count as the carried ones. *redact* is applied
+    to both sides, because requests from an archive are redacted.
     """
-    carried = _CarriedTexts.of(carried_pieces, redact)
-    newest_first = reversed(requests)
-    remaining = [request for request in newest_first if not carried.take(_words(redact(request)))]
+    user_texts = _UserTexts.of(carried_pieces, left_out, redact)
+    remaining: list[str] = []
+    for request in reversed(requests):
+        rest = user_texts.take(request, _words(redact(request)))
+        if rest:
+            remaining.append(rest)
     return remaining[::-1]
 
 
+class _UserText(NamedTuple):
+    """A *text* of the user, its *words* to compare, and True if a context carries it."""
+
+    text: str
+    words: str
+    is_carried: bool
+
+
 @dataclass(slots=True)
-class _CarriedTexts:
-    """The texts of the user that are carried as a whole, in order; *taken* are those of requests.
+class _UserTexts:
+    """The texts of the user that may be carried, in order; *taken* are the places of those found.
 
     *ends* has the places of the texts by their last word, the newest place last.
     """
 
-    texts: list[str]
+    texts: list[_UserText]
     ends: dict[str, list[int]]
     taken: set[int]
 
     @classmethod
-    def of(cls, pieces: Iterable[Candidate], redact: Callable[[str], str]) -> _CarriedTexts:
-        """Collect the texts of the user in *pieces*: of words and of pinned messages."""
-        carried_texts: list[str] = []
-        for piece in pieces:
-            is_words = piece.kind == CarryKind.WORDS and len(piece.messages) == 1
-            if piece.is_cut or not (is_words or piece.kind == CarryKind.PIN):
-                continue
-            for message in piece.messages:
-                if message["role"] == "user":
-                    carried_texts += [_words(redact(text)) for text in texts(message)]
-        carried_texts = [text for text in carried_texts if text]
-        ends: dict[str, list[int]] = {}
-        for place, words in enumerate(carried_texts):
-            ends.setdefault(words.rsplit(" ", 1)[-1], []).append(place)
-        return cls(carried_texts, ends, set())
+    def of(
+        cls,
+        carried_pieces: Iterable[Candidate],
+        left_out: Iterable[Candidate],
+        redact: Callable[[str], str],
+    ) -> _UserTexts:
+        """Collect the texts of the user in the pieces: of words and of pinned messages.
 
-    def take(self, request: str) -> bool:
-        """Take the texts that make up the *request*; return False if they are not carried."""
-        places = self.ends.get(request.rsplit(" ", 1)[-1], [])
+        A text that is cut does not count as carried if the evidence shows it as a whole.
+        """
+        is_carried_by_piece = dict.fromkeys(left_out, False)
+        for piece in carried_pieces:
+            is_carried_by_piece[piece] = not piece.is_cut or piece.whole_chars > MAX_REQUEST_CHARS
+        user_texts: list[_UserText] = []
+        for piece in sorted(is_carried_by_piece, key=lambda piece: piece.key):
+            is_words = piece.kind == CarryKind.WORDS and len(piece.messages) == 1
+            if not is_words and piece.kind != CarryKind.PIN:
+                continue
+            for message in piece.whole().messages:
+                for text in texts(message) if message["role"] == "user" else ():
+                    words = _words(redact(text))
+                    if words:
+                        user_texts.append(_UserText(text, words, is_carried_by_piece[piece]))
+        ends: dict[str, list[int]] = {}
+        for place, user_text in enumerate(user_texts):
+            ends.setdefault(_last_word(user_text.words), []).append(place)
+        return cls(user_texts, ends, set())
+
+    def take(self, request: str, words: str) -> str:
+        """Take the texts that make up *request*, and return those of them that are not carried.
+
+        Return all of *request* if they are not found. *words* are those of the request.
+        """
+        places = self.ends.get(_last_word(words), [])
         for end in reversed(places):
-            start = self._start(request, end)
-            if start is not None:
-                self.taken.update(range(start, end + 1))
-                while places and places[-1] in self.taken:
-                    places.pop()
-                return True
-        return False
+            start = self._start(words, end)
+            if start is None:
+                continue
+            self.taken.update(range(start, end + 1))
+            while places and places[-1] in self.taken:
+                places.pop()
+            found = self.texts[start : end + 1]
+            if not any(text.is_carried for text in found):
+                return request
+            return "\n\n".join(text.text for text in found if not text.is_carried)
+        return request
 
     def _start(self, request: str, end: int) -> int | None:
         """Return the place of the first text of *request*, whose last one is at *end*, or None."""
         rest = request
         for place in range(end, -1, -1):
-            text = self.texts[place]
-            if place in self.taken or not rest.endswith(text):
+            words = self.texts[place].words
+            if place in self.taken or not rest.endswith(words):
                 return None
-            if rest == text:
+            if rest == words:
                 return place
-            rest = rest.removesuffix(text)
+            rest = rest.removesuffix(words)
             if not rest.endswith(" "):
                 return None
             rest = rest[:-1]
         return None
+
+
+def _last_word(words: str) -> str:
+    return words.rsplit(" ", 1)[-1]
 
 
 def _words(text: str) -> str:

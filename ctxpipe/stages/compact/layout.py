@@ -239,8 +239,13 @@ async def lay_out(
     Citations of content that left are removed from the messages.
     """
     evidence = replacement.evidence
+    selection = layout.selection
     requests = await in_thread(
-        requests_to_repeat, evidence.requests, layout.selection.chosen, evidence.redact
+        requests_to_repeat,
+        evidence.requests,
+        selection.chosen,
+        selection.left_out,
+        evidence.redact,
     )
     evidence = replace(
         evidence,

@@ -191,7 +191,26 @@ def test_a_request_that_an_archive_has_redacted_is_not_repeated_beside_the_carri
     def redact(text: str) -> str:
         return text.replace("12345", "[hidden]")
 
-    assert requests_to_repeat(["The key is [hidden]."], pieces(messages), redact) == []
+    assert requests_to_repeat(["The key is [hidden]."], pieces(messages), redact=redact) == []
+
+
+def test_only_what_is_left_out_of_a_message_is_repeated():
+    long = "word " * 2_000
+    messages = conversation(user("Read.", long, "Go."), step("t1"))
+    request = f"Read.\n\n{long}\n\nGo."
+    [read, pasted, go] = pieces(messages)
+
+    assert requests_to_repeat([request], [read, go], [pasted]) == [long]
+    assert requests_to_repeat([request], [read, pasted.shorter(1_000), go]) == []
+    assert requests_to_repeat([request], [], [read, pasted, go]) == [request]
+
+
+def test_a_text_that_is_cut_is_repeated_if_the_evidence_has_it_whole():
+    rule = "rule " * 700
+    [piece] = pieces(conversation(user(rule), step("t1")))
+
+    assert requests_to_repeat([rule], [piece]) == []
+    assert requests_to_repeat([rule], [piece.shorter(1_000)]) == [rule]
 
 
 def test_a_request_that_the_caller_has_pinned_is_not_repeated():
