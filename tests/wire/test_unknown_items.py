@@ -423,10 +423,13 @@ GOVERNING: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("governing", GOVERNING.values(), ids=GOVERNING)
 @pytest.mark.parametrize("places", [[0], [4], [0, 4, 8]])
-@pytest.mark.parametrize("length", [300, 900, 6_000])
+@pytest.mark.parametrize("length", [900, 6_000])
+@pytest.mark.parametrize("size", [1, 150])
 async def test_long_words_of_the_user_never_push_out_what_governs_the_model(
-    governing: list[dict[str, Any]], places: list[int], length: int
+    governing: list[dict[str, Any]], places: list[int], length: int, size: int
 ):
+    *others, last = governing
+    governing = [*others, {**last, "content": "Never. " * size}]
     items: list[dict[str, Any]] = [USER, REPLY] * 5
     for number in places:
         items[number] = {**USER, "content": f"Wish {number}: " + "word " * length}
