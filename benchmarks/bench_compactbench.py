@@ -38,7 +38,7 @@ from ctxpipe.testing.whereabouts import WordIndex, has_words, words_of
 
 POLICIES = ("compact", "coding", "lean")
 SEED_GROUP = "default"
-"""The one that `compactbench run` takes unless it is told otherwise."""
+"""Name of the suite that `compactbench run` uses by default."""
 
 
 def cases(suite: Path, count: int, difficulty: str) -> Iterator[Any]:
@@ -56,7 +56,7 @@ def cases(suite: Path, count: int, difficulty: str) -> Iterator[Any]:
 
 
 def values(case: Any) -> dict[str, list[str]]:
-    """What must still be known of *case*, by kind."""
+    """Return the values of *case* that a compaction must keep, by kind."""
     truth = case.ground_truth
     return {
         "locked decisions": truth.locked_decisions,
@@ -91,7 +91,7 @@ async def context_of(policy: str, history: list[Message]) -> Sequence[Message]:
 
 
 def holds(words: WordIndex, messages: Sequence[Message], value: str) -> bool:
-    """Whether *messages* hold *value*, in any case of its letters, as the scorer compares it."""
+    """Return True if *messages* contain *value*, ignoring case as the scorer does."""
     needle = words_of(value).lower()
     return any(needle in words.words(message).lower() for message in messages)
 

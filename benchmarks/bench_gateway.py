@@ -260,7 +260,7 @@ def agent_request(head: Mapping[str, Any], messages: Sequence[dict[str, Any]]) -
 
 @dataclass
 class Cost:
-    """What turns have taken: seconds of each, and of processor time in each round."""
+    """Durations of turns: seconds of each, and processor time in each round."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -426,7 +426,7 @@ async def print_turns(
 
 
 async def print_many(client: httpx2.AsyncClient, url: str) -> None:
-    """What a turn takes, by the number of conversations that take turns."""
+    """Print the duration of a turn, by the number of active conversations."""
     costs: dict[int, list[float]] = {}
     for count in (*[MANY[0]] * MANY_ROUNDS, MANY[1], *[MANY[0]] * MANY_ROUNDS):
         async with observed(url, MANY_BYTES) as gateway:

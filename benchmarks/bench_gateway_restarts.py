@@ -154,7 +154,7 @@ class Gateways:
 
 @dataclass
 class Answers:
-    """What came of the requests: their number by outcome, and the seconds until they ended.
+    """Outcomes of the requests: their number by outcome, and the seconds until they ended.
 
     *failures* has a line for each one without a whole answer.
     """

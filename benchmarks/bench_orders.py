@@ -1,4 +1,4 @@
-"""Which texts that an agent needs stay in its context, in recordings and in scripted ones.
+"""Measure which texts that an agent needs stay in its context, in recordings and in scripted ones.
 
     python benchmarks/bench_orders.py FOLDER --orders ORDERS.jsonl [--peers a,b] [--sessions N]
         [--no-calls]
@@ -59,7 +59,7 @@ Orders = Mapping[str, Sequence[Order]]
 
 
 def surveys(paths: Sequence[str], orders: Orders) -> list[PolicySurvey]:
-    """What each policy of the laboratory shows of *orders*, with the cache always warm."""
+    """Measure what each policy shows of *orders*, with a cache that never expires."""
     with workers(min(len(paths), os.cpu_count() or 1)) as executor:
         replays = replay_files(
             paths,
@@ -103,7 +103,7 @@ def looks_after(
     orders: Sequence[Order],
     call: int,
 ) -> list[Look]:
-    """Where the lines of *orders* are: in *context*, or in a file that it leads to."""
+    """Measure where the lines of *orders* are: in *context*, or in a file that it leads to."""
     looks = []
     for order in orders:
         needles = [needle_of(line) for line in order.lines]
@@ -137,7 +137,7 @@ async def left_share(history: Sequence[Message], context: Sequence[Message]) -> 
 def by_peer(
     peer: Peer, history: list[Message], orders: Sequence[Order], call: int
 ) -> tuple[list[Look], float]:
-    """As `by_pipeline`, by one of the peers; a file counts if the context has its path."""
+    """Do the same as `by_pipeline` with a peer; a file counts if the context has its path."""
     counter = TokenCounter()
     tokens = counter.total(history)
     keep = int(SHARE * tokens)

@@ -1,4 +1,4 @@
-"""What the stages of a session have removed, in little memory."""
+"""Log of what the stages of a session have removed, in little memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..stages.reports import Removal
 class RemovalLog:
     """Removals in the order in which they were made.
 
-    A long session has thousands of them, and almost nobody reads them. So they are stored as lines
+    A long session has thousands of them, and they are rarely read. So they are stored as lines
     of JSON, in a third of the memory that the objects would take.
     """
 

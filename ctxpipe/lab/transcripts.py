@@ -38,7 +38,7 @@ FIRST_RECORDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much of a file was read.
+    """Share of a file that was read.
 
     *omitted_counts* is the number of omitted records by kind. *recognized* is the share of the
     records that the reader knows. *warning* is a sentence if that is not enough to rely on, or if

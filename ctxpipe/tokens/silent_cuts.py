@@ -43,7 +43,7 @@ MAX_UNCACHED_SHARE = 2.0
 
 @dataclass(slots=True)
 class _Accepted:
-    """What earlier replies of one model showed: the *largest* accepted prompt, and their *ratio*.
+    """Facts from earlier replies of one model: the *largest* accepted prompt, and their *ratio*.
 
     *ratio* is the largest number of reported tokens for a counted one, at most 1; None before the
     first. *largest* is in reported tokens, *largest_counted* the count of that prompt, *counted*

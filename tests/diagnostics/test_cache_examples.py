@@ -20,7 +20,7 @@ EXAMPLES: list[dict[str, Any]] = tomllib.loads(
 
 
 def blocks_of(request: dict[str, Any]) -> list[tuple[str, int]]:
-    """The blocks of a request; ["more", 10, 22] stands for 22 different blocks of 10 tokens."""
+    """Return the blocks of a request; ["more", 10, 22] means 22 different blocks of 10 tokens."""
     blocks: list[tuple[str, int]] = []
     for name, tokens, *count in request["blocks"]:
         blocks += [(f"{name} {number}", tokens) for number in range(*count or [1])]

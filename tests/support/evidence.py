@@ -53,7 +53,7 @@ def parsed_evidence(text: str) -> ConversationFacts:
 
 
 def told_words(context: Sequence[Message]) -> list[str]:
-    """What a compacted *context* gives as the user's words, each as often as it is told.
+    """Return the user's words in a compacted *context*, each as often as it occurs.
 
     First the requests in its evidence, then every text of the user's side behind the summary and
     its restored files, but for the results of tools.

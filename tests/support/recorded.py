@@ -39,7 +39,7 @@ def each_sample(step: int, start: int = 0) -> pytest.MarkDecorator:
 def in_turn(*axes: Collection[object], last: Sequence[object]) -> list[tuple[Any, ...]]:
     """Each combination of *axes* with one value of *last*, in turn; at night with all of them.
 
-    For an axis that hardly depends on the others, in a test that takes long.
+    Use it in a long test, for an axis that depends little on the others.
     """
     rows: list[tuple[Any, ...]] = []
     for places_and_values in itertools.product(*map(enumerate, axes)):

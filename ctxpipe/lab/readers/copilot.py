@@ -30,7 +30,7 @@ GROUPS = frozenset(
         *("subagent", "system", "tool", "user", "user_input"),
     }
 )
-"""What an event is about: the part of its type before the first dot."""
+"""Return the subject of an event: the part of its type before the first dot."""
 
 
 def is_event(value: JsonObject) -> bool:

@@ -31,7 +31,7 @@ Place: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Governing:
-    """What governs the agent in the old exchanges of a conversation.
+    """Content that governs the agent in the old exchanges of a conversation.
 
     *kept_messages* are the indices of messages that stay with their whole exchange. *skill_heads*
     has the beginning of each skill that is too long to stay, by its text. *quoted_texts* are texts

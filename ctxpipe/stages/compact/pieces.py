@@ -20,7 +20,7 @@ from .governing import without_pinned
 
 
 class CarryRules(NamedTuple):
-    """What is carried beside blocks: messages that *pin* chooses, and what still applies.
+    """Carried content other than blocks: messages that *pin* chooses, and what still applies.
 
     *governing* are the candidates for the latter.
     """

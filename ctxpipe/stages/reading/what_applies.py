@@ -138,7 +138,7 @@ class _Entry:
 
 
 class ApplicableIndex:
-    """What applies in one conversation, read message by message.
+    """Index of what applies in one conversation, read message by message.
 
     It lives from turn to turn, so that a turn costs its new messages only. Call `rewind` when
     earlier messages change.
@@ -163,7 +163,7 @@ class ApplicableIndex:
         return sorted(pieces, key=lambda piece: piece.place)
 
     def jobs_over(self) -> dict[int, list[str]]:
-        """Return the ids of the jobs that are over, by the index of the message that says so."""
+        """Return the ids of the finished jobs, by the index of the message that reports the end."""
         last_entries = {
             entry.key: entry for entry in self._entries if entry.piece.kind is ApplicableKind.JOB
         }
