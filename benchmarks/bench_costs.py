@@ -348,7 +348,10 @@ def print_intervals(rows: Sequence[Row], case: str) -> None:
 
 
 def print_lengths(rows: Sequence[Row], calls: Mapping[str, int]) -> None:
-    """The bills at the first read price by the length of the sessions."""
+    """The bills at the first read price by the length of the sessions.
+
+    The figures do not name the price, so it must be the first of READ_PRICES.
+    """
     here = {row.name: row for row in rows if row.read == rows[0].read}
     none = here["none"]
     groups = {
@@ -455,7 +458,7 @@ def main() -> None:
         print_costs(rows, sum(calls.values()), case, has_pages=not given.quick)
         if given.all or given.only:
             print_intervals(rows, case)
-        if (given.all or given.only) and not case:
+        if (given.all or given.only) and not case and reads[0] == READ_PRICES[0]:
             print_lengths(rows, calls)
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 
