@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
 	bench bench-costs bench-peers test-restarts nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
-	release-check
+	release-check requirements
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -206,6 +206,9 @@ test-extras:  ## all extras in one environment: the tests of all adapters, licen
 
 examples:  ## the example of each adapter, against scripted APIs; ADAPTERS="openai mcp" for some
 	$(PYTHON) scripts/release/test_adapters.py --examples $(ADAPTERS)
+
+requirements: $(STAMP)  ## count what holds each requirement, and run the cases of the requirements
+	$(BIN)/python scripts/release/list_requirements.py
 
 # WITHOUT="make test" skips that command of the README.
 first-hour:  ## follow the README and the pages of Start like a new user, with the wheel of the last commit

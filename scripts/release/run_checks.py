@@ -41,6 +41,7 @@ CHECKS = (
     "test-services",
     "examples",
     "first-hour",
+    "requirements",
     "bench",
 )
 # `make first-hour` follows the README, which says to run `make test`: that is a check of its own.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import tracemalloc
 from pathlib import Path
 from typing import cast
 
 from compactions import LONG, Writer, archives, shortened, words, work
 from histories import assistant, conversation, said, system, user, view
+from memory import traced_memory
 
 from ctxpipe.functions import compact_messages, load_archive
 from ctxpipe.storage.files import FileText
@@ -104,3 +107,34 @@ async def test_files_come_through_any_reader(tmp_path):
         said(result.messages)[3]
         == "[Restored after compact] far.py:\nfar.py of at most 320000 bytes"
     )
+
+
+async def test_a_second_call_with_the_same_history_gives_the_same_messages(tmp_path):
+    first = await shortened(LONG, tmp_path)
+    second = await shortened(LONG, tmp_path)
+
+    assert second.messages == first.messages
+    assert second.stats == first.stats
+
+
+async def test_the_last_messages_are_summarized_too_and_no_setting_keeps_them(tmp_path):
+    writer = Writer()
+
+    await shortened(LONG, tmp_path, summarize=writer)
+
+    assert writer.seen == [LONG[1:]]
+    assert [name for name in inspect.signature(compact_messages).parameters if "tail" in name] == []
+
+
+async def test_the_peak_of_memory_is_at_most_twice_the_size_of_the_messages(tmp_path):
+    await shortened(LONG, tmp_path)  # loads what it needs
+    with traced_memory():
+        history = [user(f"word {number} " * 4_000) for number in range(20)]
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+
+        result = await shortened(history, tmp_path)
+
+        _, peak = tracemalloc.get_traced_memory()
+    assert result.compacted
+    assert peak <= 2 * size

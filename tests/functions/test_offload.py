@@ -193,6 +193,16 @@ IMAGE = {
 }
 
 
+@pytest.mark.parametrize(("result_chars", "offloaded"), [(199, 0), (200, 1)])
+async def test_a_share_just_below_the_ratio_keeps_every_result(root, result_chars, offloaded):
+    history = [user("x" * (1000 - result_chars)), user(tool_result("a", "x" * result_chars))]
+
+    done = await offload_tool_results(history, output_dir=root)
+
+    assert done.offloaded_count == offloaded
+    assert (done.messages is history) == (not offloaded)
+
+
 def test_textual_results_long_enough_are_offloadable_oldest_first():
     history = conversation(
         user("go"),

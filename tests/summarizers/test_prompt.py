@@ -68,6 +68,13 @@ def test_the_prompt_has_the_five_headings_the_required_sentence_and_the_word_lim
     assert "Done, in progress, next." in asked
 
 
+def test_the_prompt_asks_for_the_last_exchange_in_detail():
+    status = instructions(100).partition("## Task Status\n")[2].partition("\n## ")[0]
+
+    assert "Describe in detail the operation of the most recent exchange" in status
+    assert "the next step" in status
+
+
 def test_the_prompt_has_the_focus():
     assert "Attend above all to: the login bug." in instructions(100, " the login bug ")
     assert "Attend" not in instructions(100)

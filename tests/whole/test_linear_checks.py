@@ -1,4 +1,4 @@
-"""To check and repair a broken history takes work in proportion to its length, counted."""
+"""To check, repair and scan a history takes work in proportion to its length, counted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from histories import MARK, assistant, system, text, tool_result, tool_use, user
 
+from ctxpipe.functions.offload import offloadable, scan_of
 from ctxpipe.messages import Message, check
 from ctxpipe.turn.repair import repair
 
@@ -148,3 +149,13 @@ def test_a_history_four_times_as_long_is_repaired_with_four_times_the_work(
 
     assert long < 5 * short
     assert check(repair(shape(LONG))) == []
+
+
+def test_a_history_four_times_as_long_is_scanned_for_results_with_four_times_the_work():
+    def scan(number: int) -> None:
+        history = [user("go"), calls(number), results(number)]
+        scan_of(history, offloadable(history, 1))
+
+    short, long = (instructions(lambda n=n: scan(n)) for n in (SHORT, LONG))  # type: ignore[misc]
+
+    assert long < 5 * short

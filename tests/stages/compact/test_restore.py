@@ -66,6 +66,14 @@ async def test_a_file_over_its_limit_is_skipped_with_a_warning_and_handed_on(pro
     assert found.warnings == ("'b' is not restored: its 101 tokens exceed 50",)
 
 
+async def test_nothing_is_restored_if_each_file_is_over_its_limit(project):
+    found = await restore_files(reads(*"abc"), work_dir=project, max_restore_tokens_per_file=1)
+
+    assert found.files == ()
+    assert found.messages == []
+    assert len(found.warnings) == 3
+
+
 async def test_two_names_of_one_file_are_one_file_and_one_place(project):
     (project / "alias").symlink_to("b")
 
