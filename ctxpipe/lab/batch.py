@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -68,6 +68,8 @@ class FileReplay:
     compares the replay of the policy ``none`` with the usage in the file; None if that policy was
     not replayed or the file has no usage. *prefix* is the system prompt and the tools that every
     request of the replays begins with. *has_times* is True if messages in the file have times.
+    *subagents* has the results for the conversations of subagents in the same file; their *path*
+    is that of the file and a number, such as "events.jsonl#1".
     """
 
     path: str
@@ -82,6 +84,7 @@ class FileReplay:
     calibration: Calibration | None = None
     prefix: Prefix | None = None
     has_times: bool = False
+    subagents: Sequence[FileReplay] = ()
 
     __repr__ = short_repr
 
@@ -123,6 +126,33 @@ def replay_file(
     """
     try:
         transcript = read_transcript(path, raw)
+    except Exception as error:  # noqa: BLE001  one file must not end the run of the others
+        return FileReplay(path, error=_error_text(path, error))
+    replay_each = partial(
+        _replay_transcript,
+        makers=makers,
+        settings=settings,
+        reporter=reporter,
+        orders_of=orders_of,
+    )
+    subagents = [replay_each(subagent.name, subagent) for subagent in transcript.subagents]
+    return replace(replay_each(path, transcript), subagents=subagents)
+
+
+def _replay_transcript(
+    path: str,
+    transcript: Transcript,
+    *,
+    makers: Mapping[str, PipelineMaker],
+    settings: ReplaySettings | None,
+    reporter: Reporter | None,
+    orders_of: OrdersOf | None,
+) -> FileReplay:
+    """Replay *transcript*, which is at *path*; return the result, or the text of an error.
+
+    The other arguments are those of `replay_file`.
+    """
+    try:
         orders = orders_of(transcript) if orders_of else ()
         surveys = Surveys(transcript, orders, makers)
         moments: dict[str, list[Moment]] = {name: [] for name in makers}
@@ -164,6 +194,14 @@ def replay_file(
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
+
+
+def with_subagents(files: Iterable[FileReplay]) -> list[FileReplay]:
+    """Return the results of *files*, each followed by those of its subagents."""
+    results: list[FileReplay] = []
+    for file in files:
+        results += [file, *file.subagents]
+    return results
 
 
 def replay_files(

@@ -35,7 +35,7 @@ from ..settings import EXAMPLE_MODEL
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
 from .advice import advice_sentence, advise, code_to_paste, next_command
-from .batch import FileReplay, Reporter, cluster, replay_files, workers
+from .batch import FileReplay, Reporter, cluster, replay_files, with_subagents, workers
 from .cache import (
     HEADINGS,
     MAX_SHARE_DIFFERENCE,
@@ -196,7 +196,7 @@ def replay(
     executor_context = cluster(scheduler) if scheduler else workers(process_count)
     with executor_context as executor, progress_bar() as progress:
         task = progress.add_task("replaying", total=len(sources.files))
-        replays = replay_files(
+        file_replays = replay_files(
             sources.files,
             makers,
             ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
@@ -205,6 +205,7 @@ def replay(
             orders_of=propose_orders,
             progress=lambda _file: progress.advance(task),
         )
+    replays = with_subagents(file_replays)
     by_file = {file.path: figures([file.replays], prices) for file in replays}
     totals = figures([file.replays for file in replays], prices)
     rules = {
@@ -548,6 +549,7 @@ def _inspect_each(
             try:
                 transcript = read_transcript(path)
                 views[path] = view(transcript)
+                views |= {each.name: view(each) for each in transcript.subagents}
                 recognized[path] = transcript.coverage.recognized
                 if transcript.coverage.warning:
                     warnings.append(transcript.coverage.warning)

@@ -81,7 +81,8 @@ class Recording:
     and tools. *omitted_counts* is the number of records by kind that are known, but are not part of
     the conversation. *unknown_counts* is the number of records by kind that the reader does not
     know. *record_count* is the number of all records; None means those of the file. *agent* is the
-    name of the subagent whose conversation this is, "" for the main agent.
+    name of the subagent whose conversation this is, "" for the main agent. *subagents* has the
+    conversations of subagents in the same file.
     """
 
     entries: Sequence[RecordedMessage]
@@ -90,6 +91,7 @@ class Recording:
     unknown_counts: Mapping[str, int] = field(default_factory=dict)
     record_count: int | None = None
     agent: str = ""
+    subagents: Sequence[Recording] = ()
 
 
 def message_with_details(message: Message, fields: JsonObject, time: object) -> RecordedMessage:

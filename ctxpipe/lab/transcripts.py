@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .._logs import logger
 from .._text import as_number, as_percent, count_phrase, short_repr
@@ -59,6 +59,8 @@ class Transcript:
     that wrote them, all by message index and only as far as the file has them. *repaired* lists the
     problems in the file that are repaired in *messages*. *coverage* tells how much of the file was
     read. *agent* is the name of the subagent whose conversation this is, "" for the main agent.
+    *subagents* has the conversations of subagents in the same file; their names are that of the
+    file and a number, such as "events.jsonl#1".
     """
 
     name: str
@@ -73,6 +75,7 @@ class Transcript:
     repaired: tuple[Problem, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     agent: str = ""
+    subagents: Sequence[Transcript] = ()
 
     __repr__ = short_repr
 
@@ -163,6 +166,25 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     file = read_json(text, name)
     reader, recording = _recording(file.records, name)
     coverage = _coverage(name, reader, recording, file)
+    if coverage.warning:
+        logger.warning("%s", coverage.warning)
+    transcript = _transcript(recording, name, reader.format, coverage)
+    subagents: list[Transcript] = []
+    for number, subagent in enumerate(recording.subagents, 1):
+        if any(entry.message["role"] == "assistant" for entry in subagent.entries):
+            part = Coverage(subagent.omitted_counts)
+            subagents.append(_transcript(subagent, f"{name}#{number}", reader.format, part))
+    return replace(transcript, subagents=subagents)
+
+
+def _transcript(
+    recording: Recording, name: str, file_format: str, coverage: Coverage
+) -> Transcript:
+    """Return *recording* as a transcript with valid messages.
+
+    Raises TranscriptError, which begins with *name*, if it has a value that cannot be sent, or no
+    reply of a model.
+    """
     entries = recording.entries
     request = recording.request
     messages = [entry.message for entry in entries]
@@ -176,12 +198,10 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     details = dict(_details(messages, entries))
     first_model = next((entry.model for entry in entries if entry.model), "")
-    if coverage.warning:
-        logger.warning("%s", coverage.warning)
     return Transcript(
         name,
         messages,
-        format=reader.format,
+        format=file_format,
         model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),

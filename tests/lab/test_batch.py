@@ -5,15 +5,17 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 import pytest
 from histories import assistant, conversation, step, user
+from places import ROOT
 
 from ctxpipe._threads.threads import is_alone
 from ctxpipe.errors import SettingsError
-from ctxpipe.lab.batch import Workers, cluster, replay_files, workers
+from ctxpipe.lab.batch import Workers, cluster, replay_files, with_subagents, workers
 from ctxpipe.lab.narration import narrate
 from ctxpipe.lab.policies import policies
 from ctxpipe.lab.workbench import Workbench
@@ -105,6 +107,19 @@ def test_the_death_of_a_worker_is_reported_as_an_error_of_the_file(tmp_path):
     with workers(2) as hands:
         done = replay_files(paths, {"dying": Dying()}, executor=hands)
     assert all("a worker process died" in file.error for file in done)
+
+
+def test_the_subagents_of_a_file_are_replayed_with_it():
+    path = str(ROOT / "tests/lab/readers/recordings/copilot-subagent.jsonl")
+    [file] = replay_files([path], MAKERS, reporter=partial(narrate, prices=None))
+
+    main, subagent = with_subagents([file])
+    assert (main.path, subagent.path) == (path, f"{path}#1")
+    assert (main.calls, subagent.calls) == (2, 2)
+    assert all(set(each.replays) == {"none", "coding"} for each in (main, subagent))
+    assert main.report is not None
+    assert subagent.report is not None
+    assert (main.report.agent, subagent.report.agent) == ("", "general-purpose")
 
 
 def test_progress_is_called_once_for_each_file(two, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..._values import JsonDict, JsonObject
 from ...messages import field, kind
@@ -42,21 +43,31 @@ def is_event(value: JsonObject) -> bool:
 
 
 def read(records: Sequence[FileRecord]) -> Recording:
-    """Return the main conversation, and the number of omitted events of each kind.
+    """Return the main conversation, those of its subagents, and the number of omitted events.
 
-    Omitted are the conversations of subagents and events that are not messages. Raises
+    Omitted in each are the events of other agents, and events that are not messages. Raises
     InvalidHistory, naming the line, for an event that is not valid.
     """
     session = _Session()
+    subagents: dict[str, _Session] = {}
     for record in records:
         session.add(record)
-    return session.recording()
+        agent_id = record.fields.get("agentId")
+        if agent_id and is_event(record.fields):
+            subagents.setdefault(str(agent_id), _Session(str(agent_id))).add(record)
+    recordings = [subagent.recording() for subagent in subagents.values()]
+    return replace(session.recording(), subagents=recordings)
 
 
 class _Session:
-    """The conversation in the events that were added so far."""
+    """The conversation of one agent in the events that were added so far.
 
-    def __init__(self) -> None:
+    *agent_id* is the id of a subagent, "" for the main agent.
+    """
+
+    def __init__(self, agent_id: str = "") -> None:
+        self._agent_id = agent_id
+        self._agent = agent_id
         self._conversation = RecordedConversation()
         self._system: str | None = None
         self._model = ""
@@ -70,7 +81,7 @@ class _Session:
         if not is_event(fields):
             self._unknown_counts[str(kind(fields) or "no event")] += 1
             return
-        if fields.get("agentId"):
+        if str(fields.get("agentId") or "") != self._agent_id:
             self._omitted_counts["of a subagent"] += 1
             return
         data = valid_object(fields["data"], record.place, "data", content=str, toolRequests=list)
@@ -93,6 +104,8 @@ class _Session:
             case "system.message" if self._system is None:
                 self._system = data.get("content")
                 return
+            case "subagent.started":
+                self._agent = str(data.get("agentName") or self._agent)
             case "session.usage_record":
                 reported = field(data, "usage")
                 self._usages[str(field(reported, "apiCallId"))] = _usage(reported)
@@ -102,7 +115,11 @@ class _Session:
         """Return the conversation in the events that were added."""
         request = {"model": self._model, "system": self._system}
         return Recording(
-            self._conversation.entries, request, self._omitted_counts, self._unknown_counts
+            self._conversation.entries,
+            request,
+            self._omitted_counts,
+            self._unknown_counts,
+            agent=self._agent,
         )
 
 

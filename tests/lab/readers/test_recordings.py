@@ -112,6 +112,20 @@ def test_a_recording_with_definitions_of_tools_has_them(name: str):
     assert all("name" in tool for tool in tools)  # type: ignore[operator]
 
 
+def test_the_conversation_of_a_subagent_in_the_same_file_is_beside_that_of_the_main_agent():
+    main = recorded("copilot-subagent")
+    [subagent] = main.subagents
+
+    assert (main.agent, subagent.agent) == ("", "general-purpose")
+    assert subagent.name == f"{main.name}#1"
+    assert [call.name for call in tool_calls(main.messages)] == ["task"]
+    assert [call.name for call in tool_calls(subagent.messages)] == ["bash"]
+    assert not check(subagent.messages)
+    assert list(subagent.usages) == subagent.replies
+    assert subagent.system
+    assert subagent.system != main.system
+
+
 def test_the_file_of_a_subagent_is_its_conversation_with_the_name_of_the_agent():
     main = recorded("claude-main")
     subagent = recorded("claude-subagent")
