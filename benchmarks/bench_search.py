@@ -3,6 +3,10 @@
     python benchmarks/bench_search.py           # 1,000 results of 5 kB: the index, and a question
     python benchmarks/bench_search.py FOLDER    # facts of FOLDER/probes in FOLDER/transcripts
 
+Then a small index of 5 MB and one as large as an index becomes get one more file each. Target: a
+search after it takes at most twice as long in the large one. A question with fewer than five
+answers is also looked for inside of words, in all texts, so it takes longer the more there are.
+
 A probe names facts of a recorded conversation that a later message uses again. At that message each
 is asked for, if it is not in sight, by the sentence around its use, without the fact itself.
 """
@@ -15,7 +19,7 @@ import random
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -33,6 +37,13 @@ from ctxpipe.tokens import TokenCounter
 RESULTS, CHARS = 1_000, 5_000
 INDEX_MS, QUESTION_MS = 1_000, 50
 """Limits of the processor's time, which other programs do not change much."""
+INDEX_RESULTS = {"small": 550, "large": 9_900}
+"""Results in the indexes, which have at most 10,000 of this size."""
+INDEX_ROUNDS = 9
+ONE_MORE_TARGET = 2.0
+"""A search after one more file: largest time with the large index, relative to the small one."""
+ANSWERS = 8
+"""Number of texts with the same planted line: enough for an answer."""
 RECALL_TARGET = 0.75
 """Of the facts that are asked for, so many are among the first five passages."""
 QUESTIONS = {
@@ -58,6 +69,7 @@ def main() -> None:
     folder: Path | None = options.parse_args().folder
     if folder is None:
         anyio.run(speed)
+        anyio.run(growth)
     else:
         anyio.run(recall, folder)
 
@@ -76,6 +88,77 @@ async def speed() -> None:
             await measure(search, what, [question] * 9, QUESTION_MS)
         [index] = Path(root, "s").glob(".ctxpipe-index")
         print(f"  {'the index':<40} {index.stat().st_size / 1e6:>9,.1f} MB")
+
+
+async def growth() -> None:
+    """Print what a search takes after one more file, with a small and with a large index."""
+    with tempfile.TemporaryDirectory() as root:
+        costs = {name: SearchCost() for name in INDEX_RESULTS}
+        searches: dict[str, Tool] = {}
+        storage = LocalStorage(root)
+        for name, count in INDEX_RESULTS.items():
+            for start in range(0, count, 500):
+                numbers = range(start, min(count, start + 500))
+                texts = [(f"{name}/t{number}.md", numbered_log(number)) for number in numbers]
+                await storage.write(texts)
+            [_, _, searches[name]] = offload_tools(storage, session_id=name)
+            await searches[name]({"query": "planted"})
+        for number in range(INDEX_ROUNDS):
+            for name, search in searches.items():  # alternately: a busy machine slows both
+                await costs[name].add(storage, search, name, number)
+        small, large = (costs[name] for name in INDEX_RESULTS)
+        sizes = [Path(root, name, ".ctxpipe-index").stat().st_size / 1e6 for name in INDEX_RESULTS]
+    print(f"indexes of {sizes[0]:.0f} and {sizes[1]:.0f} MB, in ms, and the ratio")
+    rows = (
+        ("a question", small.question, large.question),
+        ("a question after one more file", small.one_more, large.one_more),
+        ("a word that is nowhere, in them", small.nowhere, large.nowhere),
+    )
+    for what, of_small, of_large in rows:
+        ratio = median(of_large) / median(of_small)
+        least = min(of_large) / min(of_small)
+        print(
+            f"  {what:<40} {median(of_small):>7,.1f} {median(of_large):>7,.1f} "
+            f"{ratio:>6.2f} (of the least {least:.2f})"
+        )
+        add_figure(f"{what}, large index relative to small", ratio)
+        if what == "a question after one more file":
+            verdict = "within" if ratio <= ONE_MORE_TARGET else "OVER"
+            print(f"  {'':<40} {verdict} the target of {ONE_MORE_TARGET:g}")
+
+
+@dataclass(slots=True)
+class SearchCost:
+    """Milliseconds of searches."""
+
+    question: list[float] = field(default_factory=list)
+    one_more: list[float] = field(default_factory=list)
+    nowhere: list[float] = field(default_factory=list)
+
+    async def add(self, storage: LocalStorage, search: Tool, folder: str, number: int) -> None:
+        """Ask a question, add a file, ask for its words, and ask for a word that is nowhere."""
+        self.question.append(await milliseconds(search, f"planted {number % 3} line"))
+        text = numbered_log(10**6 + number) + f"a late needle{number} of it\n"
+        await storage.write([(f"{folder}/late-{number}.md", text)])
+        self.one_more.append(await milliseconds(search, f"needle{number} planted"))
+        self.nowhere.append(await milliseconds(search, "quicksilver"))
+
+
+async def milliseconds(search: Tool, question: str) -> float:
+    """Return what the search takes."""
+    begun = perf_counter()
+    answer = await search({"query": question})
+    took = (perf_counter() - begun) * 1e3
+    [needle] = re.findall(r"needle\d+", question) or [""]
+    if needle not in str(answer):
+        raise SystemExit(f"the search did not find {needle}")
+    return took
+
+
+def numbered_log(number: int) -> str:
+    """Return the log of one run; the first ones also have a line that questions find."""
+    planted = f"planted {number % 3} line\n" if number < 3 * ANSWERS else ""
+    return planted + log(number)[: CHARS - len(planted)]
 
 
 async def measure(search: Tool, what: str, questions: Sequence[str], limit: float) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ from ..settings import (
     check_settings,
     one_of,
 )
-from .atomic import STALE_SECONDS, claim, exists, has_content, read_bytes, temporary_file
+from .atomic import STALE_SECONDS, claim, exists, has_content, temporary_file
 from .cleanup import (
     Cleaned,
     CleanupLimits,
@@ -54,6 +55,7 @@ from .cleanup import (
 from .folders import (
     RootError,
     check_root,
+    file_info,
     ignore_absent,
     is_file,
     open_file,
@@ -398,30 +400,43 @@ class LocalStorage:
 
     async def contents(self, session_id: str, /) -> list[str]:
         """Return the names of the session's texts and records. Raises StorageError."""
-        return await run_in_thread(self._names, session_folder(session_id), _is_content)
+        return await run_in_thread(self._content_names, session_folder(session_id))
 
-    async def load_index(self, session_id: str, /) -> bytes:
-        """Return the saved search index of the session, b"" if there is none."""
-        return await run_in_thread(self._load_index, session_folder(session_id))
+    def _content_names(self, folder: str) -> list[str]:
+        """Return the names of the texts and records in *folder*, in no particular order."""
+        with ignore_absent(), self._folders.folder(folder) as fd:
+            names = os.listdir(fd)
+            return [name for name in names if name.endswith((".md", ".json")) and name[0] != "."]
+        return []
 
-    def _load_index(self, folder: str) -> bytes:
-        """Return the search index of *folder*; b"" if it is missing or cannot be read."""
-        with suppress(OSError), self._folders.folder(folder) as fd:
-            return read_bytes(fd, INDEX, 500_000_000) or b""  # bytes; no index is as large
-        return b""
+    async def index_path(self, session_id: str, /, *, is_new: bool) -> str:
+        """Return the path of the file with the session's search index, "" if it cannot be used.
 
-    async def save_index(self, session_id: str, content: bytes, /) -> None:
-        """Store the search index of the session with its texts. Raises StorageError."""
+        With *is_new* an empty file replaces an older one. Raises StorageError.
+        """
         folder = session_folder(session_id)
-        await self._folder_lock(folder).call_locked(self._save_index, folder, content)
+        if is_new:
+            await self._folder_lock(folder).call_locked(self._create_index, folder)
+        return await run_in_thread(self._index_path, folder)
 
-    def _save_index(self, folder: str, content: bytes) -> None:
-        """Replace the search index of *folder* by *content*. Raises StorageError."""
+    def _create_index(self, folder: str) -> None:
+        """Put an empty file in the place of the search index of *folder*. Raises StorageError."""
         with (
             self._folders.folder(folder, create=True) as fd,
-            translate_errors(f"cannot save the index below {os.path.join(self.root, folder)}"),
+            translate_errors(f"cannot create the index below {os.path.join(self.root, folder)}"),
         ):
-            self._overwrite(_OpenFolder(folder, fd), INDEX, [content])
+            self._overwrite(_OpenFolder(folder, fd), INDEX, [])
+
+    def _index_path(self, folder: str) -> str:
+        """Return the path of the search index of *folder*, "" without one. Raises StorageError.
+
+        A file with a second hard link, such as that of a snapshot, must not grow and is not used.
+        """
+        with ignore_absent(), self._folders.folder(folder) as fd:
+            info = file_info(fd, INDEX)
+            if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
+                return os.path.join(self._folders.real, folder, INDEX)
+        return ""
 
     # Notes ----------------------------------------------------------------------------------------
 
@@ -608,11 +623,6 @@ class _OpenFolder:
 def _is_record(name: str) -> bool:
     """Return True if *name* is the name of a record."""
     return not name.startswith(".") and file_kind(name) == "record"
-
-
-def _is_content(name: str) -> bool:
-    """Return True if *name* is the name of a text or a record."""
-    return not name.startswith(".") and name.endswith((".md", ".json"))
 
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:

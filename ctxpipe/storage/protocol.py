@@ -24,8 +24,9 @@ attributes and methods, which are used if they exist:
 - ``add_notes(session_id, owner_id, notes)`` and ``load_notes(session_id, version)``: store short
   lines that conversations with the same name share, see `ctxpipe.storage.notes`. Without these a
   process uses only the notes of its own conversations
-- ``load_index(session_id)`` and ``save_index(session_id, content)``: store the bytes of the search
-  index with the texts. Without these the index is in memory
+- ``index_path(session_id, *, is_new)``: returns the path of a local file for the search index, or
+  "" without one. The file is deleted with the texts. With *is_new* an empty file replaces an older
+  one. Without this method the index is in memory
 """
 
 from __future__ import annotations

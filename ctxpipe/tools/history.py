@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ..placeholders.names import session_folder
 from ..stages.media.selection import is_media_file
 from ..storage.generations import Generation
 from ..storage.references import reference_of, visible_path
-from .index import MAX_INDEX_CHARS, Hit, Index, open_index
+from .index import MAX_INDEX_CHARS, Hit, Index
 
 if TYPE_CHECKING:
     from ..session.conversation import Conversation
@@ -34,13 +35,13 @@ class History:
 
     With *conversation* a search omits passages that the present context contains. An index holds
     only what the storage returns, which is redacted, and is rebuilt when one of its texts no longer
-    exists. It is saved in a file if the storage supports that; otherwise the index of the last
-    session stays in memory until the session is deleted.
+    exists. It is a file if the storage supports that; otherwise the index of the last session stays
+    in memory until the session is deleted.
     """
 
     storage: Any
     conversation: Conversation | None = None
-    _indexes: dict[str, tuple[Generation, bytes]] = field(default_factory=dict)
+    _contents: dict[str, tuple[Generation, bytes]] = field(default_factory=dict)
 
     async def search(self, session_id: str, query: str) -> str:
         """Return the passages of the session that match *query* best, each with path and offset.
@@ -53,31 +54,82 @@ class History:
                 with storage_errors():
                     return await self._search(session_id, query)
             except SessionDeleted:
-                self._indexes.clear()
+                self._contents.clear()
 
     async def _search(self, session_id: str, query: str) -> str:
-        """Update the index of the session with new texts, search in it, and save it."""
-        generation, content = self._indexes.get(session_id, (Generation(session_id), b""))
-        folder = session_folder(session_id)
+        """Search in the index of the session, after its new texts were added."""
+        generation, content = self._contents.get(session_id, (Generation(session_id), b""))
         with generation.running():
             await self.storage.ensure_not_deleted(session_id)
-            if hasattr(self.storage, "load_index"):
-                content = await self.storage.load_index(session_id)
             files = await self.storage.contents(session_id)
-            names = [name for name in files if not is_media_file(name)]
-            with closing(await in_thread(open_index, content, names)) as index:
-                new_names = [name for name in names if name not in index.names]
-                for start in range(0, len(new_names), _BATCH_SIZE):
-                    texts = await self._read(folder, new_names[start : start + _BATCH_SIZE])
-                    await in_thread(index.add, texts)
-                context = self.conversation.memory.sent if self.conversation else ()
-                hits = await in_thread(_best_hits, index, query, context)
-                if new_names:
-                    await self._save(generation, await in_thread(index.content))
-                is_full = index.is_full
+            search = _Search(self.storage, session_id, set(files), query, self._sent_messages())
+            if not hasattr(self.storage, "index_path"):
+                try:
+                    answer, content = await search.in_memory(content)
+                except sqlite3.Error:  # it has a text that no longer exists
+                    answer, content = await search.in_memory(b"")
+                self._contents = {session_id: (generation, content)}
+                return answer
+            found = await search.in_file()
+            if found is not None:
+                return found
+            answer, _ = await search.in_memory(b"")  # the next search tries the file again
+            return answer
+
+    def _sent_messages(self) -> Sequence[Message]:
+        """Return the present context of the conversation."""
+        return self.conversation.memory.sent if self.conversation else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A search for *query* in the files called *names*, without what *messages* contain."""
+
+    storage: Any
+    session_id: str
+    names: set[str]
+    query: str
+    messages: Sequence[Message]
+
+    async def in_file(self) -> str | None:
+        """Return the answer from the index in a file, or None if there can be no such file.
+
+        A file that is missing, damaged, or has texts that were deleted is replaced by a new one.
+        """
+        path = ""
+        for is_new in (False, True):
+            if is_new and not (path or self.names):
+                break  # no file for a session without texts, which may have been deleted
+            with suppress(StorageError, sqlite3.Error):
+                path = await self.storage.index_path(self.session_id, is_new=is_new)
+                if path:
+                    with closing(await in_thread(Index, path)) as index:
+                        return await self._answer(index)
+        return None
+
+    async def in_memory(self, content: bytes) -> tuple[str, bytes]:
+        """Return the answer from the index with *content* and new texts, and its content then."""
+        with closing(await in_thread(Index, None, content)) as index:
+            answer = await self._answer(index)
+            return answer, await in_thread(index.content)
+
+    async def _answer(self, index: Index) -> str:
+        """Add new texts to *index*, and return the best passages in it.
+
+        Raises `sqlite3.Error` if the index cannot be used, or has a text that no longer exists.
+        """
+        folder = session_folder(self.session_id)
+        new_files = self.names - index.names
+        if len(self.names) - len(new_files) < len(index.names):
+            raise sqlite3.DatabaseError("the index has a text that no longer exists")
+        new_names = [name for name in sorted(new_files) if not is_media_file(name)]
+        for start in range(0, len(new_names), _BATCH_SIZE):
+            texts = await self._read(folder, new_names[start : start + _BATCH_SIZE])
+            await in_thread(index.add, texts)
+        hits = await in_thread(_best_hits, index, self.query, self.messages)
         answer = "\n\n".join(self._format(folder, hit) for hit in hits)
         answer = answer or "[Nothing else that has left the context matches.]"
-        if is_full:
+        if index.is_full:
             answer += f"\n[Only {MAX_INDEX_CHARS:,} characters were searched.]"
         return answer
 
@@ -95,14 +147,6 @@ class History:
             for name in names:
                 group.start_soon(read, name)
         return texts
-
-    async def _save(self, generation: Generation, content: bytes) -> None:
-        """Save the index *content* in the storage, or in memory if the storage cannot save it."""
-        if hasattr(self.storage, "save_index"):
-            with suppress(StorageError):  # the next search builds it again
-                await self.storage.save_index(generation.session_id, content)
-        else:
-            self._indexes = {generation.session_id: (generation, content)}
 
     def _format(self, folder: str, hit: Hit) -> str:
         """Return *hit* as text for the model: path, offset in characters, and excerpt."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import look
-from processes import prepared_python
+from processes import prepared_python, python
 
 from ctxpipe import (
     Budget,
@@ -292,7 +293,10 @@ async def test_the_index_is_stored_with_the_texts_and_read_there(tmp_path):
     assert index.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "a byte", "noise", "a link"])
+OLD_INDEX = b"ctxpipe index 3\n" + b"\0" * 9_000
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "a byte", "noise", "old", "a link"])
 async def test_a_missing_or_damaged_index_is_built_again(tmp_path, damage):
     storage = LocalStorage(tmp_path)
     await write(storage, a=SOUND)
@@ -300,14 +304,114 @@ async def test_a_missing_or_damaged_index_is_built_again(tmp_path, damage):
     index = tmp_path / "s" / ".ctxpipe-index"
     content = index.read_bytes()
     index.unlink()
-    changed = bytearray(content)
-    changed[len(content) // 2] ^= 1
-    damaged = {"empty": b"", "cut": content[:-1], "a byte": changed, "noise": b"x" * 9_000}
+    damaged = {
+        "empty": b"",
+        "cut": content[:-1],
+        "a byte": content.replace(b"of one hand", b"of one hend"),
+        "noise": b"x" * 9_000,
+        "old": OLD_INDEX,
+    }
     if damage in damaged:
         index.write_bytes(damaged[damage])
+    if damage == "a link":
+        index.symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere").write_bytes(content)
 
     assert SOUND in await find(storage, "hand")
     assert index.read_bytes() == content
+    assert not index.is_symlink()
+
+
+async def test_a_new_text_leaves_almost_all_of_the_index_as_it_was(tmp_path):
+    storage = LocalStorage(tmp_path)
+    await write(storage, **{f"t{number}": f"{SOUND} {number} " * 200 for number in range(50)})
+    await find(storage, "hand")
+    index = tmp_path / "s" / ".ctxpipe-index"
+    inode = index.stat().st_ino
+    before = pages_of(index)
+    await write(storage, late="one more")
+
+    assert "one more" in await find(storage, "more")
+
+    changed = [place for place, page in enumerate(before) if pages_of(index)[place] != page]
+    assert index.stat().st_ino == inode
+    assert len(changed) < len(before) / 10
+
+
+def pages_of(index: Path) -> list[bytes]:
+    content = index.read_bytes()
+    return [content[start : start + 4096] for start in range(0, len(content), 4096)]
+
+
+async def test_texts_that_cannot_be_read_are_tried_again(tmp_path):
+    storage = LocalStorage(tmp_path)
+    await write(storage, a=SOUND)
+    text = tmp_path / "s" / "a.md"
+    text.rename(tmp_path / "elsewhere")
+    text.mkdir()
+    assert await find(storage, "hand") == NOTHING
+    assert await find(storage, "hand") == NOTHING
+    text.rmdir()
+    (tmp_path / "elsewhere").rename(text)
+
+    assert SOUND in await find(storage, "hand")
+
+
+DIE = """
+import os, sys
+from ctxpipe.tools.index import Index
+class Texts(dict):
+    def __getitem__(self, name):
+        if name == "second":
+            os._exit(0)
+        return super().__getitem__(name)
+Index(sys.argv[1]).add(Texts(first="half a hand", second=""))
+"""
+
+
+async def test_an_index_that_a_killed_process_has_half_written_is_built_again(tmp_path):
+    storage = LocalStorage(tmp_path)
+    await write(storage, a=SOUND)
+    await find(storage, "hand")
+    index = tmp_path / "s" / ".ctxpipe-index"
+    content = index.read_bytes()
+    await write(storage, b="another hand")
+    python(DIE, index)
+    assert index.read_bytes() != content
+
+    found = await find(storage, "hand")
+
+    assert SOUND in found
+    assert "another hand" in found
+    assert "half a hand" not in found
+
+
+async def test_an_index_with_a_second_name_stays_as_it_is(tmp_path):
+    storage = LocalStorage(tmp_path)
+    await write(storage, a=SOUND)
+    await find(storage, "hand")
+    snapshot = tmp_path / "snapshot"
+    snapshot.hardlink_to(tmp_path / "s" / ".ctxpipe-index")
+    content = snapshot.read_bytes()
+    await write(storage, b="another hand")
+
+    assert "another hand" in await find(storage, "hand")
+    assert snapshot.read_bytes() == content
+
+
+def test_an_index_that_is_changed_is_the_only_file_with_its_texts(tmp_path):
+    path = tmp_path / "index"
+    path.touch()
+
+    class Texts(dict[str, str]):
+        def __getitem__(self, name: str) -> str:
+            assert list(tmp_path.iterdir()) == [path]
+            return super().__getitem__(name)
+
+    with closing(index_module.Index(str(path))) as index:
+        for number in range(3):
+            index.add(Texts({f"{number}.md": SOUND}))
+        assert len(index.names) == 3
 
 
 async def test_a_storage_that_cannot_save_an_index_can_be_searched(tmp_path):
