@@ -7,6 +7,8 @@
 <session>/used                   id of the session; written when the session is used
 =deleted/<digest>                tombstone of a deleted session
 ```
+
+Texts that development versions have stored in another way can be read too: `older_objects`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from .generations import (
     tombstone_name,
 )
 from .notes import LoadedNotes, StoredNote, newest_notes, owner_of
+from .older_objects import NAMES, OlderTexts, is_digest
 from .protocol import Page
 from .records import Record, Redact, encode_record, encode_text, record_stamp
 from .references import check_reference
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LONG = 100_000  # characters that are encoded in a worker thread
-_PARTS = ("texts", "records", "notes")
+_PARTS = ("texts", "records", "notes", NAMES)
 _USED = "used"
 _TOMBSTONES = "=deleted"
 
@@ -111,6 +114,7 @@ class ObjectStorage:
             connections=self.connections,
             timeout=self.timeout,
         )
+        self._older_texts = OlderTexts(self._bucket)
         self._touch_times: dict[str, float] = {}
 
     # Writing whole texts --------------------------------------------------------------------------
@@ -147,8 +151,13 @@ class ObjectStorage:
         The path of a new object is added to *created_paths*.
         """
         content = await in_thread_if(len(text) > _LONG, self._encode, text)
+        has_older_texts = await self._older_texts.exist(_object_folder(_split(key)[0]))
         for name in candidate_keys(key, text):
             path = _text_path(name)
+            if has_older_texts:
+                older_digest = await self._older_texts.digest(*_place(name))
+                if older_digest not in (None, content[:64].decode()):
+                    continue  # another text has this name
             if await self._bucket.create(path, content):
                 created_paths.append(path)
                 break
@@ -179,6 +188,9 @@ class ObjectStorage:
             record = await self._bucket.get(_record_path(key)) if key.endswith(".json") else None
             if record is not None:
                 return Page.of(record.decode("utf-8", "replace"), offset, limit)
+            older_text = await self._older_texts.read(*_place(key))
+            if older_text is not None:
+                return Page.of(older_text, offset, limit)
         raise StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")
 
     async def missing(self, locations: Sequence[str], /) -> list[str]:
@@ -189,6 +201,8 @@ class ObjectStorage:
             """Add *location* to *missing_locations* if none of its possible keys has a text."""
             for key in possible_keys(location):
                 if await self._bucket.head(_text_path(key)):
+                    return
+                if await self._older_texts.has(*_place(key)):
                     return
             missing_locations.append(location)
 
@@ -229,7 +243,11 @@ class ObjectStorage:
         objects = self._bucket.list(f"{_object_folder(session_folder(session_id))}/")
         paths = [item["path"].split("/") async for item in objects]
         names = [parts[-1] for parts in paths if parts[-2] != "notes"]
-        return [name for name in names if _NAME.fullmatch(name) and name != _USED]
+        return [
+            name
+            for name in names
+            if _NAME.fullmatch(name) and name != _USED and not is_digest(name)
+        ]
 
     # Notes ----------------------------------------------------------------------------------------
 
@@ -441,14 +459,20 @@ def _object_folder(folder: str) -> str:
 
 
 def _text_path(key: str) -> str:
-    """Return the path in the bucket of the text with the key *key*, ``<folder>/<name>``.
+    """Return the path in the bucket of the text with the key *key*, ``<folder>/<name>``."""
+    folder, name = _place(key)
+    return f"{folder}/texts/{name}"
+
+
+def _place(key: str) -> tuple[str, str]:
+    """Return the prefix of the objects of the session of *key*, and the name of its object.
 
     A name with characters that a path must not have is replaced by its hash.
     """
     folder, name = _split(key)
     if not _NAME.fullmatch(name):
         name = f"={content_hash(name, 40)}"
-    return f"{_object_folder(folder)}/texts/{name}"
+    return _object_folder(folder), name
 
 
 def _record_path(key: str) -> str:
