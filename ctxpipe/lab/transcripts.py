@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from .._logs import logger
@@ -171,8 +172,8 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     transcript = _transcript(recording, name, reader.format, coverage)
     subagents: list[Transcript] = []
     for number, subagent in enumerate(recording.subagents, 1):
-        if any(entry.message["role"] == "assistant" for entry in subagent.entries):
-            part = Coverage(subagent.omitted_counts)
+        part = Coverage(subagent.omitted_counts)
+        with suppress(TranscriptError):  # it had no reply yet, for example
             subagents.append(_transcript(subagent, f"{name}#{number}", reader.format, part))
     return replace(transcript, subagents=subagents)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..._values import JsonDict, JsonObject
@@ -72,11 +73,12 @@ def is_span_record(value: JsonObject) -> bool:
 
 
 def read(records: Sequence[FileRecord]) -> Recording:
-    """Return the conversation in the spans of model calls, and the number of other spans.
+    """Return the first conversation in the spans of model calls, and the number of other spans.
 
-    Calls of other conversations in the same trace are those of subagents; they are omitted. Raises
-    InvalidHistory, naming the record, if the spans are of several traces and conversations, do not
-    continue each other, or do not have the messages.
+    Other conversations in the same trace are those of subagents; one whose calls do not continue
+    each other is omitted. Raises InvalidHistory, naming the record, if the spans are of several
+    traces and conversations, or those of the first do not continue each other or do not have the
+    messages.
     """
     omitted_counts: Counter[str] = Counter()
     unknown_counts: Counter[str] = Counter()
@@ -94,19 +96,42 @@ def read(records: Sequence[FileRecord]) -> Recording:
             else:
                 omitted_counts["not a model call"] += 1
     calls.sort(key=lambda span: span.start)
-    main = [span for span in calls if span.conversation == calls[0].conversation]
+    spans_by_conversation: dict[tuple[str, str], list[_Span]] = {}
     for span in calls:
-        if span.conversation != calls[0].conversation:
+        spans_by_conversation.setdefault(span.conversation, []).append(span)
+    main, *others = spans_by_conversation.values() or [[]]
+    for span in calls:
+        if span.conversation != main[0].conversation:
             if span.trace_id not in {other.trace_id for other in main}:
                 raise InvalidHistory(
                     f"{span.place}: a span of a second conversation; give each a file of its own"
                 )
             omitted_counts["of a subagent"] += 1
+    subagents: list[Recording] = []
+    for spans in others:
+        with suppress(InvalidHistory):
+            subagents.append(_recording(spans))
+    return replace(
+        _recording(main),
+        omitted_counts=omitted_counts,
+        unknown_counts=unknown_counts,
+        record_count=span_count,
+        agent="",
+        subagents=subagents,
+    )
+
+
+def _recording(spans: Sequence[_Span]) -> Recording:
+    """Return the conversation of *spans*, the model calls of one agent.
+
+    Raises InvalidHistory, naming the record, if they do not continue each other or do not have the
+    messages.
+    """
     conversation = RecordedConversation()
     replies: dict[int, _Span] = {}
     messages: list[Any] = []
     previous_input: list[Any] = []
-    for span in main:
+    for span in spans:
         messages = _json_list(span, INPUT)
         if messages[: len(previous_input)] != previous_input:
             raise InvalidHistory(
@@ -115,13 +140,18 @@ def read(records: Sequence[FileRecord]) -> Recording:
             )
         previous_input = messages
         replies[len(messages)] = span
-    if main:
-        messages = [*messages, *_json_list(main[-1], OUTPUT)]
+    if spans:
+        messages = [*messages, *_json_list(spans[-1], OUTPUT)]
     for index, message in enumerate(messages):
         _add_message(conversation, message, replies.get(index), f"message {index}")
-    return Recording(
-        conversation.entries, _request(main), omitted_counts, unknown_counts, span_count
-    )
+    return Recording(conversation.entries, _request(spans), agent=_agent(spans))
+
+
+def _agent(spans: Sequence[_Span]) -> str:
+    """Return the name of the agent whose calls are *spans*, or its id, or "subagent"."""
+    attributes = spans[0].attributes if spans else {}
+    name = first_field(attributes, "gen_ai.agent.name", "gen_ai.agent.id")
+    return str(name or "subagent")
 
 
 def _spans(record: FileRecord) -> Iterator[_Span]:

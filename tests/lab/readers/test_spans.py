@@ -61,6 +61,27 @@ def test_other_spans_and_the_calls_of_a_subagent_are_left_out_and_counted():
     assert found.dropped == {"not a model call": 1, "of a subagent": 1}
 
 
+def test_the_calls_of_a_subagent_in_the_same_trace_are_a_conversation_beside_it():
+    names = {"gen_ai.conversation.id": "inner", "gen_ai.agent.name": "counter"}
+    inner = span(3, [message("user", "COUNT")], "3", **names)
+
+    found = parse_transcript(lines(FIRST, inner, SECOND))
+
+    [subagent] = found.subagents
+    assert (found.agent, subagent.agent) == ("", "counter")
+    assert said(subagent) == ["COUNT", "3"]
+
+
+def test_a_subagent_whose_calls_do_not_continue_each_other_is_left_out():
+    names = {"gen_ai.conversation.id": "inner"}
+    runs = [span(second, [message("user", f"{second}")], "3", **names) for second in (3, 4)]
+
+    found = parse_transcript(lines(FIRST, *runs, SECOND))
+
+    assert found.subagents == []
+    assert found.dropped == {"of a subagent": 2}
+
+
 def test_a_conversation_of_another_trace_is_refused():
     other = span(3, [message("user", "Hi.")], "Hello.", trace="0x2")
 
