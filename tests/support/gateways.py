@@ -90,12 +90,12 @@ class Upstream:
     async def _body(self, reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
         if headers.get("transfer-encoding") != "chunked":
             return await reader.readexactly(int(headers.get("content-length", 0)))
-        body = b""
+        chunks: list[bytes] = []
         while size := int(await reader.readline(), 16):
-            body += await reader.readexactly(size)
+            chunks.append(await reader.readexactly(size))
             await reader.readline()
         await reader.readline()
-        return body
+        return b"".join(chunks)
 
 
 @contextmanager

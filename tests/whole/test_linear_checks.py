@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from histories import MARK, assistant, system, text, tool_result, tool_use, user
+from recorded import NIGHTLY
 
 from ctxpipe.functions.offload import offloadable, scan_of
 from ctxpipe.messages import Message, check
 from ctxpipe.turn.repair import repair
 
-SHORT, LONG = 30, 120
+SHORT, LONG = (30, 120) if NIGHTLY else (15, 60)
 
 
 def instructions(work: Callable[[], object]) -> int:

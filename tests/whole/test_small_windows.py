@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from gateways import key, serving
-from recorded import NIGHTLY
+from recorded import NIGHTLY, in_turn
 from sdks import ask_openai
 
 from ctxpipe import ContextPipeline, LocalStorage, presets
@@ -51,14 +51,18 @@ def said(number: int, words: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("wire", "turn_of"), [("responses", response_turn), ("chat", chat_turn)])
-@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+WAYS = [*(("adapter", window) for window in WINDOWS), ("gateway", 16_000)]
+
+
 @pytest.mark.parametrize(
-    ("way", "window"), [*(("adapter", window) for window in WINDOWS), ("gateway", 16_000)]
+    ("way_and_window", "is_known", "wire"),
+    in_turn(WAYS, [True, False], last=["responses", "chat"]),
 )
 async def test_a_small_window_is_known_or_learned_and_every_turn_is_answered(
-    way, window, is_known, wire, turn_of, tmp_path
+    way_and_window, is_known, wire, tmp_path
 ):
+    way, window = way_and_window
+    turn_of = response_turn if wire == "responses" else chat_turn
     model = KNOWN[window] if is_known else "m"
     async with (
         OpenAIServer(["ok"] * 2 * TURNS, model=Model(window=window)) as server,
