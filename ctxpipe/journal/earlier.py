@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..messages import Message, as_blocks, with_content
-from ..messages.diff import Edit, diff
-from ..messages.identity import says_the_same
+from ..messages.diff import Edit, apply_edits, diff, place_after
+from ..messages.identity import parse_from, says_the_same
+
+if TYPE_CHECKING:
+    from .alignment import Alignment
+    from .step import Step
 
 OUTDATED = sys.maxsize
 """A `described_count` that no history reaches: the summary describes messages that are gone."""
@@ -77,3 +81,64 @@ def were_unanswered(undone: Sequence[EarlierContext], known: int) -> bool:
     replaced, every message taken back came after it in the context.
     """
     return bool(undone) and undone[0].replaced_count <= known
+
+
+def has_summary_of(undone: Sequence[EarlierContext], known: int) -> bool:
+    """Return True if the summary after *undone* is among the first *known* messages.
+
+    This is for a history that is the context: the caller may have removed the summary itself.
+    """
+    return any(context.edits and context.edits[-1].start < known for context in undone)
+
+
+def as_edits_of_context(
+    earlier: EarlierContext,
+    history: Sequence[Message],
+    context: Sequence[Message],
+    alignment: Alignment,
+) -> EarlierContext:
+    """Return *earlier*, whose edits are those of *history*, as edits of *context*.
+
+    This is for a caller who adopts the context as the history.
+    """
+    described_count, replaced_count, edits = earlier
+    end = alignment.count_until(described_count)
+    before = parse_from(history[:described_count])
+    retained: set[int] = set()
+    for index in range(len(before)):
+        place = alignment.place_of_single(index)
+        if place is not None:
+            before[index] = context[place]
+            retained.add(index)
+    changed: list[Edit] = []
+    for edit in edits:
+        is_retained = replaces_one_by_one(edit) and edit.start in retained
+        if edit.stop <= described_count and not is_retained:
+            changed.append(edit)
+    before = apply_edits(before, changed)
+    if described_count != OUTDATED:
+        described_count = end
+    undoing = undoing_edits(context[:end], before)
+    return EarlierContext(described_count, alignment.count_until(replaced_count), undoing)
+
+
+def context_after_adoption(
+    step: Step, context: Sequence[Message], earlier: EarlierContext | None
+) -> list[EarlierContext]:
+    """Return the context before the newest summary, as edits of the *context* after *step*.
+
+    *earlier* was that context before *step*. The result is empty if there is no such summary.
+    """
+    if step.summaries:
+        number = min(step.summaries)
+        before = apply_edits(step.context, step.edits[:number])
+        return [EarlierContext(len(context), 0, undoing_edits(context, before))]
+    if earlier is None or step.undone_count:
+        return []
+    if not has_summary_of([earlier], step.unchanged_count):
+        return []
+    shifted: list[Edit] = []
+    for start, stop, messages in earlier.edits:
+        first = place_after(step.edits, start)
+        shifted.append(Edit(first, max(first, place_after(step.edits, stop)), messages))
+    return [EarlierContext(place_after(step.edits, earlier.described_count), 0, shifted)]

@@ -67,7 +67,7 @@ class Replay:
         """Repeat *step*; *files* has the texts of its messages that are in files."""
         if step.adopted:
             self.is_adopted = True
-            self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
+            self._spans = [self._spans[end] for end in (0, *self.timeline.alignment.ends)]
             # The journal may lack texts of messages that only an earlier context has.
             self.timeline.earlier = []
         self._extend_raw(step, files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -63,6 +62,12 @@ class Touched:
     first: tuple[int, int] | None = None
     tail: int = sys.maxsize
     is_stored: bool = False
+
+    def add(self, first: tuple[int, int], tail: int) -> None:
+        """Add an edit whose first changed block is *first*, and that leaves the last *tail*."""
+        if self.first is None or first < self.first:
+            self.first = first
+        self.tail = min(self.tail, tail)
 
 
 @dataclass(slots=True)
@@ -124,7 +129,7 @@ class Step:
         place = index - self.agreement.new_start + self.retained_count
         timeline = self.agreement.timeline
         if place < self.retained_count and timeline is not None:
-            place = bisect_right(timeline.starts, index) - 1
+            place = timeline.alignment.place_of(index)
         for start, stop, messages in self.edits:
             if place >= stop:
                 place += len(messages) - (stop - start)
@@ -154,9 +159,7 @@ class Step:
             return
         last, first = edits[0], edits[-1]
         place = (first.start, first_changed_block(before, first))
-        touched = self.touched
-        touched.first = min(place, touched.first or place)
-        touched.tail = min(touched.tail, len(before) - last.stop)
+        self.touched.add(place, len(before) - last.stop)
         for edit in edits:
             self.stale = shift_stale(self.stale, edit)
         self.edits += edits

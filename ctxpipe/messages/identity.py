@@ -48,6 +48,11 @@ def parse(message: Message, index: int = 0) -> Message:
     return with_content(message, plain)
 
 
+def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
+    """Return the messages from *start* on in plain form. Raises InvalidHistory as `parse` does."""
+    return [parse(message, index) for index, message in enumerate(messages[start:], start)]
+
+
 def _are_plain(content: object) -> bool:
     """Return True if *content* consists of plain lists and dicts only."""
     if type(content) is not list:

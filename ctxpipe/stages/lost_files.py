@@ -70,8 +70,8 @@ async def _is_missing(location: str, storage: TextReader) -> bool:
 
 def _texts_by_location(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """Yield the path in each placeholder of ctxpipe, with the text that it replaced."""
-    starts = timeline.starts
-    ends = timeline.ends
+    starts = timeline.alignment.starts
+    ends = timeline.alignment.ends
     for place, message in enumerate(timeline.context):
         start = starts[place]
         end = ends[place]

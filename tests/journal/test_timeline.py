@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 
 from ctxpipe.errors import InvalidHistory
 from ctxpipe.journal.step import Step
-from ctxpipe.journal.timeline import SLICES, WATCHED, Timeline
+from ctxpipe.journal.timeline import Timeline
+from ctxpipe.journal.unchanged import SLICES, WATCHED
 from ctxpipe.messages import Message, blocks
 from ctxpipe.messages.diff import Edit, apply_edits
 from ctxpipe.messages.identity import parse, says_the_same, without_marks
@@ -72,7 +73,7 @@ def exchange(message: Message, content: object):
 
 
 def spans(timeline: Timeline) -> list[tuple[int, int]]:
-    return list(zip(timeline.starts, timeline.ends, strict=True))
+    return list(zip(timeline.alignment.starts, timeline.alignment.ends, strict=True))
 
 
 # Growing ----------------------------------------------------------------------------------------
@@ -949,7 +950,8 @@ class Life:
 def check_alignment(timeline: Timeline):
     """Both columns rise within the history, and all lists of the context are equally long."""
     context, sent = timeline.context, timeline.sent
-    assert len(timeline.starts) == len(timeline.ends) == len(context) == len(sent)
+    alignment = timeline.alignment
+    assert len(alignment.starts) == len(alignment.ends) == len(context) == len(sent)
     places = [place for span in spans(timeline) for place in span]
     assert places == sorted(places)
     assert all(0 <= place <= len(timeline.history) for place in places)
@@ -1127,8 +1129,8 @@ def test_a_timeline_that_adopts_its_context_has_one_list_of_messages():
 
     assert timeline.history == shorter
     assert timeline.history is timeline.context is timeline.sent
-    assert [*timeline.starts] == [0, 1, 2, 3]
-    assert [*timeline.ends] == [1, 2, 3, 4]
+    assert [*timeline.alignment.starts] == [0, 1, 2, 3]
+    assert [*timeline.alignment.ends] == [1, 2, 3, 4]
 
 
 def test_a_timeline_that_adopts_its_context_continues_it_as_the_history():

@@ -40,12 +40,12 @@ from pydantic import BaseModel
 
 from ctxpipe.adapters.http_client import library_of
 from ctxpipe.errors import InvalidHistory
-from ctxpipe.journal.timeline import parse_from
 from ctxpipe.messages import Message, blocks, compact_json, is_equal
 from ctxpipe.messages.identity import (
     digest,
     digest_of,
     parse,
+    parse_from,
     says_the_same,
     with_marks,
     without_marks,

@@ -28,7 +28,7 @@ from ctxpipe import (
     SmartTruncate,
     Stage,
 )
-from ctxpipe.journal.timeline import LEAST_SLICE, SLICES, WATCHED
+from ctxpipe.journal.unchanged import LEAST_SLICE, SLICES, WATCHED
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import TokenCounter
