@@ -77,6 +77,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -121,6 +122,7 @@ THINKING = ("thinking", "redacted_thinking")
 PRESETS = ("coding", "lines", "chat")
 LIVES_PER_PROCESS = 25
 TURNS_PER_PROCESS = 7
+FIRST_SECOND = 1_000_000.0  # the time at which each conversation begins
 TIMEOUT_SECONDS = 600  # for one transcript, or 25 random lives, in one version
 EXCERPT_CHARS = 300  # characters printed of each version at the first difference
 # The digest of an archived message. It depends on the name of the folder for the files.
@@ -587,8 +589,9 @@ async def play(
         raise SystemExit(f"{ctxpipe.__file__} is not in {version}")
     # The summarizer fails on purpose; these errors are no news.
     logging.getLogger("ctxpipe").setLevel(logging.CRITICAL)
-    # Journals contain random numbers, which would differ each time.
+    # Journals contain random numbers, and the time of each removal, which would differ each time.
     secrets.token_hex = lambda nbytes=None: "00" * (nbytes or 8)
+    time.time = lambda: FIRST_SECOND
     conversations: dict[str, Life | Replay] = {}
     if transcript:
         caller = Caller(
@@ -736,7 +739,7 @@ class Caller:
 
     def now(self) -> float:
         """Return the time in seconds; a turn takes a minute."""
-        return 1_000_000.0 + 60 * self.turn_count
+        return FIRST_SECOND + 60 * self.turn_count
 
     def start_process(self) -> None:
         """Do what a new process does: build the pipeline, and open the session of the journal."""
