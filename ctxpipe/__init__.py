@@ -35,10 +35,12 @@
 A long result goes to a file below the storage, where the model can read it with `offload_tools`.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from ._lazy import import_on_use
 from ._logs import keep_records_on_one_line
+from ._moved import MovedModules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,15 +150,24 @@ _ELSEWHERE = {
     ".adapters.litellm": "ctxpipe_logger",
     ".adapters.pydantic_ai": "Ctxpipe",
     ".turn.repair": "repair",
-    ".errors": "SummaryFailed",
-    ".messages": "Message check pending_calls rewrite tool_calls tool_results",
+    ".errors": "SummaryFailed VocabularyError",
+    ".folding.folder": "Folder",
+    ".messages": "Message Problem ToolCall ToolResult check pending_calls rewrite split_system "
+    "tool_calls tool_results",
     ".providers.prices": "Prices prices_of",
+    ".stages.offload.gates": "Gate",
+    ".stages.protocol": "Intent",
+    ".stages.reports": "Collapsed Compacted Detail Offloaded Outcome StageReport Truncated",
+    ".storage": "Archive JournalStorage Page TextReader TextWriter is_secret",
     ".summarizers": "AgentSummarizer",
-    ".tokens": "TokenCounter",
-    ".tools": "as_beta_tools",
+    ".tokens": "Ledger TokenCounter",
+    ".tools": "ToolInputError as_beta_tools",
 }
+_RENAMED = {"Excerpt": "ctxpipe.Preview"}
 keep_records_on_one_line()
-__getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES, _ELSEWHERE)
+if MovedModules not in sys.meta_path:
+    sys.meta_path.append(MovedModules)
+__getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES, _ELSEWHERE, _RENAMED)
 
 
 def __dir__() -> list[str]:

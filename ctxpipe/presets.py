@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
+from ._lazy import import_on_use
 from .errors import SettingsError
 from .placeholders.placeholders import Preview
 from .providers.agent_tools import COMMON_READING_TOOLS, SUB_AGENT_TOOLS, WRITING_TOOLS
@@ -36,6 +37,11 @@ from .summarizers import AgentSummarizer, Summarizer
 
 __all__ = ["Storage", "chat", "coding_agent"]
 
+_RENAMED = {
+    "ReadableStorage": "ctxpipe.presets.Storage",
+    "coding_agent_lean": 'ctxpipe.presets.coding_agent(…, old_exchanges="lines")',
+}
+__getattr__: Callable[[str], object] = import_on_use(__name__, {}, renamed=_RENAMED)
 
 OldExchanges: TypeAlias = Literal["calls", "lines"]
 """Amount of old exchanges that `coding_agent` keeps in the context."""

@@ -11,8 +11,9 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "from ctxpipe._lazy import import_on_use\n"
+        'RENAMED = {"Ring": "on_use.Circle"}\n'
         'names = {".shapes": "Circle Square", ".colours": "Red"}\n'
-        '__getattr__ = import_on_use(__name__, names, {".solids": "Cube Ball"})\n'
+        '__getattr__ = import_on_use(__name__, names, {".solids": "Cube Ball"}, RENAMED)\n'
     )
     (folder / "shapes.py").write_text("class Circle: pass\nclass Square: pass\n")
     (folder / "colours.py").write_text("class Red: pass\n")
@@ -50,3 +51,8 @@ def test_a_name_that_lives_elsewhere_is_an_import_error_that_says_where(package)
 def test_an_import_of_a_name_that_lives_elsewhere_says_where(package):
     with pytest.raises(ImportError, match=r"^Ball .*: import it from on_use\.solids$"):
         exec("from on_use import Ball", {})  # noqa: S102  a statement, which has a way of its own
+
+
+def test_a_renamed_name_is_an_import_error_with_the_new_name(package):
+    with pytest.raises(ImportError, match=r"^Ring is now on_use\.Circle$"):
+        exec("from on_use import Ring", {})  # noqa: S102  a statement, which has a way of its own

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
+from .._lazy import import_on_use
 from ..diagnostics.prompt_cache import CacheUse, PrefixCache
 from ..messages import Message, blocks, common_prefix
 from ..providers.cache_rules import ANTHROPIC, CacheRules
 from ..providers.prices import Prices
 from .records import Sums
+
+_RENAMED = {"Request": "ctxpipe.lab.costs.ReplayRequest"}
+__getattr__: Callable[[str], object] = import_on_use(__name__, {}, renamed=_RENAMED)
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Purpose of a request: to get the recorded reply, to read back a text before it, or a summary."""

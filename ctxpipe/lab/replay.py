@@ -22,6 +22,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from .._lazy import import_on_use
 from .._text import short_repr
 from .._threads.threads import in_thread
 from .._values import JsonObject
@@ -42,6 +43,13 @@ from .prefix import PREFIX_TOKENS, Prefix, read_prefix
 from .references import Context, Past, SourceBlock, Store, Use, sources_to_fetch, use_of
 from .transcripts import Transcript
 from .workbench import Clock, SeenFiles, Workbench
+
+_RENAMED = {
+    "Replay": "ctxpipe.lab.replay.ReplayResult",
+    "Settings": "ctxpipe.lab.replay.ReplaySettings",
+    "Step": "ctxpipe.lab.replay.ReplayStep",
+}
+__getattr__: Callable[[str], object] = import_on_use(__name__, {}, renamed=_RENAMED)
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Function that makes the pipeline of a replay.

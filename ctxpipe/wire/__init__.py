@@ -4,6 +4,9 @@ A codec converts the items of one form of conversation to messages and back. An 
 one request. An `Adapter` has the settings and the conversations of one client or framework.
 """
 
+from typing import TYPE_CHECKING
+
+from .._lazy import import_on_use
 from .codec import Codec, MessagesCodec, Reading, Side
 from .conversations import Conversations, Dialog, SessionName, conversation, conversation_name
 from .exchange import Adapter, Exchange, HttpExchange
@@ -12,6 +15,9 @@ from .gemini import GeminiCodec
 from .openai_chat import ChatCodec
 from .openai_responses import ResponsesCodec
 from .translation import Translation, Units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "CHAT",
@@ -37,3 +43,6 @@ __all__ = [
     "conversation",
     "conversation_name",
 ]
+
+_RENAMED = {"Mount": "ctxpipe.wire.Adapter", "Shaper": "ctxpipe.wire.Adapter"}
+__getattr__: "Callable[[str], object]" = import_on_use(__name__, {}, renamed=_RENAMED)

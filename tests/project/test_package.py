@@ -85,11 +85,13 @@ def offered_names(module: str) -> set[str]:
     place = Path(ctxpipe.__file__).parents[1].joinpath(*module.split("."))
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     names: set[str] = set()
-    for node in ast.parse(file.read_text("utf-8")).body:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names
 
 
