@@ -41,7 +41,7 @@ from .prefix import Prefix
 from .replay import Moment, PipelineMaker, ReplayResult, ReplaySettings, Watch, replay_all
 from .report import Report
 from .survival import Surveys
-from .transcripts import STDIN, Coverage, Transcript, read_bytes, read_transcript
+from .transcripts import STDIN, Coverage, Transcript, read_bytes, read_transcripts
 
 Reporter: TypeAlias = Callable[
     [Transcript, Mapping[str, tuple[ReplayResult, Sequence[Moment]]]], Report
@@ -66,8 +66,7 @@ class FileReplay:
     the number of problems that were repaired, *coverage* how much of the file was read.
     *report* is what the *reporter* of `replay_files` returned for the HTML page. *calibration*
     compares the replay of the policy ``none`` with the usage in the file; None if that policy was
-    not replayed or the file has no usage. *prefix* is the system prompt and the tools that every
-    request of the replays begins with. *has_times* is True if messages in the file have times.
+    not replayed or the file has no usage. *has_times* is True if messages in the file have times.
     *subagents* has the results for the conversations of subagents in the same file; their *path*
     is that of the file and a number, such as "events.jsonl#1".
     """
@@ -82,11 +81,15 @@ class FileReplay:
     coverage: Coverage = field(default_factory=Coverage)
     report: Report | None = None
     calibration: Calibration | None = None
-    prefix: Prefix | None = None
     has_times: bool = False
     subagents: Sequence[FileReplay] = ()
 
     __repr__ = short_repr
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """The system prompt and the tools that every request of the replays begins with."""
+        return next((replayed.prefix for replayed in self.replays.values()), None)
 
     def as_json(self) -> JsonDict:
         """Return the facts about the file as a JSON object."""
@@ -125,7 +128,7 @@ def replay_file(
     each pipeline. *orders_of*, if set, returns the texts to look for.
     """
     try:
-        transcript = read_transcript(path, raw)
+        transcript, *others = read_transcripts(path, raw)
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
     replay_each = partial(
@@ -135,7 +138,7 @@ def replay_file(
         reporter=reporter,
         orders_of=orders_of,
     )
-    subagents = [replay_each(subagent.name, subagent) for subagent in transcript.subagents]
+    subagents = [replay_each(subagent.name, subagent) for subagent in others]
     return replace(replay_each(path, transcript), subagents=subagents)
 
 
@@ -190,7 +193,6 @@ def _replay_transcript(
             calibration=usage_calibration,
             report=report,
             has_times=bool(transcript.seconds),
-            prefix=next((replayed.prefix for replayed in replays.values()), None),
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))

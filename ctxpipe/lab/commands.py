@@ -64,7 +64,7 @@ from .terminal import (
     print_table,
     print_warning,
 )
-from .transcripts import STDIN, Transcript, read_transcript
+from .transcripts import STDIN, Transcript, read_transcript, read_transcripts
 from .workbench import Workbench
 
 PRESET = "coding"
@@ -547,9 +547,9 @@ def _inspect_each(
     with progress_bar() as progress:
         for path in progress.track(sources.files, description="reading"):
             try:
-                transcript = read_transcript(path)
+                transcript, *subagents = read_transcripts(path)
                 views[path] = view(transcript)
-                views |= {each.name: view(each) for each in transcript.subagents}
+                views |= {each.name: view(each) for each in subagents}
                 recognized[path] = transcript.coverage.recognized
                 if transcript.coverage.warning:
                     warnings.append(transcript.coverage.warning)

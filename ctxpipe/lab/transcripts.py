@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .._logs import logger
 from .._text import as_number, as_percent, count_phrase, short_repr
@@ -60,8 +60,6 @@ class Transcript:
     that wrote them, all by message index and only as far as the file has them. *repaired* lists the
     problems in the file that are repaired in *messages*. *coverage* tells how much of the file was
     read. *agent* is the name of the subagent whose conversation this is, "" for the main agent.
-    *subagents* has the conversations of subagents in the same file; their names are that of the
-    file and a number, such as "events.jsonl#1".
     """
 
     name: str
@@ -76,7 +74,6 @@ class Transcript:
     repaired: tuple[Problem, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     agent: str = ""
-    subagents: Sequence[Transcript] = ()
 
     __repr__ = short_repr
 
@@ -104,10 +101,19 @@ def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> T
     TranscriptError, naming the file and the line, if the file cannot be read or holds no
     conversation.
     """
+    return read_transcripts(path, raw)[0]
+
+
+def read_transcripts(path: str | os.PathLike[str], raw: bytes | None = None) -> list[Transcript]:
+    """Return the conversation in a file, then those of subagents in the same file.
+
+    Their names are that of the file and a number, such as "events.jsonl#1". The arguments and the
+    errors are those of `read_transcript`; a subagent without a reply is left out.
+    """
     if raw is None:
         raw = read_bytes(path)
     name = _name(path)
-    return parse_transcript(decode(raw, name), name)
+    return _parse(decode(raw, name), name)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -164,18 +170,22 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     or an invalid record, is a recording of a program that is not supported, has a value that cannot
     be sent, or has no reply of a model.
     """
+    return _parse(text, name)[0]
+
+
+def _parse(text: str, name: str) -> list[Transcript]:
+    """Return the conversation in *text*, then those of subagents; see `parse_transcript`."""
     file = read_json(text, name)
     reader, recording = _recording(file.records, name)
     coverage = _coverage(name, reader, recording, file)
     if coverage.warning:
         logger.warning("%s", coverage.warning)
-    transcript = _transcript(recording, name, reader.format, coverage)
-    subagents: list[Transcript] = []
+    transcripts = [_transcript(recording, name, reader.format, coverage)]
     for number, subagent in enumerate(recording.subagents, 1):
         part = Coverage(subagent.omitted_counts)
         with suppress(TranscriptError):  # it had no reply yet, for example
-            subagents.append(_transcript(subagent, f"{name}#{number}", reader.format, part))
-    return replace(transcript, subagents=subagents)
+            transcripts.append(_transcript(subagent, f"{name}#{number}", reader.format, part))
+    return transcripts
 
 
 def _transcript(

@@ -19,7 +19,12 @@ from ctxpipe.diagnostics.misses import cache_usage
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.json_files import read_json
 from ctxpipe.lab.readers.table import READERS
-from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
+from ctxpipe.lab.transcripts import (
+    Transcript,
+    parse_transcript,
+    read_transcript,
+    read_transcripts,
+)
 from ctxpipe.messages import check, texts, tool_calls, tool_results
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -113,8 +118,7 @@ def test_a_recording_with_definitions_of_tools_has_them(name: str):
 
 
 def test_the_conversation_of_a_subagent_in_the_same_file_is_beside_that_of_the_main_agent():
-    main = recorded("copilot-subagent")
-    [subagent] = main.subagents
+    main, subagent = read_transcripts(FOLDER / "copilot-subagent.jsonl")
 
     assert (main.agent, subagent.agent) == ("", "general-purpose")
     assert subagent.name == f"{main.name}#1"

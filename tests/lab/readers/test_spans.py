@@ -9,7 +9,7 @@ import pytest
 from recorded import lines
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.transcripts import Transcript, parse_transcript
+from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcripts
 from ctxpipe.messages import blocks, kind, texts, tool_results
 
 
@@ -65,9 +65,8 @@ def test_the_calls_of_a_subagent_in_the_same_trace_are_a_conversation_beside_it(
     names = {"gen_ai.conversation.id": "inner", "gen_ai.agent.name": "counter"}
     inner = span(3, [message("user", "COUNT")], "3", **names)
 
-    found = parse_transcript(lines(FIRST, inner, SECOND))
+    found, subagent = read_transcripts("spans", lines(FIRST, inner, SECOND).encode())
 
-    [subagent] = found.subagents
     assert (found.agent, subagent.agent) == ("", "counter")
     assert said(subagent) == ["COUNT", "3"]
 
@@ -76,9 +75,8 @@ def test_a_subagent_whose_calls_do_not_continue_each_other_is_left_out():
     names = {"gen_ai.conversation.id": "inner"}
     runs = [span(second, [message("user", f"{second}")], "3", **names) for second in (3, 4)]
 
-    found = parse_transcript(lines(FIRST, *runs, SECOND))
+    [found] = read_transcripts("spans", lines(FIRST, *runs, SECOND).encode())
 
-    assert found.subagents == []
     assert found.dropped == {"of a subagent": 2}
 
 
