@@ -195,7 +195,7 @@ test-oldest:  ## all tests with the oldest version of each dependency that pypro
 	$(VENV)/oldest/bin/python scripts/install.py --constraint $(VENV)/oldest/oldest.txt
 	$(VENV)/oldest/bin/python $(PYTEST)
 
-test-wheel: $(STAMP)  ## all tests with the built wheel, on every supported Python
+test-wheel: $(STAMP)  ## check wheel and sdist, then all tests with the wheel on every supported Python
 	$(BIN)/python scripts/release/test_wheel.py -- --numprocesses auto --dist worksteal
 
 test-adapters:  ## each adapter with the oldest and the newest version of its framework; ADAPTERS="openai mcp" for some

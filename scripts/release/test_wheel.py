@@ -1,6 +1,9 @@
-"""Test the built wheel on every Python that the classifiers claim.
+"""Check the built distributions, and test the wheel on every Python that the classifiers claim.
 
 python scripts/release/test_wheel.py [--python 3.12]... [-- arguments of pytest]
+
+First `twine check` reads the metadata of the wheel and of the source distribution and renders their
+page, and check-wheel-contents looks for files that a wheel should not have.
 
 Each Python gets a new environment in build/wheel/ with the wheel and the packages that the tests
 need. The tests run in a copy of the repository in which ctxpipe/ is the installed package, so they
@@ -52,14 +55,29 @@ def is_version(interpreter: str, version: str) -> bool:
     return completed.stdout.strip() == version
 
 
-def build_wheel() -> Path:
-    """Build the wheel of this repository, and return its path."""
+def build_distributions() -> tuple[Path, Path]:
+    """Build the wheel and the source distribution of this repository; return their paths."""
     folder = WORK / "dist"
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True)
     [wheel] = folder.glob("*.whl")
-    return wheel
+    [sdist] = folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def check_distributions(wheel: Path, sdist: Path) -> bool:
+    """Run twine and check-wheel-contents. Returns True if they find nothing."""
+    tools = WORK / "tools"
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(tools)], check=True)
+    install = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*install, "twine", "check-wheel-contents"], check=True)
+    commands = (
+        [tools / "bin" / "twine", "check", "--strict", wheel, sdist],
+        [tools / "bin" / "check-wheel-contents", wheel],
+    )
+    statuses = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands]
+    return statuses == [0, 0]
 
 
 def copy_repository(package: Path) -> Path:
@@ -99,12 +117,14 @@ def run_tests(interpreter: str, version: str, wheel: Path, arguments: list[str])
 
 
 def main() -> None:
-    """Build the wheel, test it on each Python, and report the Pythons that failed."""
+    """Build and check the distributions, test the wheel on each Python, and report failures."""
     parser = argparse.ArgumentParser(description="Test the built wheel on every claimed Python.")
     parser.add_argument("--python", action="append", metavar="3.X", help="only this version")
     parser.add_argument("arguments", nargs="*", help="arguments of pytest, after --")
     settings = parser.parse_args()
-    wheel = build_wheel()
+    wheel, sdist = build_distributions()
+    if not check_distributions(wheel, sdist):
+        raise SystemExit("twine or check-wheel-contents found a fault in the distributions")
     failed = []
     for version in settings.python or claimed_versions():
         interpreter = find_interpreter(version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import subprocess
 import sys
+import tarfile
 import tomllib
 
 from places import ROOT
@@ -42,3 +43,15 @@ def test_the_tests_run_in_a_repository_whose_package_is_the_installed_one(tmp_pa
     command = ["git", "ls-files", "ctxpipe", "requirements/test.txt", "tests/conftest.py"]
     listed = subprocess.check_output(command, cwd=tree, text=True).split()
     assert listed == ["ctxpipe/of_the_wheel.py", *command[3:]]
+
+
+def test_the_source_distribution_has_every_file_that_its_makefile_needs(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist"]
+    subprocess.run([*command, "--directory", str(tmp_path)], cwd=ROOT, check=True)
+    [sdist] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    listed = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+
+    left_out = {name.partition("/")[0] for name in listed if name not in names}
+    assert left_out <= {".ci", ".github", ".pre-commit-config.yaml"}
