@@ -73,8 +73,8 @@ def check_distributions(wheel: Path, sdist: Path) -> bool:
     install = [str(tools / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*install, "twine", "check-wheel-contents"], check=True)
     commands = (
-        [tools / "bin" / "twine", "check", "--strict", wheel, sdist],
-        [tools / "bin" / "check-wheel-contents", wheel],
+        [f"{tools}/bin/twine", "check", "--strict", str(wheel), str(sdist)],
+        [f"{tools}/bin/check-wheel-contents", str(wheel)],
     )
     statuses = [subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands]
     return statuses == [0, 0]
