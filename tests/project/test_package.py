@@ -6,9 +6,11 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from processes import new_python
 
 import ctxpipe
@@ -191,3 +193,13 @@ def test_it_is_typed():
 
 def test_its_version_is_the_one_that_was_built():
     assert importlib.metadata.version("ctxpipe") == ctxpipe.__version__
+
+
+def test_the_changelog_and_the_readme_name_its_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    newest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    readme = (ROOT / "README.md").read_text("utf-8")
+
+    assert newest is not None
+    assert newest[1] == ctxpipe.__version__
+    assert f"Version {ctxpipe.__version__.rpartition('.')[0]}," in readme
