@@ -17,7 +17,7 @@ from recorded import in_turn
 from ctxpipe.gateway.record import GatewayRecord
 from ctxpipe.testing import GeminiServer, MessagesServer, OpenAIServer
 
-TURNS = 12
+TURNS = 8
 APIS: Mapping[str, Any] = {
     "messages": MessagesServer,
     "chat": OpenAIServer,

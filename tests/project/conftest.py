@@ -71,12 +71,14 @@ def wheel(made: Made) -> Path:
     return built
 
 
-@pytest.fixture(scope="session", params=["newest", *(["oldest"] if NIGHTLY else [])])
+@pytest.fixture(scope="session", params=["newest", "oldest"])
 def installed(request: pytest.FixtureRequest, wheel: Path, made: Made) -> Path:
     """The interpreter of a fresh environment that holds the wheel and nothing else.
 
     It is installed without extras.
     """
+    if not NIGHTLY:
+        pytest.skip("it installs the wheel in a new environment, in the nightly profile")
 
     def install(folder: Path):
         limits: list[str] = []

@@ -100,7 +100,7 @@ class Agent:
     It is the script of a server; a reply that is a number calls ``look`` with it.
     """
 
-    def __init__(self, rounds: int = 12) -> None:
+    def __init__(self, rounds: int = 8) -> None:
         self._rounds = rounds
         self._said = 0
         self._summaries = 0

@@ -40,7 +40,7 @@ from ctxpipe.summarizers import (
 )
 from ctxpipe.testing import MessagesServer
 
-TURNS = 12
+TURNS = 8
 ASKED: Any = {"model": "m", "max_tokens": 99}
 
 
@@ -273,7 +273,7 @@ async def test_the_function_of_the_requirements_asks_anthropic_as_its_page_says(
             noted.allow(server.url)
             monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
             result = await compact_messages(
-                chat_history(TURNS), output_dir=tmp_path, context_token_limit=6_000
+                chat_history(TURNS), output_dir=tmp_path, context_token_limit=4_000
             )
 
     assert result.compacted
