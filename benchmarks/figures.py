@@ -31,7 +31,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results.json"
 PEERS = ROOT / "benchmarks" / "peers" / "results.md"
 PEERS_SECTION = "\n## Dollars at equal recall\n"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "results.md",
+]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 QUOTED = re.compile(rf"(?P<number>{NUMBER.pattern})<!-- (?P<file>\w+): (?P<name>[^\n]+?) -->")
 TABLE = re.compile(

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.bench_survival import KINDS, PRESETS, survivals
+from ctxpipe.lab.prefix import PREFIX_TOKENS
 
 from . import needs, shared
 from .gateways import gateway_rows
@@ -60,7 +61,8 @@ What an agent's bill becomes: {sessions} recorded sessions turn by turn, of what
 management. What a reply uses and the context does not show is fetched and paid for, so that every
 agent has seen the same; so is each summary. "At 100,000" is the same trigger for all, in their own
 tokens. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what replies used
-that stood in the context before anything was fetched.
+that stood in the context before anything was fetched. A request begins with {prefix:,} tokens of
+system prompt and tools, unless the recording shows its own.
 """
 
 log = logging.getLogger(__name__)
@@ -323,7 +325,7 @@ def _dollars(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
     lines = [
         "## Dollars at equal recall",
         "",
-        DOLLARS.format(sessions=transcripts),
+        DOLLARS.format(sessions=transcripts, prefix=PREFIX_TOKENS),
         "",
         "| | at 0.1 | at 0.05 | dearer than none | in sight before fetching |",
         "|---|---|---|---|---|",

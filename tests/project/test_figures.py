@@ -77,6 +77,29 @@ def test_every_figure_of_speed_is_quoted():
     assert [cell for cell in cells if not re.fullmatch(r" [\d.,]+<!-- [^>]+ --> \S+ ", cell)] == []
 
 
+COST_COLUMN = re.compile(r"\b(bill|cost|dearer|seen)\b")
+PLAIN_TABLE = re.compile(r"\n\n(?P<heading>\|.*)\n\|[-| ]+\|\n(?P<rows>\|.*(?:\n\|.*)*)")
+SHARE = re.compile(r"(?<!\d)\d?\.\d+")
+"""A share of a bill, such as 0.707 or .7."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_share_of_a_bill_in_a_table_is_quoted(page: Path):
+    tables = PLAIN_TABLE.finditer("\n\n" + page.read_text("utf-8"))
+    rows = [table["rows"] for table in tables if COST_COLUMN.search(table["heading"])]
+    unquoted = [figures.QUOTED.sub("", text) for text in rows]
+
+    assert [row for text in unquoted for row in text.split("\n") if SHARE.search(row)] == []
+
+
+@pytest.mark.parametrize("policy", ["compact", "clear-old", "chat", "coding", "lean"])
+def test_the_pages_on_cost_and_on_survival_quote_the_same_cost(policy: str):
+    costs = read_figures()["bench_costs"][f"{policy} at 0.1: cost"]["value"]
+    survival = read_figures()["bench_orders"][f"{policy}: cost"]["value"]
+
+    assert survival == pytest.approx(costs, abs=0.0006)
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=[path.stem for path in BENCHMARKS])
 def test_every_benchmark_reports_its_figures(benchmark: Path):
     code = benchmark.read_text("utf-8")
