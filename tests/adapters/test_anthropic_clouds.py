@@ -15,6 +15,7 @@ import pytest
 from adapter_contract import AdapterContract, Done
 from anthropic.lib.bedrock._stream_decoder import get_response_stream_shape
 from clouds import CLOUDS, Front, fronting
+from recorded import in_turn
 from sdks import needs_middleware, run_messages
 
 from ctxpipe import ContextPipeline
@@ -30,7 +31,7 @@ AMAZON = ("bedrock", "mantle", "aws")
 class TestContract(AdapterContract):
     """A loop on each cloud's clients, on sockets."""
 
-    apis = streams = tuple(f"{cloud}-{colour}" for cloud in CLOUDS for colour in ("async", "sync"))
+    apis = streams = tuple(map("-".join, in_turn(CLOUDS, last=["async", "sync"])))
     rounds = 2
 
     def form(self, api: str) -> str:

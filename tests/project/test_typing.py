@@ -1,4 +1,6 @@
-"""The types that users see, by pyright, which their editors run. mypy is part of ``make lint``.
+"""The types that users see, by pyright, which their editors run, in the nightly profile.
+
+By day, mypy reads the same code of users and the examples, as a part of ``make test``.
 
 Nothing is downloaded: pyright and Node.js come with the packages of the test extra.
 """
@@ -148,6 +150,8 @@ def report(pages: Path) -> dict[str, Any]:
 
     It runs once, since it reads the package and the SDKs each time.
     """
+    if not NIGHTLY:
+        pytest.skip("pyright reads the package and the SDKs, in the nightly profile")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     settings: dict[str, Any] = project["tool"]["pyright"]
     root = os.path.relpath(ROOT, pages)  # pyright ignores absolute paths

@@ -124,7 +124,7 @@ async def small_budget(history: list[Message]) -> Budget:
     return Budget(window=2 * trigger, trigger=trigger)
 
 
-@each_sample(12, 3)
+@each_sample(20, 3)
 async def test_callers_with_the_history_or_the_context_send_the_same_bytes_until_a_summary(
     shared, tmp_path, file: Path
 ):

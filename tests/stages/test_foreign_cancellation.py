@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from cancellation import cancelled
 from histories import step, user
+from recorded import in_turn
 
 from ctxpipe import Budget, Compact, ContextPipeline, CtxpipeError, MemoryStorage, SmartTruncate
 from ctxpipe.messages import Message
@@ -187,8 +188,7 @@ async def test_a_summarizer_gets_copies_of_the_messages():
 # What was paid for --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["task", "scope"])
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize(("grows", "how"), in_turn([False, True], last=["task", "scope"]))
 async def test_a_summary_that_came_before_its_turn_was_cancelled_is_not_paid_again(
     how: Literal["task", "scope"], grows: bool
 ):

@@ -17,6 +17,7 @@ import pytest
 from api_histories import Builder, few, refusals, unknown_blocks, valid_histories, wire
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import NIGHTLY
 
 from ctxpipe import (
     BatchOffload,
@@ -139,6 +140,8 @@ async def test_every_stage_and_every_order_of_four_keeps_the_rules(
 
             expect_accepted(history, result.messages, root)
         acted += result.changed
+        if acted and not NIGHTLY:  # the next test draws further histories for any order
+            break
 
     assert acted
 

@@ -78,7 +78,7 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared, tm
     assert offloaded or all(len(str(result.content)) < 1000 for result in tool_results(history))
 
 
-@each_sample(9, 2)
+@each_sample(15, 11)
 async def test_a_new_process_goes_on_where_another_stopped(shared, tmp_path, file: Path):
     context: list[Message] = []
     for number, new in enumerate(turns(recorded(file))):

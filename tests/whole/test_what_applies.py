@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from histories import assistant, step, text, tool_result, tool_use, user
+from recorded import in_turn
 
 from ctxpipe import ContextPipeline, MemoryStorage, presets
 from ctxpipe.messages import Message, check
@@ -38,7 +39,8 @@ def preset(name: str) -> Callable[[MemoryStorage], list[Stage]]:
     return partial(make, summarize=ExtractiveSummarizer())
 
 
-every_preset = pytest.mark.parametrize("name", ["calls", "lines", "chat"])
+PRESETS = ["calls", "lines", "chat"]
+every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def compactions(result: Result) -> list[Compacted]:
@@ -233,8 +235,7 @@ def user_items(items: Sequence[Any]) -> str:
     )
 
 
-@every_preset
-@pytest.mark.parametrize("api", FORMS)
+@pytest.mark.parametrize(("api", "name"), in_turn(FORMS, last=PRESETS))
 async def test_a_rule_of_the_user_is_in_each_request_of_another_api(api: str, name: str):
     codec, turn_of, problems, key, first = FORMS[api]
     storage = MemoryStorage()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import NIGHTLY
 
 from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.errors import SettingsError
@@ -242,21 +243,24 @@ async def test_every_conversation_goes_on_with_its_bytes_in_another_process(how,
     sent: dict[int, list[Any]] = {}
     for turns in (0, 1, 2, 3):
         client = Client(tmp_path)  # each time one that remembers nothing
-        for number in range(10):
+        for number in range(5):
             await client.ask(conversations_of(how, number)(turns), name)
             if turns > 1:
                 assert client.sent[: len(sent[number])] == sent[number]
             sent[number] = list(client.sent)
 
 
+AGENTS = 50 if NIGHTLY else 20
+
+
 class Team:
-    """Fifty sub-agents that take turns, and what their conversations pay for summaries."""
+    """Sub-agents that take turns, and what their conversations pay for summaries."""
 
     def __init__(self, root: Path):
         self.root = root
         self.paid = 0
         self.histories: list[Items] = []
-        for number in range(50):
+        for number in range(AGENTS):
             long = {"role": "assistant", "content": f"{number} " + "words " * 4_000}
             self.histories.append([user(f"You are sub-agent {number}."), long])
 
@@ -286,11 +290,11 @@ async def test_sub_agents_under_one_name_pay_as_many_summaries_as_named_ones_and
     alone, together = Team(tmp_path / "named"), Team(tmp_path / "together")
     await alone.work(6, named=True)
     await together.work(6, named=False)
-    assert together.paid == alone.paid == 50
+    assert together.paid == alone.paid == AGENTS
 
     await together.work(1, named=False)
 
-    assert together.paid == 50
+    assert together.paid == AGENTS
 
 
 async def test_what_memory_has_dropped_is_found_in_its_journal(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from foreign_histories import chats, geminis, responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import NIGHTLY
 from translations import compacting
 from unknown_items import MARKER, check_unknown, with_unknown
 
@@ -101,7 +102,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@settings(max_examples=2 * settings().max_examples)
+@settings(max_examples=(2 if NIGHTLY else 1) * settings().max_examples)
 @given(data=st.data())
 def test_unknown_items_and_parts_stay_word_for_word_in_their_order(form: Form, data):
     items = data.draw(form.histories)

@@ -96,7 +96,7 @@ async def test_every_context_is_accepted_and_begins_as_the_one_before(shared, tm
         assert set(thoughts(messages)) <= known
 
 
-@each_sample(15, 4)
+@each_sample(15, 12)
 async def test_nothing_that_leaves_is_lost(shared, tmp_path, file: Path):
     history = recorded(file)
     storage = LocalStorage(tmp_path)

@@ -12,6 +12,7 @@ from compactions import UPLOAD, words
 from histories import assistant, conversation, said, step, system, text, tool_result, tool_use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import NIGHTLY
 
 from ctxpipe import Budget, ContextPipeline, MemoryStorage, Result, SmartTruncate, StorageError
 from ctxpipe.messages import Message, as_blocks, blocks, check, inner_blocks, is_opaque, kind
@@ -455,7 +456,7 @@ def turns_with_blocks(draw: st.DrawFn) -> list[list[Message]]:
     st.sampled_from([300, 700, 2_000]),
     st.sampled_from([None, ["Go."], ["request"], is_pinned_by_its_blocks]),
 )
-@settings(max_examples=2 * settings().max_examples)
+@settings(max_examples=(2 if NIGHTLY else 1) * settings().max_examples)
 async def test_unknown_blocks_are_sent_as_they_came_until_the_budget_is_used_and_then_named(
     turns: list[list[Message]], target: int, pin: Pin | None
 ):

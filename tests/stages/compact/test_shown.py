@@ -167,7 +167,7 @@ def test_what_redact_hides_is_no_difference():
 
 
 @pytest.mark.parametrize(
-    "shown", ["." * 10**6, "[(" * 10**6, "1" * 10**6, "<system-reminder>" * 10**5]
+    "shown", ["." * 300_000, "[(" * 300_000, "1" * 300_000, "<system-reminder>" * 30_000]
 )
 def test_a_hostile_view_is_compared_without_delay(shown):
     text = "a line of the file\n" * 15_000

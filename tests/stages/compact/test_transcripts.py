@@ -158,7 +158,7 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(shared, tm
     budget = Budget(window=100_000, trigger=60_000)
     table = []
     sums = [0, 0, 0]
-    for path in longest(shared / "transcripts", 12 if NIGHTLY else 3):
+    for path in longest(shared / "transcripts", 12 if NIGHTLY else 2):
         run = await compacted(path.stem, transcript(path), 5, tmp_path / path.stem, budget)
         total, here, listed = run.shares()
         sums = [one + another for one, another in zip(sums, (total, here, listed), strict=True)]
@@ -178,7 +178,7 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(shared, tm
 async def test_paths_survive_on_recorded_conversations(tmp_path, capsys):
     budget = Budget()
     sums = [0, 0, 0]
-    for path in sample(6):
+    for path in sample(12):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)
         sums = (
             [one + another for one, another in zip(sums, run.shares(), strict=True)]
