@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from recorded import lines
+from recorded import NIGHTLY, lines
 
 from ctxpipe.lab.batch import replay_file
 from ctxpipe.lab.policies import policies
@@ -109,6 +109,7 @@ def scheduler() -> Iterator[str]:
         yield cluster.scheduler_address
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="it starts three processes, in the nightly profile")
 def test_the_program_for_dask_gives_the_rows_of_each_file(paths: list[str]):
     with scheduler() as address:
         code = program("from dask.distributed").replace("tcp://scheduler:8786", address)

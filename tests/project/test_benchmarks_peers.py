@@ -61,6 +61,9 @@ PLACE = "src/engine/turbine_control.py"
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """ctxpipe as one of the peers, in a process of its own."""
+    if not NIGHTLY:
+        pytest.skip("it starts processes of the benchmark, in the nightly profile")
     with Peer(OURS, folder=str(tmp_path_factory.mktemp("peer"))) as peer:
         yield peer
 
@@ -113,6 +116,8 @@ MARKED = """
 @pytest.fixture
 def driven(tmp_path: Path) -> Iterator[Callable[[str], Peer]]:
     """A peer that is driven by the given code."""
+    if not NIGHTLY:
+        pytest.skip("it starts processes of the benchmark, in the nightly profile")
     with ExitStack() as opened:
 
         def start(code: str) -> Peer:

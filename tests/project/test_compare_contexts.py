@@ -66,6 +66,7 @@ def test_a_version_continues_its_own_journals_as_if_it_had_not_stopped():
     assert int(turns[0]) > 10
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="it starts a process for each, in the nightly profile")
 @pytest.mark.parametrize(
     ("is_compacting", "mark"), [(False, b"offloaded to file"), (True, b"[Conversation compressed]")]
 )

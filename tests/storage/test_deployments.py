@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from histories import assistant, user
+from recorded import NIGHTLY
 from services import (
     FaultyProxy,
     Postgres,
@@ -34,6 +35,11 @@ from ctxpipe.storage.postgres import PostgresJournal
 from ctxpipe.storage.redis import RedisJournal, _tag_in_slot_of
 from ctxpipe.storage.sqlite import SQLiteJournal
 from ctxpipe.testing import StorageCheck, storage_conformance
+
+several_servers = pytest.mark.skipif(
+    not NIGHTLY and os.environ.get("CTXPIPE_SERVICES") != "required",
+    reason="it starts several servers: in the nightly profile, and with make test-services",
+)
 
 
 async def converse(journal: Any, name: str, turns: int) -> tuple[list[Message], list[str]]:
@@ -190,6 +196,7 @@ async def primary_with_standby() -> AsyncIterator[tuple[Postgres, PostgresStandb
                 await anyio.to_thread.run_sync(server.close)
 
 
+@several_servers
 async def test_turns_go_on_while_a_standby_is_promoted_and_are_written_to_it():
     pytest.importorskip("psycopg", reason="there is no psycopg")
     async with (
@@ -257,6 +264,7 @@ IN_A_CLUSTER = storage_conformance(
 )
 
 
+@several_servers
 @pytest.mark.parametrize("check", IN_A_CLUSTER, ids=str)
 async def test_redis_in_a_cluster_of_three_keeps_the_contract(
     check: StorageCheck, cluster_url: str
@@ -356,6 +364,7 @@ def wait_for_replica(replica: RedisNode, primary: RedisNode):
         time.sleep(0.05)
 
 
+@several_servers
 async def test_after_a_planned_failover_the_new_primary_is_written_to():
     pytest.importorskip("redis", reason="there is no redis")
     async with (
@@ -379,6 +388,7 @@ async def test_after_a_planned_failover_the_new_primary_is_written_to():
         assert await history_in(journal, "job") == history
 
 
+@several_servers
 async def test_turns_go_on_while_a_node_of_a_cluster_fails_and_its_replica_takes_its_place():
     pytest.importorskip("redis", reason="there is no redis")
     cluster = RedisCluster(timeout=1000)
@@ -407,6 +417,7 @@ async def test_turns_go_on_while_a_node_of_a_cluster_fails_and_its_replica_takes
         await anyio.to_thread.run_sync(cluster.close)
 
 
+@several_servers
 async def test_sentinels_name_the_replica_that_was_promoted():
     pytest.importorskip("redis", reason="there is no redis")
     async with two_servers() as (old, new):
