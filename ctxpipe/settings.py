@@ -308,6 +308,10 @@ def _is_summarizer(value: object) -> bool:
 
 SIZE = Requirement(is_size, "a whole number, 0 or more")
 COUNT = Requirement(lambda value: is_size(value) and value > 0, "a whole number, 1 or more")
+TURN = Requirement(
+    lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "the number of a turn, or how many turns to go back as a negative number",
+)
 NUMBER = Requirement(lambda value: is_number(value) and value >= 0, "a number, 0 or more")
 POSITIVE = Requirement(lambda value: is_number(value) and value > 0, "a number above 0")
 FLAG = instance_of(bool, "True or False")

@@ -277,9 +277,9 @@ class Session:
         """Return the complete history of the last turn, read from the journal if there is one.
 
         Cache marks are removed from messages of the journal. In a new process, the result is the
-        longest branch of the journal, or the branch named *branch* (the name of the first is "").
-        If the storage has ``redact=``, the messages are redacted, and a warning is logged. The
-        calling thread waits for the result.
+        branch that was written last. *branch* is one of the names that `branches` returns, or ""
+        for the first branch. If the storage has ``redact=``, the messages are redacted, and a
+        warning is logged. The calling thread waits for the result.
 
         Raises StorageError, which names the message, if a part is missing. Raises SettingsError if
         the journal was written without texts (``history=False``), or has no such branch.
@@ -289,10 +289,24 @@ class Session:
     def branches(self) -> list[str]:
         """Return the names of the journal's branches, for the argument *branch* of `history`.
 
-        A branch begins when another process continues the conversation from an earlier message.
-        Raises StorageError if the journal cannot be read.
+        A branch begins when another process continues the conversation from an earlier message; its
+        name is a number. Then come the lines that were left when the caller or `go_back` took back
+        replies of the model, with names such as "until-7". Raises StorageError if the journal
+        cannot be read.
         """
         return wait_for(self._session.branches())
+
+    def go_back(self, at: int) -> list[Message]:
+        """Go back in the history that this session keeps; return the messages that it took back.
+
+        The history becomes what it was after turn *at* and the model's reply to it; 0 is the time
+        before the first turn. A negative number goes back that many turns. Messages that were
+        appended since are taken back too.
+
+        Raises SettingsError if *at* is no whole number, the history has no such turn, or the caller
+        keeps the history and not the session. Raises StorageError if the journal cannot be read.
+        """
+        return wait_for(self._session.go_back(at))
 
     def removals(self, *, turn: int | None = None) -> list[Removal]:
         """Return what the stages have removed from the context, in *turn* or in all turns.

@@ -20,7 +20,14 @@ from ..stages.reports import Removal
 from ..storage import JournalStorage
 from ..storage.generations import Generation
 from ..storage.sealed import DAMAGED, Entry, Journal, JournalRefused
-from .branches import JournalBranch, ends_of, path_to, replay_branches
+from .branches import (
+    JournalBranch,
+    ends_of,
+    find_abandoned_lines,
+    path_of,
+    path_to,
+    replay_branches,
+)
 from .notices import Notices
 from .packing import Packing, Replay
 from .saved_values import JournaledState, load_values, values_of
@@ -416,12 +423,11 @@ class Memory:
         if branch is None and self.is_read and not self._is_in(entries):
             # The journal is missing but was not deleted: the next turn writes it again.
             return list(self.timeline.history)
-        if branch and branch not in ends_of(entries):
-            session = excerpt(self._session_id)
-            raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself must not change here
         try:
-            replay = await in_thread(self._longest, packing, entries, branch, known)
+            replay = await in_thread(self._replay_line, packing, entries, branch, known)
+        except SettingsError:
+            raise
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redact and replay.raw:
@@ -443,7 +449,7 @@ class Memory:
         entries = await self._entries()
         packing = copy(self._packing)
         try:
-            replay = await in_thread(self._longest, packing, entries, None, [])
+            replay = await in_thread(self._replay_line, packing, entries, None, [])
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         return list(replay.timeline.removals)
@@ -471,7 +477,20 @@ class Memory:
 
     async def branches(self) -> list[str]:
         """Return the names of the branches, in order. Raises StorageError."""
-        return sorted(filter(None, ends_of(await self._entries())), key=int)
+        return _branch_names(await self._entries())
+
+    async def lines(self) -> list[str]:
+        """Return the names of the branches, and then those of the abandoned lines.
+
+        Raises StorageError.
+        """
+        entries = await self._entries()
+        packing = copy(self._packing)
+        try:
+            abandoned = await in_thread(find_abandoned_lines, packing, entries)
+        except DAMAGED as error:
+            raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
+        return [*_branch_names(entries), *abandoned]
 
     async def _entries(self) -> list[Entry]:
         if self._journal is None:
@@ -481,21 +500,32 @@ class Memory:
             self._seen = len(entries)
         return entries
 
-    def _longest(
+    def _replay_line(
         self, packing: Packing, entries: list[Entry], branch: str | None, known: Sequence[Message]
     ) -> Replay:
-        """Return the longest history, or that of *branch*.
+        """Return the history of *branch*, which may also be the name of an abandoned line.
 
-        Without *branch* it is the history of this session, if the journal was read before.
+        Without *branch* it is the history of this session, if the journal was read before, and
+        otherwise the line that was written last. Raises SettingsError if there is no such branch.
         """
-        if branch is None and self.is_read:
+        if branch is not None:
+            try:
+                path = path_of(entries, branch)
+            except KeyError:
+                session = excerpt(self._session_id)
+                reason = f"there is no branch {excerpt(branch)} of session {session}"
+                raise SettingsError(reason) from None
+        elif not self.is_read:
+            path = path_to(entries, len(entries))
+        else:
             seals = [entry.seal for entry in entries]
             found = self._found in seals
             path = path_to(entries, seals.index(self._found) + 1 if found else self._base)
             if not found:  # add the turns that could not be written
                 path.append(self._entry(self._branch, self.unwritten))
-            return packing.replay(path, known, Timeline)
-        ends = ends_of(entries)
-        names = [*ends] if branch is None else [branch]
-        replays = [packing.replay(path_to(entries, ends[name]), known, Timeline) for name in names]
-        return max(replays, key=lambda replay: len(replay.raw))
+        return packing.replay(path, known, Timeline)
+
+
+def _branch_names(entries: Sequence[Entry]) -> list[str]:
+    """Return the names of the branches of *entries* in order, without that of the first one."""
+    return sorted((name for name in ends_of(entries) if name), key=int)

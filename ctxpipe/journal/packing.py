@@ -25,7 +25,7 @@ from ..storage import JournalStorage, TextReader
 from ..storage.protocol import texts_of
 from ..storage.records import Redact, redact_except_folder, redact_message
 from ..storage.sealed import Entry
-from .earlier import EarlierContext
+from .earlier import EarlierContext, has_only_grown
 from .step import Step
 from .timeline import Timeline
 
@@ -45,7 +45,8 @@ class Replay:
 
     The caller has the first *agreed* messages of the timeline's history as well. *fitting* is the
     number of entries up to the latest one after which the caller had the whole history, which had
-    *fitted* messages then.
+    *fitted* messages then. *abandoned* has a pair for each place at which the history lost replies
+    of the model: the number of entries before it, and the number of turns of the next entry.
     """
 
     timeline: Timeline
@@ -56,6 +57,7 @@ class Replay:
     agreed: int = 0
     fitting: int = 0
     fitted: int = 0
+    abandoned: list[tuple[int, int]] = field(default_factory=list)
     _spans: list[int] = field(default_factory=lambda: [0])  # history[:n] is raw[: spans[n]]
 
     @property
@@ -73,6 +75,16 @@ class Replay:
         self._extend_raw(step, files)
         self.timeline.apply(step)
         self._compare(step, history)
+
+    def loses_replies(self, step: Step) -> bool:
+        """Return True if *step* takes replies of the model out of the history.
+
+        A last message that only grows is not lost.
+        """
+        lost = self.raw[self._spans[step.unchanged_count] :]
+        if lost and step.messages and has_only_grown(lost[0], step.messages[0]):
+            lost = lost[1:]
+        return any(message["role"] == "assistant" for message in lost)
 
     def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
         cut = self._spans[step.unchanged_count]
@@ -134,6 +146,8 @@ class Packing:
             turn["summaries"] = list(step.summaries.items())
         if step.turn:
             turn["turn"] = step.turn
+        if step.turn_ends is not None:
+            turn["turn_ends"] = step.turn_ends
         if step.removals:
             turn["removed"] = [astuple(removal) for removal in step.removals]
         if step.earlier:
@@ -234,9 +248,11 @@ class Packing:
         caller = CallerHistory(history, self._digest, self._text_digest)
         replay = Replay(make())
         for number, entry in enumerate(entries, 1):
-            for turn in entry.turns:
+            for turn_number, turn in enumerate(entry.turns):
                 files = turn.get("files", {})
                 step = _unpack_step(_fill_texts(turn, files, caller), caller, replay.hidden)
+                if not step.adopted and replay.loses_replies(step):
+                    replay.abandoned.append((number - 1, turn_number))
                 replay.apply(step, files, history)
             if replay.agreed == len(replay.timeline.history):
                 replay.fitting = number
@@ -375,6 +391,8 @@ def _unpack_step(turn: Mapping[str, Any], caller: CallerHistory, hidden: set[int
         turn=turn.get("turn", 0),
         removals=_unpack_removals(turn.get("removed", ())),
     )
+    if "turn_ends" in turn:
+        step.turn_ends = [(number, length) for number, length in turn["turn_ends"]]
     if "earlier" in turn:
         step.earlier = [
             EarlierContext(described_count, replaced_count, _unpack_edits(edits, caller, hidden))

@@ -31,6 +31,7 @@ from .earlier import (
 from .moved_marks import changed_marks, note_returned_marks
 from .removal_log import RemovalLog
 from .step import Agreement, Step
+from .turn_ends import TurnEnds
 from .unchanged import PreviousContents, compare_histories
 
 
@@ -71,6 +72,8 @@ class Timeline:
         self.earlier: list[EarlierContext] = []
         self.turn: int = 0
         """Number of the last turn; the first is 1."""
+        self.turn_ends: TurnEnds = TurnEnds()
+        """The turns whose messages are still in the history."""
         self.removals: RemovalLog = RemovalLog()
         self.has_changing_end: bool = False
         """Whether the caller has replaced messages that the model had not answered and that a
@@ -301,6 +304,7 @@ class Timeline:
             stale=self.stale,
             earlier=list(self.earlier),
             turn=self.turn,
+            turn_ends=list(self.turn_ends),
             removals=list(self.removals),
         )
 
@@ -341,11 +345,25 @@ class Timeline:
         else:
             self._apply_edits(step)
         self.stale = step.stale
-        if step.turn:
-            self.turn = step.turn
+        self._note_turn(step)
         self.removals.extend(step.removals)
         if agreement.digests is not None:
             self._previous.digests = agreement.digests
+
+    def _note_turn(self, step: Step) -> None:
+        """Note where the turn of *step* ends in the history, which has its messages by now.
+
+        A step without a new number is no turn, or one in which only some stages act.
+        """
+        is_new = step.turn > self.turn
+        self.turn = max(self.turn, step.turn)
+        if step.turn_ends is not None:
+            self.turn_ends = TurnEnds(step.turn_ends)
+            return
+        # The lengths are those of the caller's history, which here is not the context.
+        self.turn_ends.cut(0 if step.adopted else step.unchanged_count)
+        if is_new and not (step.adopted or self.adopts):
+            self.turn_ends.add(step.turn, len(self.history))
 
     def _adopt_context(self, step: Step) -> None:
         """Make the context after *step* the history."""

@@ -164,3 +164,7 @@ class Access:
     def before_claims(self, messages: Sequence[Message]) -> list[Message]:
         """Return the *messages* that no waiting exchange is to answer (see `Exchanges`)."""
         return self._exchanges.before_claims(messages)
+
+    def before_any_claim(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the *messages* before the first one that a waiting exchange is to answer."""
+        return list(messages[: self._exchanges.count_unclaimed(messages)])

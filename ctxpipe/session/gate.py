@@ -172,11 +172,15 @@ class Exchanges:
 
         A claim on the first of *messages* does not count: a request needs a message to answer.
         """
+        return list(messages[: max(1, self.count_unclaimed(messages))])
+
+    def count_unclaimed(self, messages: Sequence[Message]) -> int:
+        """Return the number of *messages* before the first one that a waiting exchange claims."""
         claim_ids = {id(message) for message in self._claims.values()}
-        for index in range(1, len(messages)):
-            if id(messages[index]) in claim_ids:
-                return list(messages[:index])
-        return list(messages)
+        for index, message in enumerate(messages):
+            if id(message) in claim_ids:
+                return index
+        return len(messages)
 
 
 def is_asked_by_a_stage() -> bool:

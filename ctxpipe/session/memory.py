@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..diagnostics.observers import Observer, create_observers
+from ..errors import SettingsError
 from ..journal.memory import DELETED, Memory
+from ..messages import common_prefix
+from ..settings import excerpt
 from ..stages.compact.background import PendingSummary
 from ..storage.protocol import TextReader, texts_of
 from ..storage.sealed import as_keys
@@ -47,6 +50,8 @@ class SessionMemory:
     """Whether the session keeps the history. Otherwise the caller does."""
 
     # Used by `SessionUsage`.
+    gone_back_to: int | None
+    """Length of the context after the session went back; None if a turn has been shaped since."""
     cached_at: float | None
     """Time of the last reply that has used the prompt cache; None if it has not used it."""
     refused_tokens: int | None
@@ -94,6 +99,7 @@ class SessionMemory:
         self.last_result = None
         self.next_focus = None
         self.is_owner = False
+        self.gone_back_to = None
         self.cached_at = None
         self.refused_tokens = None
         self.context_tokens = 0
@@ -118,6 +124,64 @@ class SessionMemory:
         timeline.placeholders.update(other.timeline.placeholders)
         self.state.ledger.load(other.state.ledger.samples)
         self.state.windows |= other.state.windows
+
+    def find_turn(self, at: int, history: Sequence[Message]) -> tuple[int, int]:
+        """Return the turn that *at* means, and the number of messages of *history* up to its reply.
+
+        *at* is the number of a turn, 0 for the time before the first one, or negative: the number
+        of turns to go back. Raises SettingsError if the history has no such turn.
+        """
+        name = excerpt(self.session_id)
+        if self.journal.is_adopted:
+            raise SettingsError(
+                f"session {name} continues with contexts as its history, so it has no earlier "
+                "turns; take them from session.history()"
+            )
+        turn_ends = self.timeline.turn_ends
+        turn: int | None = at
+        if at < 0:
+            turn = turn_ends.before_last(-at)
+        length = None if turn is None else turn_ends.length_of(turn)
+        if turn is None or length is None:
+            raise SettingsError(self._no_turn(at))
+        if turn and length < len(history) and history[length]["role"] == "assistant":
+            length += 1  # the reply
+        return turn, length
+
+    def _no_turn(self, at: int) -> str:
+        """Return the text of the error for a turn that the history does not have."""
+        numbers = [number for number, _ in self.timeline.turn_ends]
+        name = excerpt(self.session_id)
+        if not numbers:
+            return f"session {name} has no turn yet to go back to"
+        if at < 0:
+            return f"session {name} cannot go back {-at} turns: its history has {len(numbers)}"
+        if at > self.timeline.turn:
+            return f"session {name} has no turn {at}: the last one is {self.timeline.turn}"
+        return (
+            f"turn {at} of session {name} is no longer in its history, which has the turns "
+            f"{_ranges(numbers)}; branches() names the lines that were left"
+        )
+
+    def ensure_not_callers(self) -> None:
+        """Raise SettingsError if the caller keeps the history, and not this session."""
+        if self.is_owner or self.last_result is None:
+            return
+        raise SettingsError(
+            f"the history of session {excerpt(self.session_id)} is the caller's, who passes it in "
+            "each turn: pass the shorter history to go back"
+        )
+
+    def note_going_back(self, context: Sequence[Message]) -> None:
+        """Note that the caller went back in the history; *context* is that of the last turn.
+
+        If the messages that remain are not as they were sent, the next result reports it.
+        """
+        sent = self.sent
+        same = common_prefix(context, sent)
+        if same < min(len(context), len(sent)):
+            self.journal.unreported = same
+        self.gone_back_to = min(same, len(sent))
 
     def note_change(self) -> None:
         """Report that the conversation has grown, or was deleted."""
@@ -171,3 +235,14 @@ class SessionMemory:
         for summary in summaries:
             summary.cancel()
         return summaries
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return rising *numbers* as ranges: "1 to 7, 11"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return ", ".join(" to ".join(str(number) for number in range_) for range_ in ranges)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+import errno
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
-from ..errors import CtxpipeError, SessionDeleted, safe_text
+from .._logs import logger
+from ..errors import CtxpipeError, SessionDeleted, StorageError, safe_text
+from ..journal.memory import UNKNOWN
 from ..messages import Message, check, ensure_messages, ensure_sendable_values, with_content
 from ..messages.identity import says_the_same
+from ..settings import TURN
 from .open_calls import with_appended
 
 if TYPE_CHECKING:
@@ -52,6 +56,11 @@ class OwnedHistory:
         """Return the names of the journal's branches, as `Session.branches` explains."""
         with self._access.store_allowance(insists=True):
             return await self._memory.journal.branches()
+
+    async def lines(self) -> list[str]:
+        """Return the names of branches and abandoned lines, as `Session.branches` explains."""
+        with self._access.store_allowance(insists=True):
+            return await self._memory.journal.lines()
 
     async def removals(self) -> list[Removal]:
         """Return what the stages have removed so far, as `Session.removals` explains."""
@@ -148,6 +157,65 @@ class OwnedHistory:
         self._memory.journal.apply(step)
         self._memory.journal.flush_when_back(self)
         self._memory.note_change()
+
+    # Going back -----------------------------------------------------------------------------------
+
+    async def go_back(self, at: int) -> list[Message]:
+        """Take back the messages after turn *at*, as `Session.go_back` explains; return them."""
+        TURN.check("at", at)
+        memory = self._memory
+        memory.ensure_not_callers()
+        memory.is_owner = True
+        async with self._access.exchange(), self._access.lease(), self.caught_up():
+            history, appended_count = self.newest()
+            turn, length = memory.find_turn(at, history)
+            while length < len(history):
+                context = memory.sent
+                step = memory.timeline.begin(history[:length])
+                step.agreement.has_diverged = False  # the caller knows it
+                memory.journal.taken = appended_count
+                if await memory.journal.write(step):
+                    self.apply(step)
+                    self._note_going_back(turn, context)
+                    break
+                await memory.journal.catch_up(history)
+                history, appended_count = self.newest()
+                _, length = memory.find_turn(turn, history)
+            return history[length:]
+
+    def _note_going_back(self, turn: int, context: Sequence[Message]) -> None:
+        """Note that the history ends after *turn* now; *context* is that of the last turn."""
+        self._memory.note_going_back(context)
+        # The caller may append the newest reply again.
+        self._reply_content = object()
+        self._reply = None
+        logger.info("session %s: went back to turn %d", self._memory.session_id[:40], turn)
+
+    @asynccontextmanager
+    async def caught_up(self) -> AsyncIterator[None]:
+        """Run a block alone, with the messages of other processes in the timeline.
+
+        Raises StorageError if the journal cannot be read.
+        """
+        journal = self._memory.journal
+        is_read = journal.is_read
+        history, _ = await self._newest(insists=not is_read)
+        async with self._access.alone(insists=not is_read):
+            await journal.catch_up(history)
+            if not journal.is_read:
+                raise StorageError(errno.EAGAIN, UNKNOWN)
+            try:
+                yield
+            finally:
+                journal.taken = 0
+
+    def newest(self) -> tuple[list[Message], int]:
+        """Return the history with the appended messages at its end, and the number of these.
+
+        Messages that a waiting request is to answer are left out.
+        """
+        new_messages = self._access.before_any_claim(self.appended)
+        return with_appended(self._memory.history, new_messages), len(new_messages)
 
     # Unsaved messages -----------------------------------------------------------------------------
 

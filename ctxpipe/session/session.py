@@ -222,8 +222,9 @@ class Session:
         """Return the complete history of the last turn, read from the journal if there is one.
 
         Cache marks are removed from messages of the journal. In a new process, the result is the
-        longest branch of the journal, or the branch named *branch* (the name of the first is "").
-        If the storage has ``redact=``, the messages are redacted, and a warning is logged.
+        branch that was written last. *branch* is one of the names that `branches` returns, or ""
+        for the first branch. If the storage has ``redact=``, the messages are redacted, and a
+        warning is logged.
 
         Raises StorageError, which names the message, if a part is missing. Raises SettingsError if
         the journal was written without texts (``history=False``), or has no such branch.
@@ -233,10 +234,30 @@ class Session:
     async def branches(self) -> list[str]:
         """Return the names of the journal's branches, for the argument *branch* of `history`.
 
-        A branch begins when another process continues the conversation from an earlier message.
-        Raises StorageError if the journal cannot be read.
+        A branch begins when another process continues the conversation from an earlier message; its
+        name is a number. The branches are followed by the lines that were left when the caller or
+        `go_back` took back replies of the model; their names are such as "until-7". Raises
+        StorageError if the journal cannot be read.
         """
-        return await self._conversation.owned_history.branches()
+        return await self._conversation.owned_history.lines()
+
+    async def go_back(self, at: int) -> list[Message]:
+        """Go back in the history that this session keeps; return the messages that it took back.
+
+        The history becomes what it was after turn *at* and the model's reply to it; 0 is the time
+        before the first turn. A negative number goes back that many turns. Messages that were
+        appended since are taken back too. The next context is that of the earlier turn, and a
+        summary is used only if all that it describes is still there. If the history now ends with
+        tool calls, append their results. To have a reply written again, go back one turn, and
+        append all messages that this returns but the last one.
+
+        With a journal the line that was left can still be read, see `branches`, and other processes
+        go back too. Waits for a request that is running.
+
+        Raises SettingsError if *at* is no whole number, the history has no such turn, or the caller
+        keeps the history and not the session. Raises StorageError if the journal cannot be read.
+        """
+        return await self._conversation.owned_history.go_back(at)
 
     async def removals(self, *, turn: int | None = None) -> list[Removal]:
         """Return what the stages have removed from the context, in *turn* or in all turns.

@@ -56,6 +56,11 @@ class SessionUsage:
         The context differs from the previous one from message *rewritten_from* on; None if it only
         grew. The observers' notices are for the result.
         """
+        edited_from = step.retained_count if step.agreement.has_diverged else None
+        gone_back_to = self._memory.gone_back_to
+        if gone_back_to is not None:
+            edited_from = gone_back_to if edited_from is None else min(edited_from, gone_back_to)
+            self._memory.gone_back_to = None
         context = ShapedContext(
             result=result,
             system=request.system,
@@ -64,11 +69,11 @@ class SessionUsage:
             earlier=self._memory.timeline,
             known_count=step.unchanged_count,
             new_messages=step.messages,
-            is_rewound=step.agreement.is_rewound,
+            is_rewound=step.agreement.is_rewound or gone_back_to is not None,
             exceeds_inline_limit=step.exceeds_inline_limit,
             stored=step.stored,
             rewritten_from=rewritten_from,
-            edited_from=step.retained_count if step.agreement.has_diverged else None,
+            edited_from=edited_from,
         )
         for observer in self.observers:
             for notice in await observer.shaped(context):

@@ -13,6 +13,7 @@ import pytest
 from mounts import Factors, bodies, compacting, items_of, offloading, placeholders, result, rounds
 
 from ctxpipe import ContextPipeline, LocalStorage, Skip, Turn
+from ctxpipe.messages import tool_calls
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import GeminiServer, MessagesServer, Model, OpenAIServer, Received, Script
 from ctxpipe.testing.scripted import is_stream
@@ -192,6 +193,24 @@ class AdapterContract(ABC):
 
         before, after = server.requests[-2:]
         assert self.sent(before) == self.sent(after)
+
+    async def test_an_agent_that_goes_back_leaves_a_line_that_can_be_read(self, tmp_path, api: str):
+        storage = LocalStorage(tmp_path)
+        script = [*rounds(1), *rounds(3)[1:], *rounds(4)[3:]]
+        async with self.serve(api, script) as (server, reached):
+            early = await self.run(api, reached, offloading(tmp_path), journal=storage)
+            for _ in range(2):  # once on, and once back
+                await self.run(
+                    api, reached, offloading(tmp_path), journal=storage, history=early.history
+                )
+
+        assert self.sent(server.requests[-2]) == self.sent(server.requests[1])
+        session = offloading(tmp_path).session("t", journal=storage)
+        [name] = await session.branches()
+        left = await session.history(branch=name)
+        assert [call.id for call in tool_calls(left)] == [f"c{number}" for number in range(6)]
+        calls = tool_calls(await session.history())
+        assert [call.id for call in calls] == ["c0", "c1", "c6", "c7"]
 
 
 class LongContract(AdapterContract):
