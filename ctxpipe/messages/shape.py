@@ -10,8 +10,9 @@ from ..errors import InvalidHistory
 from .vocabulary import ROLES, SPOKEN, field, kind
 
 SEE_DOCS = (
-    "ctxpipe takes the messages of Anthropic's Messages API; for OpenAI's use ctxpipe.wire.Adapter,"
-    " see 'Messages of another API' in the docs"
+    "ctxpipe takes the messages of Anthropic's API; for OpenAI's use "
+    "Adapter(pipeline).begin(ChatCodec(), messages) of ctxpipe.wire; docs: 'Messages of another "
+    "API'"
 )
 _OTHER_KEYS = ("tool_calls", "function_call", "tool_call_id")
 _OTHER_BLOCKS = frozenset(
@@ -77,7 +78,7 @@ def _ensure_message(index: int, message: object) -> None:
     role = message["role"]
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidHistory(
-            f"message {index} has the role {one_line(repr(role))}, not one of {sorted(ROLES)};"
+            f"message {index} has the role {one_line(repr(role), 60)}, not one of {sorted(ROLES)};"
             f" {SEE_DOCS}"
         )
     if any(message.get(key) for key in _OTHER_KEYS):

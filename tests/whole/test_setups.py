@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
 import time
 import types
@@ -28,12 +29,14 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
+    MemoryStorage,
     SettingsError,
     Skip,
     SmartTruncate,
     TrimReadBacks,
     Turn,
     offload_tools,
+    wire,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.folding.folder import Folder
@@ -629,6 +632,26 @@ async def test_a_message_of_another_api_is_refused_with_where_to_read_on(message
         assert words in str(refused.value)
         assert message is REPLY or SEE_DOCS in str(refused.value)
         assert len(str(refused.value)) < 300
+
+
+async def test_the_call_that_the_refusal_of_another_api_names_shapes_these_messages():
+    function = {"name": "bash", "arguments": "{}"}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    messages: list[Any] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "a line of a log\n" * 500},
+    ]
+    pipeline = ContextPipeline([DirectOffload(MemoryStorage())])
+    with pytest.raises(InvalidHistory) as refused:
+        await pipeline.run(messages, session_id="s")
+    call = re.search(r"use (Adapter.*) of ctxpipe\.wire", str(refused.value))
+    assert call is not None
+
+    names = {**vars(wire), "pipeline": pipeline, "messages": messages}
+    exchange = await eval(call[1], names)  # noqa: S307  it is ctxpipe's own text
+
+    assert "offloaded to file" in exchange.items[2]["content"]
 
 
 @pytest.mark.parametrize(
