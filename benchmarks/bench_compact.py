@@ -317,13 +317,14 @@ def memory() -> list[Row]:
 async def slow_answer() -> list[Row]:
     import anthropic
 
-    from ctxpipe.testing import MessagesServer, answer
+    from ctxpipe.testing import MessagesServer, answer_with
 
     messages = history(TokenCounter(), tokens=SESSION_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         async with (
             MessagesServer(
-                [answer("It went well. " * 200, seconds=5)], counter=lambda text: len(text) // 4
+                [answer_with("It went well. " * 200, seconds=5)],
+                counter=lambda text: len(text) // 4,
             ) as server,
             anthropic.AsyncAnthropic(base_url=server.url, api_key="bench") as client,
         ):

@@ -41,7 +41,7 @@ from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 from ctxpipe.providers.prices import prices_of
 from ctxpipe.settings import EXAMPLE_MODEL
-from ctxpipe.testing import MessagesServer, Model, answer
+from ctxpipe.testing import MessagesServer, Model, answer_with
 from ctxpipe.testing.signatures import as_blocks
 
 WINDOW = 200_000
@@ -75,7 +75,7 @@ def without_times(path: str | Path) -> Transcript:
 def server(transcript: Transcript, window: int) -> MessagesServer:
     """An API that answers what the model of *transcript* has answered, and never waits."""
     contents: list[Any] = [message["content"] for message in transcript.messages]
-    replies = [answer(*as_blocks(contents[at])) for at in transcript.replies]
+    replies = [answer_with(*as_blocks(contents[at])) for at in transcript.replies]
     model = Model(window=window, billing_factor=ReplaySettings().tokens_per_raw)
     return MessagesServer(replies, model=model, clock=lambda: 0.0)
 

@@ -95,7 +95,7 @@ SESSIONS_PER_CLIENT = 25
 
 async def serve(latency: float) -> None:
     """Answer until standard input ends; then print what came in."""
-    from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, tool_use
+    from ctxpipe.testing import MessagesServer, Model, RequestBody, answer_with, tool_use
     from ctxpipe.testing.replies import Answer
 
     numbers = iter(range(10**9))
@@ -103,12 +103,12 @@ async def serve(latency: float) -> None:
     def reply(body: RequestBody) -> Answer:
         number = next(numbers)
         if body["model"] == SUMMARY:
-            return answer(
+            return answer_with(
                 f"Summary {number}: the agent has read modules, and goes on reading them.",
                 seconds=latency,
             )
         call = tool_use("read_file", {"path": f"src/module_{number % 40}.py"})
-        return answer(f"Step {number}: the next module.", call, seconds=latency)
+        return answer_with(f"Step {number}: the next module.", call, seconds=latency)
 
     seen: Counter[str] = Counter()
     refused: list[str] = []

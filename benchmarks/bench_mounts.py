@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Reply, answer, tool_use
+from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Reply, answer_with, tool_use
 from ctxpipe.testing.scripted import Received, ScriptedServer
 
 ROUNDS = 20
@@ -92,7 +92,7 @@ def script() -> list[Reply]:
     for turn in range(ROUNDS):
         numbers = (2 * turn, 2 * turn + 1)
         calls = [tool_use("read_log", {"number": n}, id=f"call_{n}") for n in numbers]
-        replies.append(answer(*calls))
+        replies.append(answer_with(*calls))
     return [*replies, "Done."]
 
 

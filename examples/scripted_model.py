@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ctxpipe.messages import tool_calls, tool_results
-from ctxpipe.testing import Answer, RequestBody, answer, thinking, tool_use
+from ctxpipe.testing import Answer, RequestBody, answer_with, thinking, tool_use
 
 if TYPE_CHECKING:
     from ctxpipe.messages import Message
@@ -122,9 +122,9 @@ def survey(body: RequestBody) -> Answer:
     step = next((step for take in steps if (step := take(context))), None)
     # As with newer models, the signature of thinking covers everything before it in the request.
     return (
-        answer(thinking(f"{len(context.calls)} calls so far."), *step.blocks)
+        answer_with(thinking(f"{len(context.calls)} calls so far."), *step.blocks)
         if step
-        else answer(report(context))
+        else answer_with(report(context))
     )
 
 
@@ -141,7 +141,7 @@ def words(content: object) -> str:
 def listed(context: Context) -> Answer | None:
     call = context.first("list_dir")
     if call is None:
-        return answer("First I look at what is there.", tool_use("list_dir", {"path": "."}))
+        return answer_with("First I look at what is there.", tool_use("list_dir", {"path": "."}))
     return (
         read_on(context, call.pointer, "The listing was offloaded, I read it back.")
         if call.pointer
@@ -154,18 +154,22 @@ def modules_read(context: Context) -> Answer | None:
     outlined = " ".join(call.input["code"] for call in context.named("run_python"))
     rest = [path for path in read if repr(path) not in outlined]
     if rest:
-        return answer(
+        return answer_with(
             "What do they define?", tool_use("run_python", {"code": OUTLINE.format(paths=rest)})
         )
     batch = [path for path in modules(context) if path not in read][: 1 + len(read) % 3]
-    return answer(*(tool_use("read_file", {"path": path}) for path in batch)) if batch else None
+    return (
+        answer_with(*(tool_use("read_file", {"path": path}) for path in batch)) if batch else None
+    )
 
 
 def subjects_searched(context: Context) -> Answer | None:
     searched = {call.input["pattern"] for call in context.named("grep")}
     rest = [subject for subject in SUBJECTS if subject not in searched]
     return (
-        answer(*(tool_use("grep", {"pattern": subject}) for subject in rest[:2])) if rest else None
+        answer_with(*(tool_use("grep", {"pattern": subject}) for subject in rest[:2]))
+        if rest
+        else None
     )
 
 
@@ -174,7 +178,7 @@ def outline_searched(context: Context) -> Answer | None:
     if pointer is None or context.first("search_offloaded", path=pointer):
         return None
     search = tool_use("search_offloaded", {"path": pointer, "pattern": ".py", "limit": 3})
-    return answer("Whose outline was that?", search)
+    return answer_with("Whose outline was that?", search)
 
 
 def unseen_read_again(context: Context) -> Answer | None:
@@ -194,7 +198,7 @@ def longest_read_again(context: Context) -> Answer | None:
     step = read_on(context, pointer, f"I read {path} again, whole.")
     code = DIGEST.format(path=path)
     if step is None and context.first("run_python", code=code) is None:
-        return answer("Is it what is on the disk?", tool_use("run_python", {"code": code}))
+        return answer_with("Is it what is on the disk?", tool_use("run_python", {"code": code}))
     return step
 
 
@@ -203,7 +207,7 @@ def read_on(context: Context, pointer: str, why: str) -> Answer | None:
     return (
         None
         if offset is None
-        else answer(why, tool_use("read_offloaded", {"path": pointer, "offset": offset}))
+        else answer_with(why, tool_use("read_offloaded", {"path": pointer, "offset": offset}))
     )
 
 

@@ -769,7 +769,7 @@ async def test_an_error_of_a_users_reader_becomes_a_result():
 
 @needs_middleware
 async def test_the_tool_runner_of_the_sdk_accepts_the_tools(storage):
-    script = testing.answer(
+    script = testing.answer_with(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
         testing.tool_use(
             "search_offloaded", {"path": "s/a.md", "pattern": "FAILED", "limit": 1}, "t2"

@@ -26,7 +26,7 @@ import anthropic
 import httpx2
 
 from ctxpipe.settings import EXAMPLE_MODEL
-from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, tool_use
+from ctxpipe.testing import MessagesServer, Model, RequestBody, answer_with, tool_use
 from ctxpipe.testing.replies import Answer
 
 from . import conversations
@@ -180,13 +180,13 @@ async def play(
 
     def reply(body: RequestBody) -> Answer:
         if not body.get("tools"):
-            return answer("Summary: the agent has read files, and goes on reading them.")
+            return answer_with("Summary: the agent has read files, and goes on reading them.")
         system = str(body["system"])
         number = next(next(numbers[agent] for agent in agents if agent in system), None)
         if number is None:
-            return answer("Done.")
+            return answer_with("Done.")
         call = tool_use("read_file", {"path": f"src/file_{number}.txt"})
-        return answer(f"Step {number}: the next file.", call)
+        return answer_with(f"Step {number}: the next file.", call)
 
     played = Played()
     with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,7 @@ and responses, Gemini's contents.
 A test connects the real SDK to such a server. It needs no mock, no access to the internet and no
 valid key:
 
-    async with MessagesServer([answer(tool_use("ls", {})), "done"]) as server:
+    async with MessagesServer([answer_with(tool_use("ls", {})), "done"]) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
         ...
     assert not server.refused
@@ -18,6 +18,7 @@ Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a 
 that the texts which govern an agent stay in its context.
 """
 
+from .._lazy import import_on_use
 from .billing import Usage
 from .conformance import storage_conformance
 from .gemini_server import GeminiServer
@@ -28,7 +29,7 @@ from .replies import (
     Failure,
     Hang,
     Reply,
-    answer,
+    answer_with,
     overloaded,
     prompt_too_long,
     rate_limited,
@@ -64,7 +65,7 @@ __all__ = [
     "StorageCheck",
     "TextsLost",
     "Usage",
-    "answer",
+    "answer_with",
     "assert_survives",
     "assert_survives_async",
     "overloaded",
@@ -79,3 +80,7 @@ __all__ = [
     "thinking",
     "tool_use",
 ]
+
+# A tool call is run by ctxpipe.answer; one of the two replaced the other in a star import.
+_RENAMED = {"answer": "ctxpipe.testing.answer_with"}
+__getattr__ = import_on_use(__name__, {}, renamed=_RENAMED)

@@ -122,13 +122,13 @@ def tool_use(
 # Replies ------------------------------------------------------------------------------------------
 
 
-def answer(
+def answer_with(
     *content: str | Mapping[str, object],
     stop_reason: StopReason | None = None,
     seconds: float = 0.0,
     pause_seconds: float = 0.0,
 ) -> Answer:
-    """Return an answer with *content*, texts and blocks; without content it is empty.
+    """Return an answer of the model with *content*, texts and blocks; without content it is empty.
 
     The other arguments are those of `Answer`.
     """
@@ -138,7 +138,7 @@ def answer(
 
 def refusal(*content: str | Mapping[str, object]) -> Answer:
     """Return an answer in which the model declines, with *content* before it."""
-    return answer(*content, stop_reason="refusal")
+    return answer_with(*content, stop_reason="refusal")
 
 
 def rate_limited(retry_after: float | None = None) -> Failure:

@@ -27,7 +27,7 @@ from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
 from ..wire.encodings import EncodingError, decode
 from .billing import BilledPrompt, Meter, Usage
-from .replies import Answer, Cut, Failure, Hang, Reply, answer, event
+from .replies import Answer, Cut, Failure, Hang, Reply, answer_with, event
 from .rules import BadBody, Model, RequestBody, parse_body
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class ScriptedServer(ABC):
         if isinstance(reply, Awaitable):
             reply = await reply
         if isinstance(reply, str):
-            reply = answer(reply)
+            reply = answer_with(reply)
         if not isinstance(reply, Answer | _Interruption):
             raise TypeError(f"a script answers with a Reply or a text, not with {reply!r}")
         return reply

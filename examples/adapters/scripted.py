@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxpipe import Tool, answer
 from ctxpipe.testing import Reply, tool_use
-from ctxpipe.testing import answer as reply
+from ctxpipe.testing import answer_with as reply
 
 LOG = "2026-11-23 09:00:00 INFO request served in 12 ms\n" * 200
 

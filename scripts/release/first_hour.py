@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxpipe.messages import tool_results
-from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
+from ctxpipe.testing import MessagesServer, OpenAIServer, answer_with, tool_use
 
 # At the end of the path, so that ctxpipe is imported from the wheel.
 sys.path.append(str(Path(__file__).parents[2]))
@@ -169,7 +169,7 @@ def model(request: Mapping[str, Any]) -> Any:
     tools = [tool for tool in request.get("tools") or () if tool.get("name") in ARGUMENTS]
     if tools and not any(tool_results(request["messages"])):
         name = tools[0]["name"]
-        return answer(tool_use(name, ARGUMENTS[name]))
+        return answer_with(tool_use(name, ARGUMENTS[name]))
     return "Hello."
 
 

@@ -61,7 +61,7 @@ from ctxpipe.testing import (
     Reply,
     RequestBody,
     Script,
-    answer,
+    answer_with,
     prompt_too_long,
     thinking,
     tool_use,
@@ -245,7 +245,7 @@ def comparable(headers: Any) -> dict[str, str]:
 
 def think_and_call(body: RequestBody) -> Reply:
     number = len(body["messages"])
-    return answer(
+    return answer_with(
         thinking(f"thought {number}"), "so", tool_use("look", {"n": number}, id=f"t{number}")
     )
 
@@ -273,7 +273,7 @@ async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, ask: Ask):
     replies = []
     for middleware in ([], [ctxpipe_middleware(offloading(tmp_path), session_id="s")]):
         async with talk(
-            [answer(thinking("hm"), "Hello.", tool_use("look", {}, id="t"))], *middleware
+            [answer_with(thinking("hm"), "Hello.", tool_use("look", {}, id="t"))], *middleware
         ) as (_, client):
             replies.append(await ask(client, [user("hi")]))
 
@@ -415,7 +415,7 @@ async def test_the_tool_runner_works_for_many_turns_and_no_request_is_refused(
         ]
         if turn > turns:
             return "Done."
-        return answer(thinking(f"thought {turn}"), f"Turn {turn}.", *calls)
+        return answer_with(thinking(f"thought {turn}"), f"Turn {turn}.", *calls)
 
     shaping = ctxpipe_middleware(stages(tmp_path), session_id="s")
     async with talk(script, shaping) as (server, client):
@@ -1172,7 +1172,10 @@ async def test_a_journal_carries_the_context_into_another_process(tmp_path):
 async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path):
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
-    async with talk([answer(tool_use("look", {}, id="t0")), "Done."], shaping) as (server, client):
+    async with talk([answer_with(tool_use("look", {}, id="t0")), "Done."], shaping) as (
+        server,
+        client,
+    ):
         thread = client.beta.messages.thread(
             model="m", max_tokens=99, unsupported_request_behavior="continue_unthreaded"
         )

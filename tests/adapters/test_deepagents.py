@@ -14,7 +14,7 @@ from mounts import offloading, placeholders, result
 from ctxpipe import Compact, ContextPipeline, LocalStorage
 from ctxpipe.storage import JournalStorage
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import MessagesServer, OpenAIServer, Script, answer, tool_use
+from ctxpipe.testing import MessagesServer, OpenAIServer, Script, answer_with, tool_use
 
 pytest.importorskip("deepagents", reason="deepagents is not installed")
 pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
@@ -102,8 +102,8 @@ async def test_a_sub_agent_does_not_disturb(tmp_path):
         if turn == 3:
             return "Done."
         if said == "go" and turn == 1:
-            return answer(tool_use("task", asked, id="task"))
-        return answer(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
+            return answer_with(tool_use("task", asked, id="task"))
+        return answer_with(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
 
     async with serve("chat", script) as (server, model):
         shaping = ctxpipe_middleware(offloading(tmp_path))
@@ -132,8 +132,8 @@ async def test_the_own_sub_agent_of_deepagents_is_shaped_if_one_of_its_name_has_
         if turn == 3:
             return "Done."
         if "task" in tools:
-            return answer(tool_use("task", asked, id="task")) if turn == 0 else "Done."
-        return answer(tool_use("look", {"number": turn}, id=f"look{turn}"))
+            return answer_with(tool_use("task", asked, id="task")) if turn == 0 else "Done."
+        return answer_with(tool_use("look", {"number": turn}, id=f"look{turn}"))
 
     async with serve("chat", script) as (server, model):
         shaping = ctxpipe_middleware(offloading(tmp_path))
@@ -161,7 +161,9 @@ async def test_the_summaries_of_deepagents_end_if_its_trigger_is_raised(tmp_path
             return "It has looked."
         done += 1
         return (
-            answer(tool_use("look", {"number": done}, id=f"look{done}")) if done < 12 else "Done."
+            answer_with(tool_use("look", {"number": done}, id=f"look{done}"))
+            if done < 12
+            else "Done."
         )
 
     async with serve("chat", script) as (server, model):

@@ -21,7 +21,7 @@ from mounts import dicts_of, items_of, offloading, placeholders, rounds
 from ctxpipe import ContextPipeline, LocalStorage, offload_tools
 from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.storage import JournalStorage
-from ctxpipe.testing import OpenAIServer, Reply, Script, answer, tool_use
+from ctxpipe.testing import OpenAIServer, Reply, Script, answer_with, tool_use
 
 DRIVERS = {
     "openai-agents": "openai_agents.OpenAIAgents",
@@ -142,8 +142,8 @@ class TestContract(LongContract):
 async def test_the_model_reads_back_what_left(tmp_path, name: str):
     path = str(tmp_path / "t" / "c1.md")
     steps: list[Reply] = [
-        answer(tool_use("look", {"number": 1}, id="c1")),
-        answer(tool_use("read_offloaded", {"path": path}, id="c2")),
+        answer_with(tool_use("look", {"number": 1}, id="c1")),
+        answer_with(tool_use("read_offloaded", {"path": path}, id="c2")),
         "Read.",
     ]
     tools = {tool.name: tool for tool in offload_tools(LocalStorage(tmp_path), session_id="t")}
@@ -170,9 +170,9 @@ async def test_the_model_reads_back_what_left(tmp_path, name: str):
 async def test_a_structured_output(tmp_path, name: str):
     framework = FRAMEWORKS[name]
     tool = framework.structured
-    said = answer(tool_use(tool, {"text": "So."}, id="c2")) if tool else '{"text": "So."}'
+    said = answer_with(tool_use(tool, {"text": "So."}, id="c2")) if tool else '{"text": "So."}'
     before = ["So."] if framework.asks_again else []
-    steps: list[Reply] = [answer(tool_use("look", {"number": 1}, id="c1")), *before, said]
+    steps: list[Reply] = [answer_with(tool_use("look", {"number": 1}, id="c1")), *before, said]
     async with serve(steps) as (server, _):
         done = await run(name, offloading(tmp_path), Job(output=Report))
 
@@ -185,9 +185,9 @@ async def test_a_structured_output(tmp_path, name: str):
 async def test_a_sub_agent_or_hand_off_goes_on_with_what_left(tmp_path, name: str):
     hands_over = FRAMEWORKS[name].hands_over
     steps: list[Reply] = [
-        answer(tool_use("look", {"number": 1}, id="c1")),
-        answer(tool_use(hands_over, FRAMEWORKS[name].handed, id="h")),
-        answer(tool_use("look", {"number": 2}, id="c2")),
+        answer_with(tool_use("look", {"number": 1}, id="c1")),
+        answer_with(tool_use(hands_over, FRAMEWORKS[name].handed, id="h")),
+        answer_with(tool_use("look", {"number": 2}, id="c2")),
         *FRAMEWORKS[name].after,
     ]
     async with serve(steps) as (server, _):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gateways import key, serving
 
-from ctxpipe.testing import GeminiServer, Model, Reply, answer, tool_use
+from ctxpipe.testing import GeminiServer, Model, Reply, answer_with, tool_use
 
 pytest.importorskip("google.adk", reason="google-adk is not installed")
 
@@ -32,7 +32,7 @@ def look(number: int) -> str:
 
 def rounds(turns: int = TURNS) -> list[Reply]:
     """A call in each turn, and a last word."""
-    return [*(answer(tool_use("look", {"number": n})) for n in range(turns)), "Done."]
+    return [*(answer_with(tool_use("look", {"number": n})) for n in range(turns)), "Done."]
 
 
 @asynccontextmanager
@@ -117,8 +117,8 @@ async def test_what_a_transfer_tells_the_new_agent_stays_in_files(tmp_path: Path
     def script(request: Any) -> Reply:
         number = len(api.requests) - 1
         if number == 8:
-            return answer(tool_use("transfer_to_agent", {"agent_name": "helper"}))
-        return answer(tool_use("look", {"number": number})) if number < 12 else "Done."
+            return answer_with(tool_use("transfer_to_agent", {"agent_name": "helper"}))
+        return answer_with(tool_use("look", {"number": number})) if number < 12 else "Done."
 
     helper = Agent(name="helper", model="gemini-3-pro-preview", tools=[look], description="helps")
     api = GeminiServer(script)

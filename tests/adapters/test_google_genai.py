@@ -10,7 +10,7 @@ import pytest
 from gateways import key, serving
 
 from ctxpipe.gateway.serving import Serving
-from ctxpipe.testing import GeminiServer, Model, Reply, answer, tool_use
+from ctxpipe.testing import GeminiServer, Model, Reply, answer_with, tool_use
 
 genai: Any = pytest.importorskip("google.genai", reason="google-genai is not installed")
 
@@ -29,7 +29,7 @@ def look(number: int) -> str:
 
 def rounds(turns: int = TURNS) -> list[Reply]:
     """A call in each turn, and a last word."""
-    return [*(answer(tool_use("look", {"number": n})) for n in range(turns)), "Done."]
+    return [*(answer_with(tool_use("look", {"number": n})) for n in range(turns)), "Done."]
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from ctxpipe.testing import (
     Model,
     OpenAIServer,
     Script,
-    answer,
+    answer_with,
     tool_use,
 )
 
@@ -325,7 +325,7 @@ async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api, arguments):
 
     tools = [structured(reader) for reader in offload_tools(LocalStorage(tmp_path))]
     calls = [tool_use(tool.name, arguments, id=f"c{n}") for n, tool in enumerate(tools)]
-    async with serve(api, [answer(*calls), "Done."]) as (server, model):
+    async with serve(api, [answer_with(*calls), "Done."]) as (server, model):
         agent = create_agent(model, tools, middleware=[ctxpipe_middleware(offloading(tmp_path))])
         state = await agent.ainvoke(GO)
     assert state["messages"][-1].text == "Done."

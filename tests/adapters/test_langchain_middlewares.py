@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mounts import offloading, placeholders, result
 
-from ctxpipe.testing import MessagesServer, Received, answer, tool_use
+from ctxpipe.testing import MessagesServer, Received, answer_with, tool_use
 
 pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
 pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
@@ -55,7 +55,7 @@ def script() -> Callable[[Any], Any]:
         if done > ROUNDS:
             return "Done."
         numbers = (2 * done, 2 * done + 1)
-        return answer(*[tool_use("look", {"number": n}, id=f"c{n}") for n in numbers])
+        return answer_with(*[tool_use("look", {"number": n}, id=f"c{n}") for n in numbers])
 
     return reply
 

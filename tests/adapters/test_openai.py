@@ -46,7 +46,7 @@ from ctxpipe.testing import (
     Received,
     Reply,
     Script,
-    answer,
+    answer_with,
     thinking,
     tool_use,
 )
@@ -179,7 +179,7 @@ def call_twice(body: Any) -> Reply:
     """Two calls at once, after some thinking."""
     number = len(body.get("messages") or body.get("input"))
     calls = [tool_use("look", {"n": number}, id=f"c{number}_{place}") for place in range(2)]
-    return answer(thinking(f"thought {number}"), *calls)
+    return answer_with(thinking(f"thought {number}"), *calls)
 
 
 def items_of(received: Received) -> list[Any]:
@@ -289,7 +289,10 @@ def comparable(headers: Any) -> dict[str, str]:
 async def test_the_answer_is_the_one_without_ctxpipe(tmp_path, api: str, stream: bool):
     replies = []
     for http_client in (http.AsyncClient, shaping(offloading(tmp_path))):
-        async with talk([answer("Hello.", tool_use("look", {}, id="c"))], http_client) as (_, c):
+        async with talk([answer_with("Hello.", tool_use("look", {}, id="c"))], http_client) as (
+            _,
+            c,
+        ):
             replies.append(await ask(c, api, [{"role": "user", "content": "hi"}], stream=stream))
 
     assert replies[0] == replies[1]
@@ -559,7 +562,7 @@ def test_invalid_settings_are_refused_where_they_are_made(make, settings):
 async def test_the_program_of_the_page_sends_placeholders(
     api: str, stream: bool, tmp_path, monkeypatch
 ):
-    script: list[Reply] = [answer(tool_use("look", {}, id="c0")), "Done."]
+    script: list[Reply] = [answer_with(tool_use("look", {}, id="c0")), "Done."]
     async with OpenAIServer(script) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "test")

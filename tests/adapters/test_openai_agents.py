@@ -13,7 +13,7 @@ from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import OpenAIServer, Reply, answer, tool_use
+from ctxpipe.testing import OpenAIServer, Reply, answer_with, tool_use
 
 pytest.importorskip("agents", reason="openai-agents is not installed")
 
@@ -49,8 +49,8 @@ async def work(api: str, folder: Path, config: RunConfig, *, hands_over: bool) -
     def script(_: Any) -> Reply:
         number = len(server.requests) - 1
         if hands_over and number == HAND_OFF:
-            return answer(tool_use("transfer_to_helper", {}))
-        return answer(tool_use("look", {"number": number})) if number < ROUNDS else "Done."
+            return answer_with(tool_use("transfer_to_helper", {}))
+        return answer_with(tool_use("look", {"number": number})) if number < ROUNDS else "Done."
 
     server = OpenAIServer(script)
     storage = LocalStorage(folder)

@@ -19,7 +19,7 @@ from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
 from ctxpipe.stages.compact.stage import Breaker
 from ctxpipe.summarizers import AgentSummarizer, AnthropicSummarizer, Retry
 from ctxpipe.summarizers.agent import OTHER_API
-from ctxpipe.testing import OpenAIServer, RequestBody, answer, server_error, tool_use
+from ctxpipe.testing import OpenAIServer, RequestBody, answer_with, server_error, tool_use
 
 APIS = ["chat", "responses"]
 every_api = pytest.mark.parametrize("api", APIS)
@@ -211,7 +211,7 @@ async def test_an_error_of_the_api_is_tried_again_by_the_one_retry_layer(
     def script(body: RequestBody) -> Any:
         if not is_about_a_summary(body):
             done = sum("tool_call_id" in item for item in body["messages"])
-            return "Done." if done > 3 else answer(tool_use("look", {}, id=f"c{done}"))
+            return "Done." if done > 3 else answer_with(tool_use("look", {}, id=f"c{done}"))
         asked.append(body)
         return server_error() if len(asked) <= failures else "## Task Status\nAll is well."
 

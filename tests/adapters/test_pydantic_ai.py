@@ -24,7 +24,7 @@ from readme import run_adapter_program
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
 from ctxpipe.storage import JournalStorage
-from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer, tool_use
+from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer_with, tool_use
 
 pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
 
@@ -162,8 +162,8 @@ async def test_what_was_offloaded_stays_out_of_runs_with_structured_outputs(tmp_
     """pydantic-ai ends such a run with a result of its own, which the next run's prompt joins."""
     script = []
     for run in range(30):
-        script.append(answer(tool_use("look", {"number": run}, id=f"c{run}")))
-        script.append(answer(tool_use("final_result", {"text": "So."}, id=f"f{run}")))
+        script.append(answer_with(tool_use("look", {"number": run}, id=f"c{run}")))
+        script.append(answer_with(tool_use("final_result", {"text": "So."}, id=f"f{run}")))
     async with serve("chat", script) as (server, model):
         settings: Any = {"output_type": Report, "journal": LocalStorage(tmp_path)}
         looking = agent(model, offloading(tmp_path), **settings)
@@ -355,7 +355,7 @@ async def test_no_call_of_a_reading_tool_ends_the_run(tmp_path, api: str, argume
 
     readers = offload_tools(LocalStorage(tmp_path))
     calls = [tool_use(reader.name, arguments, id=f"c{n}") for n, reader in enumerate(readers)]
-    async with serve(api, [answer(*calls), "Done."]) as (server, model):
+    async with serve(api, [answer_with(*calls), "Done."]) as (server, model):
         tools = [by_schema(reader) for reader in readers]
         shaping = Ctxpipe(offloading(tmp_path))
         done = await Agent(model, tools=tools, capabilities=[shaping]).run("go")

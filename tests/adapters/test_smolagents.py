@@ -18,7 +18,7 @@ from mounts import compacting, offloading, placeholders
 
 from ctxpipe import ContextPipeline
 from ctxpipe.adapters.openai import ctxpipe_sync_client
-from ctxpipe.testing import Model, OpenAIServer, Reply, answer, tool_use
+from ctxpipe.testing import Model, OpenAIServer, Reply, answer_with, tool_use
 
 pytest.importorskip("smolagents", reason="smolagents is not installed")
 
@@ -31,8 +31,8 @@ every_way = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stre
 
 def rounds(turns: int = TURNS) -> list[Reply]:
     """A call in each turn, and the tool by which such an agent says its last word."""
-    calls = [answer(tool_use("look", {"number": n}, id=f"c{n}")) for n in range(turns)]
-    return [*calls, answer(tool_use("final_answer", {"answer": "Done."}, id="last"))]
+    calls = [answer_with(tool_use("look", {"number": n}, id=f"c{n}")) for n in range(turns)]
+    return [*calls, answer_with(tool_use("final_answer", {"answer": "Done."}, id="last"))]
 
 
 @asynccontextmanager

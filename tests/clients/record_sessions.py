@@ -35,7 +35,7 @@ from clients import (  # noqa: E402
 )
 from gateways import key  # noqa: E402
 
-from ctxpipe.testing import MessagesServer, answer, text, thinking, tool_use  # noqa: E402
+from ctxpipe.testing import MessagesServer, answer_with, text, thinking, tool_use  # noqa: E402
 
 FOLDER = TESTS / "lab" / "readers" / "recordings"
 ROUNDS = 2
@@ -56,7 +56,7 @@ def looks(name: str) -> Any:
     if client.observation:
         commands = [command(f"round {number}") for number in range(ROUNDS)]
         commands.append("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'")
-        return [answer(client.call(one)) for one in commands]
+        return [answer_with(client.call(one)) for one in commands]
 
     def reply(body: Any) -> Any:
         if not has_tools(body):
@@ -64,9 +64,9 @@ def looks(name: str) -> Any:
         done = result_count(body) // 2
         thought = [thinking(f"round {done}")] if client.thinks else []
         if done >= ROUNDS:
-            return answer(*thought, text("Done."))
+            return answer_with(*thought, text("Done."))
         calls = [client.call(command(f"{side} {done}")) for side in ("left", "right")]
-        return answer(*thought, *calls)
+        return answer_with(*thought, *calls)
 
     return reply
 
@@ -80,9 +80,9 @@ def delegates(name: str, delegate: dict[str, Any]) -> Callable[[Any], Any]:
         sent = json.dumps(body["messages"])
         if COUNT in sent and TASK not in sent:
             if result_count(body) == 0:
-                return answer(CLIENTS[name].call(command("a folder")))
+                return answer_with(CLIENTS[name].call(command("a folder")))
             return "There are three files."
-        return answer(delegate) if result_count(body) == 0 else "Done."
+        return answer_with(delegate) if result_count(body) == 0 else "Done."
 
     return reply
 
@@ -151,7 +151,7 @@ async def copilot_subagent(home: Path) -> bytes:
 async def mini_with_tools(home: Path) -> bytes:
     """A trajectory of mini-swe-agent with tool calls, which is its default."""
     commands = [command("it"), "printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'"]
-    script = [answer(text("A look."), tool_use("bash", {"command": one})) for one in commands]
+    script = [answer_with(text("A look."), tool_use("bash", {"command": one})) for one in commands]
     arguments = ["-c", "mini.yaml", "-m", "openai/gpt-5.2", "-y", "--exit-immediately", "-t", TASK]
     await run("mini-swe-agent", home, script=script, arguments=arguments)
     return session_file("mini-swe-agent")(home)
@@ -164,7 +164,7 @@ def traced(form: str) -> Callable[[Path], Awaitable[bytes]]:
         first = [tool_use("bash", {"command": command(side)}) for side in ("left", "right")]
         second = [text("A look."), tool_use("bash", {"command": command("all")})]
         file = home / "spans"
-        script: list[Any] = [answer(*first), answer(*second), "Done."]
+        script: list[Any] = [answer_with(*first), answer_with(*second), "Done."]
         async with MessagesServer(script) as api:
             environment = {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": key()}
             process = await asyncio.create_subprocess_exec(

@@ -17,7 +17,7 @@ from places import ROOT
 
 from ctxpipe.diagnostics.misses import cache_usage
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.testing import RequestBody, answer, tool_use
+from ctxpipe.testing import RequestBody, answer_with, tool_use
 
 WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
 
@@ -153,7 +153,7 @@ async def test_a_trial_has_it_do_each_task_in_both_arms_and_knows_what_that_cost
         if not body.get("tools"):
             return "A title"
         if result_count(body) == 0:
-            return answer(CLIENTS[client].call("touch made; seq -f 'line %g of it' 900"))
+            return answer_with(CLIENTS[client].call("touch made; seq -f 'line %g of it' 900"))
         assert "Make it." in json.dumps(body)
         return "Done."
 
@@ -189,10 +189,10 @@ async def test_claude_reads_back_by_the_tools_that_the_gateway_serves(tmp_path):
         asked.append([tool["name"] for tool in body.get("tools", ())])
         sent = json.dumps(body["messages"])
         if result_count(body) == 0:
-            return answer(CLIENTS["claude"].call("seq -f 'line %g of it' 900"))
+            return answer_with(CLIENTS["claude"].call("seq -f 'line %g of it' 900"))
         if result_count(body) == 1:
             path = re.search(r'/[^" ]+/\.ctxpipe/[^" ]+\.md', sent)
-            return answer(tool_use(READ_BACK, {"path": path and path[0]}))
+            return answer_with(tool_use(READ_BACK, {"path": path and path[0]}))
         return "Done." if "line 450 of it" in sent else "It was not read back."
 
     run = await run_client(
@@ -222,10 +222,10 @@ async def test_claude_looks_at_many_screens_and_at_the_first_once_more(tmp_path)
     def reply(body):
         done = result_count(body)
         if done < LOOKS:
-            return answer(tool_use("Read", {"file_path": str(work / f"{done}.png")}))
+            return answer_with(tool_use("Read", {"file_path": str(work / f"{done}.png")}))
         if done == LOOKS:
             path, *_ = left(body)
-            return answer(tool_use(READ_BACK, {"path": path}))
+            return answer_with(tool_use(READ_BACK, {"path": path}))
         return "Done."
 
     run = await run_client(

@@ -28,7 +28,7 @@ from ctxpipe.messages import Message
 from ctxpipe.providers.prices import Prices
 from ctxpipe.session import Session
 from ctxpipe.stages.offload.gates import RatioGate
-from ctxpipe.testing import MessagesServer, Model, Received, Usage, answer
+from ctxpipe.testing import MessagesServer, Model, Received, Usage, answer_with
 
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -506,7 +506,7 @@ async def test_a_context_that_was_not_sent_is_not_compared():
 
 
 async def test_calls_and_results_are_compared_by_their_content():
-    calls = answer("Let me look.", {"type": "tool_use", "name": "look", "input": {"a": 1}})
+    calls = answer_with("Let me look.", {"type": "tool_use", "name": "look", "input": {"a": 1}})
     async with talk(lambda _: calls) as talking:
         history: list[Message] = [user(words(0))]
         for number in range(4):

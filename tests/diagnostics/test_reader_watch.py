@@ -14,7 +14,7 @@ from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, MemoryStorage,
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.diagnostics import reader_watch
 from ctxpipe.diagnostics.reader_watch import can_open
-from ctxpipe.testing import MessagesServer, OpenAIServer, answer
+from ctxpipe.testing import MessagesServer, OpenAIServer, answer_with
 
 LONG = "a long line of output\n" * 2000
 LOOK: dict[str, Any] = {
@@ -36,7 +36,7 @@ async def ask(storage: LocalStorage | MemoryStorage, tools: list[Any], name: str
     """Send a request whose only result leaves the context."""
     session = ContextPipeline([DirectOffload(storage)]).session(name)
     history = conversation(user("go"), step("t1", "look", result=LONG))
-    async with messages_api(MessagesServer(lambda _: answer("ok"))) as (server, client):
+    async with messages_api(MessagesServer(lambda _: answer_with("ok"))) as (server, client):
         await session.create(client, messages=history, model="m", max_tokens=99, tools=tools)
     assert LONG not in server.requests[-1].raw.decode()
 
@@ -101,7 +101,7 @@ async def test_a_client_of_another_api_gives_the_same_warning(tmp_path, caplog, 
         },
         {"role": "tool", "tool_call_id": "t1", "content": LONG},
     ]
-    server = OpenAIServer(lambda _: answer("ok"))
+    server = OpenAIServer(lambda _: answer_with("ok"))
     async with (
         in_memory(server) as transport,
         openai.AsyncOpenAI(

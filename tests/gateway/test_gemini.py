@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from gateways import Upstream, serving
 
-from ctxpipe.testing import GeminiServer, Model, answer, tool_use
+from ctxpipe.testing import GeminiServer, Model, answer_with, tool_use
 
 GO = {"role": "user", "parts": [{"text": "look"}]}
 RESULT = "a line of the output\n" * 900
@@ -59,7 +59,7 @@ def check_prefix(api: GeminiServer):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("at", [STUDIO, VERTEX])
 async def test_long_results_leave_and_the_beginning_stays(tmp_path, method, at):
-    replies = [answer("I look.", tool_use("ls", {}), tool_use("ls", {"a": 1}))] * 5
+    replies = [answer_with("I look.", tool_use("ls", {}), tool_use("ls", {"a": 1}))] * 5
     contents: list[Any] = [GO]
     async with (
         GeminiServer(replies) as api,
@@ -79,7 +79,7 @@ async def test_long_results_leave_and_the_beginning_stays(tmp_path, method, at):
 
 
 async def test_a_loop_survives_a_restart_of_the_gateway(tmp_path):
-    replies = [answer(tool_use("ls", {})) for _ in range(4)] + ["done"]
+    replies = [answer_with(tool_use("ls", {})) for _ in range(4)] + ["done"]
     contents: list[Any] = [GO]
     async with GeminiServer(replies) as api:
         for number in range(5):

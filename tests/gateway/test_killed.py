@@ -13,7 +13,7 @@ from models import MODEL
 from services import free_port
 
 from ctxpipe.adapters.http_client import library_of
-from ctxpipe.testing import Hang, MessagesServer, Reply, RequestBody, answer, text
+from ctxpipe.testing import Hang, MessagesServer, Reply, RequestBody, answer_with, text
 
 TransportError = library_of(anthropic).TransportError
 AGENTS = 4
@@ -36,7 +36,7 @@ class Agents:
     def script(self, body: RequestBody) -> Reply:
         """What the API answers: in the turn of the kill nothing ends before it."""
         turn = len(body["messages"]) // 2
-        whole = answer(text(WORDS * 20 + f"turn {turn}"))
+        whole = answer_with(text(WORDS * 20 + f"turn {turn}"))
         if turn == KILLED_AT and not self.is_killed:
             return Hang(whole)
         return whole

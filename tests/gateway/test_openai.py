@@ -7,7 +7,7 @@ import pytest
 from gateways import key, serving
 from sdks import responses_of
 
-from ctxpipe.testing import OpenAIServer, answer, tool_use
+from ctxpipe.testing import OpenAIServer, answer_with, tool_use
 
 TASK = {"role": "user", "content": "look"}
 RESULT = "a line of the output\n" * 900
@@ -98,7 +98,7 @@ async def test_what_is_not_rewritten_is_the_client_s_own(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_loop_with_real_calls_survives_a_restart_of_the_gateway(tmp_path, form):
-    replies = [answer(tool_use("ls", {})) for _ in range(4)] + ["done"]
+    replies = [answer_with(tool_use("ls", {})) for _ in range(4)] + ["done"]
     items: list[Any] = [TASK]
     async with OpenAIServer(replies) as api:
         for number in range(5):

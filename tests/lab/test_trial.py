@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 from ctxpipe._cli import app
 from ctxpipe.lab.trial import run_order
 from ctxpipe.providers.prices import find_prices
-from ctxpipe.testing import Failure, MessagesServer, Reply, RequestBody, answer, tool_use
+from ctxpipe.testing import Failure, MessagesServer, Reply, RequestBody, answer_with, tool_use
 from scripts.pages import blocks_of
 
 AGENT = ROOT / "tests" / "support" / "trial_agent.py"
@@ -96,14 +96,14 @@ def figure(result: Result, name: str) -> list[str]:
 
 
 def says_it_at_once(body: RequestBody) -> Reply:
-    return answer("swordfish")
+    return answer_with("swordfish")
 
 
 def forgets(body: RequestBody) -> Reply:
     """Reads the notes and answers with what is in sight."""
     if len(body["messages"]) == 1:
-        return answer(tool_use("read_file", {"path": "notes.txt"}))
-    return answer("swordfish" if FACT in json.dumps(body["messages"]) else "I cannot see it.")
+        return answer_with(tool_use("read_file", {"path": "notes.txt"}))
+    return answer_with("swordfish" if FACT in json.dumps(body["messages"]) else "I cannot see it.")
 
 
 def reads_back(body: RequestBody) -> Reply:
@@ -111,7 +111,7 @@ def reads_back(body: RequestBody) -> Reply:
     sent = json.dumps(body["messages"])
     path = re.search(r"/[^\" ]+/\.ctxpipe/[^\" ]+\.md", sent)
     if len(body["messages"]) == 3 and FACT not in sent and path:
-        return answer(tool_use("read_file", {"path": path[0]}))
+        return answer_with(tool_use("read_file", {"path": path[0]}))
     return forgets(body)
 
 
@@ -123,7 +123,7 @@ class Flaky:
 
     def __call__(self, _body: RequestBody) -> Reply:
         self.asked += 1
-        return answer("sword" if self.asked % 3 == 0 else "swordfish")
+        return answer_with("sword" if self.asked % 3 == 0 else "swordfish")
 
 
 # What it reports ----------------------------------------------------------------------------------

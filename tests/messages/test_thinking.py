@@ -26,7 +26,7 @@ from ctxpipe.messages.thinking import (
     strip_thinking,
 )
 from ctxpipe.messages.vocabulary import UNSIGNED
-from ctxpipe.testing import MessagesServer, answer
+from ctxpipe.testing import MessagesServer, answer_with
 from ctxpipe.testing import thinking as thought
 
 
@@ -299,7 +299,7 @@ def test_thinking_that_cannot_carry_the_control_gets_none(kind):
 async def talk() -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """A model that thinks in its first answer, and a client to ask it."""
     async with (
-        MessagesServer([answer(thought("hm"), "yes"), "sure"], counter=len) as server,
+        MessagesServer([answer_with(thought("hm"), "yes"), "sure"], counter=len) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
     ):
         yield server, client

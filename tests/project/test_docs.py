@@ -24,7 +24,7 @@ from sdks import needs_middleware
 
 from ctxpipe.config import read_config
 from ctxpipe.messages import compact_json, tool_results
-from ctxpipe.testing import MessagesServer, OpenAIServer, answer, tool_use
+from ctxpipe.testing import MessagesServer, OpenAIServer, answer_with, tool_use
 from scripts.pages import Block, Prompt, blocks_of
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -77,7 +77,7 @@ def model(request: Mapping[str, Any]) -> Any:
     """A model that looks at the folder once, where it is given a shell, and then is polite."""
     has_shell = any(tool.get("name") == "bash" for tool in request.get("tools") or ())
     if has_shell and not any(tool_results(request["messages"])):
-        return answer(tool_use("bash", {"command": "ls"}))
+        return answer_with(tool_use("bash", {"command": "ls"}))
     return "Hello."
 
 

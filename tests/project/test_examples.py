@@ -27,7 +27,7 @@ from sdks import needs_middleware
 
 from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
+from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer_with, tool_use
 from ctxpipe.tools import ToolInputError
 from examples import tools as example_tools
 from examples.adapters.scripted import tool_message
@@ -208,7 +208,7 @@ async def test_the_example_has_the_stages_of_the_readmes_program(tmp_path):
 
 async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder):
     script: list[Reply] = [
-        answer(
+        answer_with(
             "Hm.",
             tool_use("list_dir", {}, id="t1"),
             tool_use("read_file", {"path": "__init__.py"}, id="t2"),
@@ -224,7 +224,7 @@ async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder):
 
 async def test_what_a_tool_cannot_do_the_model_is_told(folder):
     script: list[Reply] = [
-        answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
+        answer_with(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
         "Done.",
     ]
     names = ["list_dir", "read_file", "grep", "run_python"]
@@ -426,7 +426,9 @@ async def test_no_call_of_a_chat_completion_ends_the_loop_of_a_mount(name, argum
 
 async def test_with_a_key_the_example_asks_the_api(folder, tmp_path):
     places = ("--folder", folder, "--storage", tmp_path / "s")
-    async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
+    async with MessagesServer(
+        [answer_with(tool_use("list_dir", {})), "It is a package."]
+    ) as server:
         done = await anyio.run_process(
             command("What is it?", *places, "--model", "some-model"),
             cwd=ROOT,

@@ -17,7 +17,7 @@ from processes import prepared_python
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
-from ctxpipe.testing import MessagesServer, Reply, RequestBody, answer, tool_use
+from ctxpipe.testing import MessagesServer, Reply, RequestBody, answer_with, tool_use
 
 KILLS = int(os.environ.get("CTXPIPE_KILLS", "4"))
 STEPS = 12
@@ -27,12 +27,12 @@ def reply(body: RequestBody) -> Reply:
     """What a model says that has seen so many messages: the same, however often it is asked."""
     count = len(body["messages"])
     if count > 2 * STEPS:
-        return answer("All is read.")
+        return answer_with("All is read.")
     calls = [
         tool_use("read_file", {"path": "long.txt"}, f"toolu_{count}_{n}")
         for n in range(1 + count % 3 // 2)
     ]
-    return answer(f"Step {count}.", *calls)
+    return answer_with(f"Step {count}.", *calls)
 
 
 def start(server: MessagesServer, folder: Path, state: Path) -> subprocess.Popen[bytes]:

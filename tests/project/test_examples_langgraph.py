@@ -10,7 +10,7 @@ import pytest
 from models import MODEL
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, Sessions, Tool
-from ctxpipe.testing import MessagesServer, RequestBody, answer, tool_use
+from ctxpipe.testing import MessagesServer, RequestBody, answer_with, tool_use
 
 REASON = "langgraph is not installed: make examples installs it in a new environment"
 pytest.importorskip("langgraph", reason=REASON)
@@ -35,7 +35,7 @@ def reply(body: RequestBody) -> Any:
     number = len(body["messages"])
     if number % 8 in (6, 7):
         return "Done."
-    return answer(f"Step {number}.", tool_use("read", {}, f"toolu_{number}"))
+    return answer_with(f"Step {number}.", tool_use("read", {}, f"toolu_{number}"))
 
 
 def sessions_in(root: Path) -> Sessions:

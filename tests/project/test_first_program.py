@@ -18,7 +18,7 @@ from readme import FIRST_PROGRAM, LOOP_PROGRAMS, SESSION_PROGRAM
 
 import ctxpipe
 from ctxpipe import testing
-from ctxpipe.testing import MessagesServer, Reply, answer, tool_use
+from ctxpipe.testing import MessagesServer, Reply, answer_with, tool_use
 
 SECRETS = {
     ".git/config": "url = https://user:canary-git@example.com/repository",
@@ -200,8 +200,8 @@ async def test_what_is_long_leaves_the_context_and_is_read_back(name, tmp_path):
     command = {"command": "seq 50000; echo test_price FAILED; seq 50000"}
     search = {"path": f"{SESSION_IDS[name]}/call_1.md", "pattern": "FAILED"}
     script: list[Reply] = [
-        answer(tool_use("bash", command, id="call_1")),
-        answer(tool_use("search_offloaded", search)),
+        answer_with(tool_use("bash", command, id="call_1")),
+        answer_with(tool_use("search_offloaded", search)),
         "It is test_price.",
     ]
     printed, server = await run(PROGRAMS[name], script, tmp_path)
@@ -222,9 +222,9 @@ REPLIES = pytest.mark.parametrize(
     [
         (testing.refusal(), [], "refusal"),
         (testing.refusal("I will not."), ["I will not."], "refusal"),
-        (answer(), [], "end_turn"),
-        (answer(testing.thinking("so")), [], "end_turn"),
-        (answer("First. ", "Second."), ["First. ", "Second."], "end_turn"),
+        (answer_with(), [], "end_turn"),
+        (answer_with(testing.thinking("so")), [], "end_turn"),
+        (answer_with("First. ", "Second."), ["First. ", "Second."], "end_turn"),
     ],
     ids=["refusal", "refusal with a text", "nothing", "only thinking", "two texts"],
 )
@@ -252,8 +252,8 @@ async def test_the_program_with_a_session_ends_in_words_whatever_the_model_answe
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_no_call_that_the_model_makes_up_ends_a_first_program(name, tmp_path):
     script: list[Reply] = [
-        answer(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
-        answer(tool_use("run_tests", {"all": True}), tool_use("bash", {})),
+        answer_with(tool_use("run_test", {}), tool_use("", {}), tool_use("Bash", {"command": 1})),
+        answer_with(tool_use("run_tests", {"all": True}), tool_use("bash", {})),
         "Done.",
     ]
     printed, _ = await run(PROGRAMS[name], script, tmp_path)

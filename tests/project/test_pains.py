@@ -40,7 +40,7 @@ from ctxpipe.messages import Message, blocks, kind, pending_calls, split_system,
 from ctxpipe.placeholders.placeholders import Preview
 from ctxpipe.stages.compact.stage import Breaker, Restore
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry, Summarizer
-from ctxpipe.testing import answer
+from ctxpipe.testing import answer_with
 from ctxpipe.testing import thinking as thought
 from ctxpipe.testing import tool_use as tool_call
 
@@ -167,7 +167,7 @@ async def test_thinking_that_the_api_has_signed_passes_it_again_through_every_st
     tmp_path,
 ):
     replies = [
-        answer(thought(f"Thought {n}."), "Well.", tool_call("bash", {"command": f"make {n}"}))
+        answer_with(thought(f"Thought {n}."), "Well.", tool_call("bash", {"command": f"make {n}"}))
         for n in range(40)
     ]
     async with api(playing(replies), thinking="bound") as (server, client):

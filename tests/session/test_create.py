@@ -45,7 +45,7 @@ from ctxpipe.testing import (
     Reply,
     RequestBody,
     Script,
-    answer,
+    answer_with,
     overloaded,
     prompt_too_long,
     rate_limited,
@@ -293,7 +293,10 @@ async def test_stale_thinking_is_dropped_by_the_api_and_not_refused():
 
     history: list[Any] = [user("go")]
     session = ContextPipeline([forget]).session("s")
-    async with talk(lambda _: answer(thinking("hm"), tool_use("look", {}))) as (server, client):
+    async with talk(lambda _: answer_with(thinking("hm"), tool_use("look", {}))) as (
+        server,
+        client,
+    ):
         for ask in (created, helped, created, helped, created):
             reply = await ask(session, client, history, extra_headers={"x-mine": "1"})
             content = [block.to_dict() for block in reply.content]

@@ -24,7 +24,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.placeholders.placeholders import INTERRUPTED
 from ctxpipe.session.session import conversation_of
-from ctxpipe.testing import MessagesServer, RequestBody, Script, answer
+from ctxpipe.testing import MessagesServer, RequestBody, Script, answer_with
 from ctxpipe.testing import tool_use as called
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
@@ -108,7 +108,7 @@ async def test_a_streamed_reply_is_appended_if_it_was_read_to_its_end(is_read, t
 
 async def test_a_paid_reply_is_in_the_journal_before_create_returns(tmp_path):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
-    async with talk([answer(called("look", {}, "toolu_1"))]) as (_, client):
+    async with talk([answer_with(called("look", {}, "toolu_1"))]) as (_, client):
         session.append(user("go"))
         await session.create(client, **ASKED)
 
@@ -255,7 +255,7 @@ async def test_a_message_appended_during_a_call_follows_the_reply_and_its_result
     def think(body: RequestBody) -> Any:
         if len(body["messages"]) == 1:
             session.append(user("stop"))
-            return answer(*calls)
+            return answer_with(*calls)
         return "done"
 
     async with talk(think) as (server, client):
@@ -276,7 +276,7 @@ async def test_a_message_appended_during_a_call_follows_the_reply_and_its_result
 
 async def test_interrupted_calls_are_answered_before_appended_messages():
     session = ContextPipeline().session("s")
-    async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
+    async with talk([answer_with(called("look", {}, "toolu_1")), "fine"]) as (server, client):
         session.append(user("go"))
         await session.create(client, **ASKED)
         session.append(user("never mind"))
@@ -297,7 +297,7 @@ async def test_a_reply_appended_by_the_caller_too_is_stored_once(
             content = [block.model_dump(exclude_none=True) for block in content]
         return {"role": "assistant", "content": content}
 
-    async with talk(["one", answer(called("look", {}, "toolu_1")), "three"]) as (_, client):
+    async with talk(["one", answer_with(called("look", {}, "toolu_1")), "three"]) as (_, client):
         session.append(user("go"))
         async with session.stream(client, **ASKED) as stream:
             reply: Any = await stream.get_final_message()
@@ -458,7 +458,7 @@ async def test_results_appended_after_a_flush_directly_follow_their_calls(
     tmp_path,
 ):
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
-    async with talk([answer(called("look", {}, "toolu_1")), "fine"]) as (server, client):
+    async with talk([answer_with(called("look", {}, "toolu_1")), "fine"]) as (server, client):
         session.append(user("go"))
         await session.create(client, **ASKED)
         session.append(user("stop"))

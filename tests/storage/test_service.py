@@ -16,7 +16,7 @@ from processes import prepared_python
 from services import S3, Postgres, absent
 
 from benchmarks.bench_service import Worker, environment_of, post
-from ctxpipe.testing import MessagesServer, RequestBody, answer, tool_use
+from ctxpipe.testing import MessagesServer, RequestBody, answer_with, tool_use
 from ctxpipe.testing.replies import Answer
 
 LONG = "a long line of a result\n" * 300
@@ -36,7 +36,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], S3
 
 def reply(body: RequestBody) -> Answer:
     number = len(body["messages"])
-    return answer(f"Step {number}.", tool_use("read", {}, f"toolu_{number}"), seconds=0.3)
+    return answer_with(f"Step {number}.", tool_use("read", {}, f"toolu_{number}"), seconds=0.3)
 
 
 @asynccontextmanager

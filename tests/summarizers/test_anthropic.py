@@ -27,7 +27,7 @@ from ctxpipe.testing import (
     Model,
     RequestBody,
     Script,
-    answer,
+    answer_with,
     overloaded,
     prompt_too_long,
     rate_limited,
@@ -66,7 +66,7 @@ def prompt_of(body: RequestBody) -> str:
 
 
 async def test_a_cheap_separate_model_reads_the_transcript():
-    async with serving([answer(" A summary. ")]) as (server, client):
+    async with serving([answer_with(" A summary. ")]) as (server, client):
         summary = await AnthropicSummarizer(client)(HISTORY)
 
     body = server.requests[0].body
@@ -123,13 +123,13 @@ async def test_without_client_and_credentials_the_extractive_summarizer_writes_a
 @pytest.mark.parametrize(
     "reply",
     [
-        answer("half a sent", stop_reason="max_tokens"),
-        answer("I'd rather call", tool_use("bash", {})),
-        answer(thinking("only thoughts")),
-        answer(),
-        answer("  \n"),
+        answer_with("half a sent", stop_reason="max_tokens"),
+        answer_with("I'd rather call", tool_use("bash", {})),
+        answer_with(thinking("only thoughts")),
+        answer_with(),
+        answer_with("  \n"),
         refusal("No."),
-        answer("later", stop_reason="pause_turn"),
+        answer_with("later", stop_reason="pause_turn"),
     ],
     ids=["cut off", "tool_use", "thinking only", "empty", "blank", "refusal", "paused"],
 )
@@ -143,7 +143,7 @@ async def test_an_incomplete_answer_is_a_failure(reply):
 async def test_an_answer_cut_off_is_requested_once_more_with_fewer_words_and_more_tokens(
     settings: dict[str, Any],
 ):
-    cut = answer("half a sent", stop_reason="max_tokens")
+    cut = answer_with("half a sent", stop_reason="max_tokens")
     async with serving([cut, "Whole."]) as (server, client):
         summary = await summarize_with_retry(
             AnthropicSummarizer(client, **settings), HISTORY, Retry(sleep=no_sleep)
@@ -156,7 +156,7 @@ async def test_an_answer_cut_off_is_requested_once_more_with_fewer_words_and_mor
 
 
 @pytest.mark.parametrize(
-    ("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)]
+    ("reply", "calls"), [(refusal("No."), 1), (answer_with("hal", stop_reason="max_tokens"), 2)]
 )
 @pytest.mark.parametrize("mode", ["transcript", "inline"])
 async def test_a_refused_request_is_not_sent_again(reply, calls, mode):
@@ -171,16 +171,16 @@ async def test_a_refused_request_is_not_sent_again(reply, calls, mode):
 
 
 async def test_thinking_before_the_summary_is_not_part_of_it():
-    async with serving([answer(thinking("let me see"), "The summary.")]) as (_, client):
+    async with serving([answer_with(thinking("let me see"), "The summary.")]) as (_, client):
         assert (await AnthropicSummarizer(client)(HISTORY)).text == "The summary."
 
 
 @pytest.mark.parametrize(
     "failure",
-    [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer("half a line"))],
+    [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer_with("half a line"))],
 )
 async def test_the_sdks_own_retries_are_off(failure):
-    async with serving([failure, answer("never")], max_retries=7) as (server, client):
+    async with serving([failure, answer_with("never")], max_retries=7) as (server, client):
         with pytest.raises(anthropic.APIError):
             await AnthropicSummarizer(client)(HISTORY)
 
@@ -273,7 +273,7 @@ async def test_an_inline_request_with_a_lone_surrogate_is_sent_as_a_transcript()
 
 
 async def test_an_inline_request_has_the_agents_thinking_unchanged():
-    async with serving([answer(thinking("hm"), "Yes."), "ok"]) as (server, client):
+    async with serving([answer_with(thinking("hm"), "Yes."), "ok"]) as (server, client):
         options: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
         reply = await client.messages.create(
             model="some-model",

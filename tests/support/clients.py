@@ -29,7 +29,7 @@ from ctxpipe.testing import (
     OpenAIServer,
     RequestBody,
     Script,
-    answer,
+    answer_with,
     text,
     thinking,
     tool_use,
@@ -664,7 +664,7 @@ def _script(client: Client) -> Script:
     if client.observation:
         commands = [_command(f"round {number}") for number in range(2 * ROUNDS)]
         commands.append("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'")
-        return [answer(client.call(command)) for command in commands]
+        return [answer_with(client.call(command)) for command in commands]
 
     def reply(body: RequestBody) -> Any:
         if not has_tools(body):
@@ -672,9 +672,9 @@ def _script(client: Client) -> Script:
         done = result_count(body) // 2
         thought = [thinking(f"round {done}")] if client.thinks else []
         if done >= ROUNDS:
-            return answer(*thought, text("Done."))
+            return answer_with(*thought, text("Done."))
         calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
-        return answer(*thought, *calls)
+        return answer_with(*thought, *calls)
 
     return reply
 
@@ -700,7 +700,7 @@ def long_script(client: Client) -> Script:
         if done > LONG_ROUNDS:
             return "Done."
         calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
-        return answer(*calls)
+        return answer_with(*calls)
 
     return reply
 

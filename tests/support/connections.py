@@ -17,7 +17,7 @@ from mounts import result
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, presets
 from ctxpipe.stages.reports import Compacted, Outcome, StageReport
-from ctxpipe.testing import Received, Reply, RequestBody, answer, tool_use
+from ctxpipe.testing import Received, Reply, RequestBody, answer_with, tool_use
 
 KEYS = (
     *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY", "GEMINI_API_KEY"),
@@ -112,7 +112,7 @@ class Agent:
         self._said += 1
         if self._said > self._rounds:
             return "Done."
-        return answer(tool_use("look", {"number": self._said}, id=f"c{self._said}"))
+        return answer_with(tool_use("look", {"number": self._said}, id=f"c{self._said}"))
 
 
 class Compactions:

@@ -18,7 +18,7 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import Received, Reply, answer, thinking, tool_use
+from ctxpipe.testing import Received, Reply, answer_with, thinking, tool_use
 
 LINES = "a long line of output\n" * 100
 ROUNDS = 5
@@ -35,7 +35,7 @@ def rounds(number: int = ROUNDS) -> list[Reply]:
     script: list[Reply] = []
     for turn in range(number):
         calls = [tool_use("look", {"number": 2 * turn + n}, id=f"c{2 * turn + n}") for n in (0, 1)]
-        script.append(answer(thinking(f"thought {turn}"), *calls))
+        script.append(answer_with(thinking(f"thought {turn}"), *calls))
     return [*script, "Done."]
 
 
@@ -52,8 +52,8 @@ def asking_a_sub_agent(first: int) -> Callable[[Any], Reply]:
         if turn == 3:
             return "Done."
         if task == "go" and turn == 1:
-            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
-        return answer(tool_use("look", {"number": turn}, id=f"{task[:2]}{turn}"))
+            return answer_with(tool_use("ask", {"question": "What?"}, id="ask"))
+        return answer_with(tool_use("look", {"number": turn}, id=f"{task[:2]}{turn}"))
 
     return script
 

@@ -25,7 +25,7 @@ from ctxpipe.testing import (
     Reply,
     RequestBody,
     Script,
-    answer,
+    answer_with,
     tool_use,
 )
 
@@ -65,7 +65,7 @@ def asked(server: MessagesServer, model: str = MODEL) -> list[Received]:
 
 def call(name: str, id: str | None = None, **given: object) -> Reply:  # noqa: A002
     """The model calls a tool."""
-    return answer(tool_use(name, given, id))
+    return answer_with(tool_use(name, given, id))
 
 
 def reading(folder: Path) -> Tool:

@@ -12,7 +12,7 @@ import pytest
 from anthropic.types import Message, Usage
 from in_memory import messages_api
 
-from ctxpipe.testing import MessagesServer, Model, answer, overloaded, thinking, tool_use
+from ctxpipe.testing import MessagesServer, Model, answer_with, overloaded, thinking, tool_use
 from ctxpipe.tokens import TokenCounter
 
 TOOLS: Any = [{"name": "ls", "description": "List a folder.", "input_schema": {"type": "object"}}]
@@ -97,7 +97,7 @@ async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor):
 async def test_the_output_tokens_are_those_of_the_blocks():
     said = {"type": "text", "text": "So it is."}
     content: Any = [said, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
-    reply = answer("So it is.", tool_use("ls", {"a": 1}, id="t"))
+    reply = answer_with("So it is.", tool_use("ls", {"a": 1}, id="t"))
     async with talk(Model(billing_factor=2), script=[reply]) as talking:
         usage = await talking.ask(user("go"))
 
@@ -211,7 +211,7 @@ async def test_a_failed_request_writes_nothing_to_the_cache():
 
 
 async def test_a_stream_has_the_same_usage():
-    async with talk(counter=len, script=[answer(thinking("hm"), "so")] * 2) as talking:
+    async with talk(counter=len, script=[answer_with(thinking("hm"), "so")] * 2) as talking:
         plain = await talking.ask(user("12345", mark=True))
         options: Any = {"model": "m", "max_tokens": 9, "messages": [user("54321", mark=True)]}
         async with talking.client.messages.stream(**options) as stream:

@@ -15,7 +15,7 @@ from ctxpipe.testing import (
     Model,
     Reply,
     Script,
-    answer,
+    answer_with,
     overloaded,
     rate_limited,
     thinking,
@@ -58,7 +58,10 @@ def parts_of(reply: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("at", [MODEL, VERTEX])
 async def test_a_call_is_continued_with_its_signature(at):
-    script: list[Reply] = [answer(thinking("hm"), "I look.", tool_use("look", {"a": 1})), "Done."]
+    script: list[Reply] = [
+        answer_with(thinking("hm"), "I look.", tool_use("look", {"a": 1})),
+        "Done.",
+    ]
 
     async with talk(script) as (server, client):
         reply = (await ask(client, "generateContent", at=at)).json()
@@ -91,7 +94,7 @@ async def test_a_request_that_breaks_a_rule_is_refused_in_the_form_of_the_api():
 
 async def test_a_stream_has_the_plain_reply_in_pieces():
     words = "many words " * 30
-    script = [answer(words, tool_use("look", {"a": "b"}, id="c1"))]
+    script = [answer_with(words, tool_use("look", {"a": "b"}, id="c1"))]
 
     async with talk(script) as (_, client):
         response = await ask(client, "streamGenerateContent?alt=sse")
@@ -108,7 +111,7 @@ async def test_a_stream_has_the_plain_reply_in_pieces():
 
 
 async def test_a_stream_may_end_with_an_error():
-    async with talk([overloaded(after=answer("many words " * 30))]) as (_, client):
+    async with talk([overloaded(after=answer_with("many words " * 30))]) as (_, client):
         found = events(await ask(client, "streamGenerateContent?alt=sse"))
 
     assert found[-1]["error"]["status"] == "UNAVAILABLE"

@@ -19,7 +19,7 @@ from ctxpipe.testing import (
     Reply,
     Script,
     ScriptExhausted,
-    answer,
+    answer_with,
     rate_limited,
     text,
     thinking,
@@ -56,7 +56,10 @@ async def ask(client: openai.AsyncOpenAI, path: str, said: Any):
 
 
 async def test_a_chat_with_a_call_is_answered_in_the_form_of_the_sdk():
-    script: list[Reply] = [answer(thinking("hm"), "I look.", tool_use("look", {"a": 1})), "Done."]
+    script: list[Reply] = [
+        answer_with(thinking("hm"), "I look.", tool_use("look", {"a": 1})),
+        "Done.",
+    ]
 
     async with talk(script) as (server, client):
         first = await client.chat.completions.create(model="m", messages=[user("go")], tools=TOOLS)
@@ -82,7 +85,7 @@ async def test_a_chat_with_a_call_is_answered_in_the_form_of_the_sdk():
 )
 async def test_a_streamed_chat_has_the_plain_reply_in_pieces():
     words = "many words " * 30
-    script = [answer(words, tool_use("look", {"a": "b" * 99}, id="c1"))]
+    script = [answer_with(words, tool_use("look", {"a": "b" * 99}, id="c1"))]
     async with (
         talk(script) as (_, client),
         client.chat.completions.stream(
@@ -130,7 +133,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_apis_words(path):
 
 
 async def test_a_response_with_reasoning_and_a_call_is_continued_with_its_items():
-    script: list[Reply] = [answer(thinking("hm"), tool_use("look", {"a": 1})), "Done."]
+    script: list[Reply] = [answer_with(thinking("hm"), tool_use("look", {"a": 1})), "Done."]
 
     async with talk(script) as (server, client):
         first = await responses_of(client).create(model="m", input="go", store=False)
@@ -149,7 +152,7 @@ async def test_a_response_with_reasoning_and_a_call_is_continued_with_its_items(
 
 async def test_a_streamed_response_has_the_plain_one_in_pieces():
     words = "many words " * 30
-    script = [answer(thinking("hm"), words, tool_use("look", {"a": 1}))]
+    script = [answer_with(thinking("hm"), words, tool_use("look", {"a": 1}))]
     async with (
         talk(script) as (_, client),
         responses_of(client).stream(model="m", input="go") as stream,
@@ -164,7 +167,7 @@ async def test_a_streamed_response_has_the_plain_one_in_pieces():
 
 
 async def test_a_call_with_a_text_is_a_call_of_a_custom_tool():
-    script = [answer(tool_use("exec", "ls -l")), answer(tool_use("exec", "ls -l"))]
+    script = [answer_with(tool_use("exec", "ls -l")), answer_with(tool_use("exec", "ls -l"))]
     async with talk(script) as (server, client):
         plain = await responses_of(client).create(model="m", input="go")
         stream = await responses_of(client).create(model="m", input="go", stream=True)
@@ -211,7 +214,7 @@ async def test_the_stored_copy_of_an_item_with_an_id_is_read():
 
 
 async def test_an_item_without_the_reasoning_it_came_from_is_refused():
-    async with talk([answer(thinking("hm"), "So."), "on"]) as (_, client):
+    async with talk([answer_with(thinking("hm"), "So."), "on"]) as (_, client):
         first = await responses_of(client).create(model="m", input="go")
         said: Any = first.output[1].model_dump()
         with pytest.raises(openai.BadRequestError, match="required 'reasoning' item: 'rs_"):
@@ -255,7 +258,7 @@ async def test_an_error_in_a_script_has_the_type_of_the_sdk():
 
 
 async def test_a_stream_may_be_cut_off():
-    async with talk([Cut(after=answer("many words " * 99))]) as (_, client):
+    async with talk([Cut(after=answer_with("many words " * 99))]) as (_, client):
         stream = await responses_of(client).create(model="m", input="go", stream=True)
         with pytest.raises(openai.APIConnectionError):
             async for _event in stream:
@@ -264,7 +267,7 @@ async def test_a_stream_may_be_cut_off():
 
 async def test_a_request_after_the_last_reply_is_raised_when_the_block_ends():
     async def ask_twice() -> None:
-        async with talk([answer(text("ok"))]) as (_, client):
+        async with talk([answer_with(text("ok"))]) as (_, client):
             await responses_of(client).create(model="m", input="go")
             with pytest.raises(openai.InternalServerError):
                 await responses_of(client).create(model="m", input="go")

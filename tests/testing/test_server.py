@@ -33,7 +33,7 @@ from ctxpipe.testing import (
     RequestBody,
     Script,
     ScriptExhausted,
-    answer,
+    answer_with,
     overloaded,
     prompt_too_long,
     rate_limited,
@@ -46,7 +46,7 @@ from ctxpipe.testing import (
 
 http = library_of(anthropic)
 LONG = "Habe Mut, dich deines eigenen Verstandes zu bedienen! " * 40
-BUSY = answer(
+BUSY = answer_with(
     thinking("first this, then that"),
     LONG,
     tool_use("ls", {"path": "a/ü", "deep": [1, {"x": None}]}),
@@ -118,7 +118,7 @@ def told(message: Message) -> dict[str, Any]:
 
 async def test_a_streams_events_come_in_the_apis_order():
     async with talk(
-        [answer(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]
+        [answer_with(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]
     ) as (_, client):
         stream = await client.messages.create(
             model="m", max_tokens=9, messages=[{"role": "user", "content": "go"}], stream=True
@@ -148,7 +148,7 @@ async def test_a_streams_events_come_in_the_apis_order():
 @needs_stream_of_today
 async def test_a_streamed_answer_can_be_sent_back_unchanged():
     async with talk(
-        [answer(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]
+        [answer_with(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]
     ) as (server, client):
         reply = await ask_streaming(client)
         messages: Any = [
@@ -173,7 +173,10 @@ async def test_a_paused_turn_is_continued_when_it_is_sent_back(streaming):
         "input": {"query": "q"},
     }
     found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
-    async with talk([answer("I search.", search), answer(found, "So it is.")]) as (server, client):
+    async with talk([answer_with("I search.", search), answer_with(found, "So it is.")]) as (
+        server,
+        client,
+    ):
         paused = await (ask_streaming(client) if streaming else ask(client))
         messages: Any = [{"role": "user", "content": "go"}, said_in(paused)]
         ended = await client.messages.create(model="m", max_tokens=99, messages=messages)
@@ -185,7 +188,7 @@ async def test_a_paused_turn_is_continued_when_it_is_sent_back(streaming):
 
 async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
     search = {"type": "server_tool_use", "name": "web_search", "input": {}}
-    async with talk([answer(search, tool_use("ls", {}))]) as (_, client):
+    async with talk([answer_with(search, tool_use("ls", {}))]) as (_, client):
         reply = await ask(client)
 
     assert [block.id.partition("_")[0] for block in reply.content] == ["srvtoolu", "toolu"]  # type: ignore[union-attr]
@@ -195,11 +198,11 @@ async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind():
 @pytest.mark.parametrize(
     ("reply", "kinds", "reason"),
     [
-        (answer(), [], "end_turn"),
-        (answer(" \n"), ["text"], "end_turn"),
-        (answer(thinking("hm")), ["thinking"], "end_turn"),
-        (answer(tool_use("ls", {})), ["tool_use"], "tool_use"),
-        (answer("half", stop_reason="max_tokens"), ["text"], "max_tokens"),
+        (answer_with(), [], "end_turn"),
+        (answer_with(" \n"), ["text"], "end_turn"),
+        (answer_with(thinking("hm")), ["thinking"], "end_turn"),
+        (answer_with(tool_use("ls", {})), ["tool_use"], "tool_use"),
+        (answer_with("half", stop_reason="max_tokens"), ["text"], "max_tokens"),
         (refusal(), [], "refusal"),
     ],
     ids=["empty", "blank", "thinking only", "tool use", "max_tokens", "refusal"],
@@ -280,7 +283,7 @@ def test_a_single_text_is_refused_as_a_script():
 
 
 async def test_an_answer_that_cannot_be_sent_is_an_error_of_the_script():
-    script = [answer(tool_use("ls", {"path": object()}))]
+    script = [answer_with(tool_use("ls", {"path": object()}))]
     with pytest.raises(InvalidHistory, match="Object of type object is not JSON"):
         await ask_until_refused(MessagesServer(script, counter=len), "InvalidHistory")
 
@@ -332,7 +335,7 @@ async def test_everything_about_a_request_is_recorded():
     assert (first.tokens, first.usage, first.reply, first.problems) == (
         5,
         first.usage,
-        answer("one"),
+        answer_with("one"),
         (),
     )
     assert (first.body.get("stream"), second.body.get("stream")) == (None, True)
@@ -395,7 +398,7 @@ async def test_a_client_with_only_failures_gives_up_and_gets_retry_after():
 
 
 @pytest.mark.parametrize(
-    "reply", [Cut(), Cut(after=answer(LONG))], ids=["before the first byte", "halfway"]
+    "reply", [Cut(), Cut(after=answer_with(LONG))], ids=["before the first byte", "halfway"]
 )
 async def test_a_cut_connection_is_a_connection_error(reply: Cut):
     async with talk([reply]) as (_, client):
@@ -409,7 +412,7 @@ async def test_a_cut_connection_is_a_connection_error(reply: Cut):
 async def test_a_stream_that_is_cut_or_hangs_gives_half_of_the_answer(reply, error):
     seen: list[str] = []
     patience = http.Timeout(60, read=3)  # the first half has to come in time
-    async with talk([reply(after=answer(LONG))], timeout=patience) as (_, client):
+    async with talk([reply(after=answer_with(LONG))], timeout=patience) as (_, client):
         with pytest.raises(error):
             await listen(client, seen)
 
@@ -425,7 +428,7 @@ async def listen(client: anthropic.AsyncAnthropic, seen: list[str]):
 
 
 async def test_a_stream_may_end_with_an_error_halfway():
-    async with talk([overloaded(after=answer(LONG))]) as (_, client):
+    async with talk([overloaded(after=answer_with(LONG))]) as (_, client):
         with pytest.raises(anthropic.APIStatusError) as caught:
             await ask_streaming(client)
 
@@ -433,7 +436,7 @@ async def test_a_stream_may_end_with_an_error_halfway():
 
 
 @pytest.mark.parametrize(
-    "reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"]
+    "reply", [Hang(), Hang(after=answer_with(LONG))], ids=["from the start", "halfway"]
 )
 async def test_a_hanging_reply_ends_with_the_clients_timeout(reply: Hang):
     async with talk([reply], timeout=http.Timeout(60, read=0.1)) as (_, client):
@@ -452,7 +455,7 @@ async def first_request(server: MessagesServer):
 
 
 @pytest.mark.parametrize(
-    "script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"]
+    "script", [[answer_with("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"]
 )
 async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script | None):
     ended = asyncio.Event()
@@ -538,7 +541,7 @@ async def ask_by_hand(url: str, text: str) -> str:
 async def test_a_stopped_server_leaves_no_task_and_no_socket():
     tasks = asyncio.all_tasks()
     started: list[str] = []
-    async with talk([Hang(), Hang(after=answer(LONG))]) as (server, client):
+    async with talk([Hang(), Hang(after=answer_with(LONG))]) as (server, client):
         plain = asyncio.create_task(ask(client))
         streaming = asyncio.create_task(listen(client, started))
         with anyio.move_on_after(0.2):

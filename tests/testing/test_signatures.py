@@ -16,7 +16,7 @@ from ctxpipe.testing import (
     MessagesServer,
     Model,
     RequestBody,
-    answer,
+    answer_with,
     redacted_thinking,
     thinking,
     tool_use,
@@ -32,7 +32,7 @@ BOUND = "The block is bound to a different conversation. Remove the block, or se
 def think_and_call(body: RequestBody) -> Any:
     number = len(body["messages"])
     hidden = [redacted_thinking()] if number == 3 else []
-    return answer(
+    return answer_with(
         thinking(f"thought {number}"), *hidden, "so", tool_use("ls", {"n": number}, id=f"t{number}")
     )
 

@@ -210,7 +210,7 @@ async def test_the_runner_of_the_sdk_compacts_when_the_model_asks(tmp_path):
     stages = [Compact(PromptSummarizer(write), archive=storage)]
     pipeline = ContextPipeline(stages, budget=Budget(window=20_000))
     ask = testing.tool_use("compact_context", {"focus": "ports"})
-    replies: list[testing.Reply] = [testing.answer(ask), "Done."]
+    replies: list[testing.Reply] = [testing.answer_with(ask), "Done."]
     history: Any = [user("Go."), *work(10)]
     async with testing.MessagesServer(replies) as server:
         client = anthropic.AsyncAnthropic(

@@ -39,8 +39,8 @@ from ctxpipe import (
     Stage,
     Tool,
     Turn,
+    answer,
 )
-from ctxpipe import answer as answer_call
 from ctxpipe.functions import (
     compact_messages,
     count_tokens,
@@ -70,7 +70,7 @@ from ctxpipe.settings import EXAMPLE_MODEL as MODEL
 from ctxpipe.stages.offload.gates import RatioGate, RentOrBuyGate
 from ctxpipe.stages.reports import Collapsed, Compacted, Offloaded, Outcome, StageReport, Truncated
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summarizer, Summary
-from ctxpipe.testing import MessagesServer, answer, tool_use
+from ctxpipe.testing import MessagesServer, answer_with, tool_use
 from ctxpipe.tools import ToolInputError
 from ctxpipe.turn.repair import repair
 
@@ -341,12 +341,12 @@ async def send_plain_dicts(pipeline: ContextPipeline, client: anthropic.AsyncAnt
 
 
 async def test_with_a_server(pipeline: ContextPipeline):
-    script = [answer("I look.", tool_use("bash", {"command": "ls"})), answer("Done.")]
+    script = [answer_with("I look.", tool_use("bash", {"command": "ls"})), answer_with("Done.")]
     async with MessagesServer(script) as server:
         client = anthropic.AsyncAnthropic(api_key="none", base_url=server.url)
         session = pipeline.session("test")
         reply = await session.create(client, model=MODEL, max_tokens=100)
-        result = await answer_call(reply.content[1], [])
+        result = await answer(reply.content[1], [])
         assert_type(result, ToolResultBlockParam | None)
         assert_type(server.requests[0].tokens, int)
 
