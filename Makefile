@@ -41,7 +41,7 @@ $(DEMO)/.installed: requirements/demo.txt pyproject.toml
 PART_FILES = $(wildcard $(foreach place,ctxpipe/$(PART) tests/$(PART) ctxpipe/$(PART).py tests/test_$(PART).py tests/test_$(PART)_*.py,$(place)))
 
 ifdef PART
-test: $(STAMP)  ## lint, then all tests; PART=session for one package, in seconds
+test: $(STAMP)  ## lint, then the tests of the day; PART=session for one package, in seconds
 	$(BIN)/ruff check $(PART_FILES)
 	$(BIN)/ruff format --check $(PART_FILES)
 	$(BIN)/lint-imports
@@ -92,7 +92,7 @@ coverage:  ## all tests with branch coverage; fails below fail_under in pyprojec
 		langchain-openai langchain-anthropic deepagents
 	$(VENV)/coverage/bin/python $(PYTEST) --cov --cov-report=term
 
-test-deep: $(STAMP)  ## the slow tests, and 1,000 examples of each property instead of 30
+test-deep: $(STAMP)  ## all tests, the slow ones too, and 1,000 examples of each property instead of 30
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
 mutants: $(STAMP)  ## insert a hundred faults into a copy, one at a time; a test must find each (20 minutes)
