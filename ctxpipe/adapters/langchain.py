@@ -20,6 +20,7 @@ from ..pipeline import ContextPipeline
 from ..providers.refusals import as_refusal
 from ..storage import JournalStorage
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
+from ..wire.breakpoints import ContentMarks, ItemMarks
 from ..wire.codec import Codec, Item, Reading, Side
 from ..wire.conversations import SessionName
 from ..wire.exchange import Adapter, Exchange
@@ -110,8 +111,9 @@ def ctxpipe_middleware(
     *journal* stores each conversation separately.
 
     *cache_breakpoints* is the maximum number of prompt-cache breakpoints to add where they save
-    most: before and after what a turn has rewritten, and after the system prompt. Claude and
-    OpenAI's models from GPT-5.6 on have breakpoints; requests to other models get none.
+    most: before and after what a turn has rewritten, for Claude at the end of the prompt, and after
+    a system prompt that is one of the messages. Claude and OpenAI's models from GPT-5.6 on have
+    breakpoints; requests to other models get none.
 
     Summaries are written by the agent's model, with its client and its credentials. *summary_model*
     is another model for them, or the name of another model of the same provider; without it the
@@ -382,14 +384,20 @@ def _usage(reply: Reply) -> dict[str, int] | None:
 # Messages -----------------------------------------------------------------------------------------
 
 
-class LangChainCodec(Codec):
-    """Codec of LangChain's messages."""
-
-    text_type = "text"
+class _MessageMarks(ContentMarks):
+    """Breakpoints on the content parts of LangChain's messages."""
 
     def with_content(self, item: Item, content: list[Any]) -> Item:
         """Return a copy of the message *item* with other parts as its *content*."""
         return item.model_copy(update={"content": content})
+
+
+class LangChainCodec(Codec):
+    """Codec of LangChain's messages."""
+
+    def marks(self) -> ItemMarks:
+        """Return how messages have cache breakpoints: on their last content part."""
+        return _MessageMarks("text")
 
     def read(self, item: Item) -> Reading:
         """Return *item* as blocks."""

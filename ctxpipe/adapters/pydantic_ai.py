@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from .._values import JsonDict, JsonObject
 from ..errors import InvalidHistory
-from ..messages import as_json, kind
+from ..messages import as_json, is_blank, kind
+from ..providers.cache_rules import CacheRules
 from ..providers.refusals import as_refusal
 from ..summarizers import AgentAnswer, AgentModel, SummaryRefused
+from ..wire.breakpoints import ItemMarks, marking_rules
 from ..wire.codec import Codec, Item, Reading
 from ..wire.conversations import SessionName
 from ..wire.exchange import Adapter, Exchange
@@ -104,6 +106,12 @@ class Ctxpipe(AbstractCapability[Any]):
     same name, such as agents that a tool runs, or without a name, are distinguished by their
     histories. *journal* stores each conversation separately.
 
+    *cache_breakpoints* is the maximum number of prompt-cache breakpoints to add where they save
+    most, as a ``CachePoint`` of pydantic-ai: before and after what a turn has rewritten, and for
+    Claude at the end of the prompt. Those after the system prompt and the tools are placed by
+    pydantic-ai's own setting ``cache``. Claude, also on Bedrock, and OpenAI's models from GPT-5.6
+    on have breakpoints; requests to other models, and to OpenRouter, get none.
+
     Summaries are written by the agent's model, with its client and its credentials. *summary_model*
     is another model for them, or the name of another model of the same provider; without it the
     name is the environment variable SUMMARY_MODEL.
@@ -118,6 +126,7 @@ class Ctxpipe(AbstractCapability[Any]):
         *,
         session_id: SessionName | None = None,
         journal: JournalStorage | None = None,
+        cache_breakpoints: int = 0,
         summary_model: str | Model | None = None,
     ) -> None:
         self._summary_model: Model | None = None
@@ -126,7 +135,13 @@ class Ctxpipe(AbstractCapability[Any]):
             self._summary_model = summary_model
         else:
             name = summary_model
-        self._adapter = Adapter(pipeline, session_id, journal, summary_model=name)
+        self._adapter = Adapter(
+            pipeline,
+            session_id,
+            journal,
+            cache_breakpoints=cache_breakpoints,
+            summary_model=name,
+        )
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
         """Return the capability for one run, which remembers its last request."""
@@ -191,7 +206,7 @@ class _Run(AbstractCapability[Any]):
             "request": {"model": getattr(request_context.model, "model_name", None)},
         }
         return await self._adapter.begin(
-            CODEC,
+            PydanticCodec(_marks_of(request_context)),
             request_context.messages,
             arguments,
             request=ctx,
@@ -313,7 +328,17 @@ def _usage(response: ModelResponse) -> dict[str, int] | None:
 
 
 class PydanticCodec(Codec):
-    """Codec of pydantic-ai's messages. A request may have results and texts of the user."""
+    """Codec of pydantic-ai's messages. A request may have results and texts of the user.
+
+    *marks* places cache breakpoints in the messages; without it they get none.
+    """
+
+    def __init__(self, marks: ItemMarks | None = None) -> None:
+        self._marks = marks
+
+    def marks(self) -> ItemMarks | None:
+        """Return how messages have cache breakpoints; None if the model's API has none."""
+        return self._marks
 
     def is_summary(self, item: Item) -> bool:
         """Return True if *item* has a compaction part."""
@@ -373,14 +398,118 @@ class PydanticCodec(Codec):
         return [ModelRequest(parts=parts)]
 
 
-CODEC = PydanticCodec()
-
 TOOL_SEARCH = "tool-search"
 CAPABILITY_LOAD = "capability-load"
 """pydantic-ai's names for the kinds of tools that load other tools."""
 
 REASONING_FIELDS = frozenset({"content", "reasoning", "reasoning_content"})
 """Fields of chat completions from which pydantic-ai reads thinking."""
+
+
+# Cache breakpoints --------------------------------------------------------------------------------
+
+_MARKED_BEFORE_MESSAGES = (
+    *("anthropic_cache_instructions", "anthropic_cache_tool_definitions"),
+    *("bedrock_cache_instructions", "bedrock_cache_tool_definitions", "openai_cache_instructions"),
+)
+_MARKED_AT_END = ("anthropic_cache", "anthropic_cache_messages", "bedrock_cache_messages")
+"""Settings by which pydantic-ai places a breakpoint; with one of them ``cache`` has no effect."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartMarks(ItemMarks):
+    """Breakpoints as a ``CachePoint`` at the end of a request.
+
+    A CachePoint that begins a part marks what is before it: the result of a tool, for example.
+    """
+
+    reserved_count: int = 0
+    ends_prompt: bool = False
+
+    def has_mark(self, item: Item) -> bool:
+        """Return True if the user's content in *item* has a CachePoint."""
+        contents = (element for part in _user_parts(item) for element in part.content)
+        return any(isinstance(element, CachePoint) for element in contents)
+
+    def without_marks(self, item: Item) -> Item:
+        """Return *item* without CachePoints, and without parts that have nothing else."""
+        if not self.has_mark(item):
+            return item
+        parts: list[Any] = []
+        for part in item.parts:
+            if not isinstance(part, UserPromptPart) or isinstance(part.content, str):
+                parts.append(part)
+                continue
+            content = [element for element in part.content if not isinstance(element, CachePoint)]
+            if content:
+                parts.append(dataclasses.replace(part, content=content))
+        return dataclasses.replace(item, parts=parts)
+
+    def is_instruction(self, item: Item) -> bool:  # noqa: ARG002
+        """Return False: instructions are no messages, and a system prompt has no CachePoint."""
+        return False
+
+    def is_markable(self, item: Item) -> bool:
+        """Return True if *item* ends with a text, an image, or a result without files.
+
+        Bedrock refuses a CachePoint after some kinds of documents.
+        """
+        if not isinstance(item, ModelRequest) or not item.parts:
+            return False
+        last = item.parts[-1]
+        if isinstance(last, ToolReturnPart):
+            return not getattr(last, "files", None)
+        if not isinstance(last, UserPromptPart):
+            return isinstance(last, RetryPromptPart)
+        content = [last.content] if isinstance(last.content, str) else last.content
+        element = content[-1] if content else ""
+        if isinstance(element, str):
+            return not is_blank(element)
+        return kind(_content_block(element)) == "image"
+
+    def with_mark(self, item: Item, rules: CacheRules) -> Item:  # noqa: ARG002
+        """Return a copy of *item* with a CachePoint at its end; its form is the same for all."""
+        *others, last = item.parts
+        if isinstance(last, UserPromptPart):
+            content = [last.content] if isinstance(last.content, str) else [*last.content]
+            marked = dataclasses.replace(last, content=[*content, CachePoint()])
+            return dataclasses.replace(item, parts=[*others, marked])
+        return dataclasses.replace(item, parts=[*item.parts, UserPromptPart([CachePoint()])])
+
+
+def _user_parts(item: Item) -> list[UserPromptPart]:
+    """Return the parts of *item* with content of the user that has several elements."""
+    if not isinstance(item, ModelRequest):
+        return []
+    parts = [part for part in item.parts if isinstance(part, UserPromptPart)]
+    return [part for part in parts if not isinstance(part.content, str)]
+
+
+def _marks_of(request_context: ModelRequestContext) -> PartMarks | None:
+    """Return how the messages of a request are marked; None if they can have no CachePoint.
+
+    pydantic-ai's settings for caching take some of the breakpoints that a request may have. It
+    refuses a CachePoint after a tool's result for OpenRouter, which does not document one there.
+    """
+    model = request_context.model
+    rules = marking_rules(model.model_name)
+    if rules is None or model.system == "openrouter":
+        return None
+    settings: JsonObject = {
+        **(model.settings or {}),
+        **(getattr(request_context, "model_settings", None) or {}),
+    }
+    specific = [name for name in (*_MARKED_BEFORE_MESSAGES, *_MARKED_AT_END) if name in settings]
+    if specific:
+        marked = [name for name in specific if settings[name]]
+        return PartMarks(len(marked), any(name in _MARKED_AT_END for name in marked))
+    cache = settings.get("cache")
+    if not cache:
+        return PartMarks()
+    if rules.has_own_mark:
+        return PartMarks(reserved_count=1)  # after the instructions
+    has_end = not isinstance(cache, Mapping) or bool(cache.get("messages", True))
+    return PartMarks(reserved_count=2 + has_end, ends_prompt=has_end)  # instructions, tools
 
 
 # Parts --------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._values import JsonDict, JsonObject
-from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind
+from ..messages import CALLS, THINKING, Message, as_blocks, kind
 from ..messages import field as item_field
 from ..messages.facts import MAX_TOOL_NAME
 from ..messages.vocabulary import SYSTEM_ROLES
@@ -39,6 +39,9 @@ from .values import (
     text_block,
     use_block,
 )
+
+if TYPE_CHECKING:
+    from .breakpoints import ItemMarks
 
 Side: TypeAlias = Literal["system", "user", "assistant", "result"]
 """Author of an item; "result" is the answer to a call."""
@@ -98,12 +101,10 @@ class Codec(ItemReader):
     """Maximum characters of unknown items in the head; further items become units."""
     is_from_reply: Callable[[Item], bool] | None = None
     """Predicate that is True for an item of an unknown type that arrived in an earlier reply."""
-    text_type: str = ""
-    """Type of a content part with a text; "" if items cannot have cache breakpoints."""
 
-    def with_content(self, item: Item, content: list[Any]) -> Item:
-        """Return a copy of *item* with other parts as its *content*."""
-        return {**as_dict(item), "content": content}
+    def marks(self) -> ItemMarks | None:
+        """Return how items have cache breakpoints; None if they cannot have any."""
+        return None
 
     def for_conversations(
         self, max_head_chars: int, is_from_reply: Callable[[Item], bool]

@@ -41,7 +41,7 @@ from ..tokens.billed import has_usage
 from ..turn.state import Request
 from .body import Body, TooDeep, continue_body, longest_overlap, read_body
 from .body_index import nearest
-from .breakpoints import item_marks, place_breakpoints
+from .breakpoints import marking_rules, place_breakpoints
 from .codec import Codec, Item, ItemReader, MessagesCodec
 from .conversations import (
     Beginning,
@@ -204,6 +204,7 @@ class Exchange:
     items: Sequence[Item]
     original_items: Sequence[Item]
     request: Request
+    _codec: ItemReader
 
     def __init__(self, conversations: Conversations, breakpoints: int | None = None) -> None:
         self._conversations = conversations
@@ -244,6 +245,7 @@ class Exchange:
                 self.reason = COMPACTED_BY_PROVIDER
                 return
             codec = self._conversations.bind(codec, source.max_head_chars)
+        self._codec = codec
         self.is_stored_by_provider = bool(state_id)
         dialog: Dialog | None
         calls: list[Item] = []
@@ -302,17 +304,15 @@ class Exchange:
 
         A request for the Messages API gets its breakpoints in `rewrite`.
         """
-        dialog = self.dialog
-        if not self._breakpoints or not isinstance(dialog.codec, Codec):
+        if not self._breakpoints or not isinstance(self._codec, Codec):
             return items
-        marks = item_marks(self.model, dialog.codec.text_type)
-        previous = dialog.sent_items
-        dialog.sent_items = items
-        if marks is None or not dialog.codec.text_type:
+        previous = self.dialog.sent_items
+        self.dialog.sent_items = items
+        rules = marking_rules(self.model)
+        marks = self._codec.marks()
+        if rules is None or marks is None:
             return items
-        return place_breakpoints(
-            items, previous, self._breakpoints, marks, dialog.codec.with_content
-        )
+        return place_breakpoints(items, previous, self._breakpoints, marks, rules)
 
     def _with_prefill(self, result: Result) -> Result:
         """Return *result* followed by the beginning of an answer that the model is to continue."""

@@ -10,6 +10,7 @@ from .._values import JsonDict, JsonObject
 from ..messages import OPAQUE, as_dict, field, kind, without_surrogates
 from ..messages.vocabulary import SYSTEM_ROLES
 from ..placeholders.names import content_hash
+from .breakpoints import ContentMarks, ItemMarks
 from .codec import Codec, Item, Reading, Side
 from .values import (
     CACHE_FIELDS,
@@ -51,7 +52,9 @@ SHOWN = "[It is shown after the results.]"
 class ChatCodec(Codec):
     """Codec of the ``messages`` of ``/chat/completions``: mappings, or model objects of an SDK."""
 
-    text_type = "text"
+    def marks(self) -> ItemMarks:
+        """Return how messages have cache breakpoints: on their last content part."""
+        return ContentMarks("text")
 
     def read(self, item: Item) -> Reading:
         """Return *item* as blocks."""

@@ -14,6 +14,7 @@ from ..providers.response_items import (
     COMPACTION_TRIGGER,
     SERVER_ITEMS,
 )
+from .breakpoints import ContentMarks, ItemMarks
 from .codec import Codec, Halves, Item, Reading, Sourced
 from .openai_chat import INPUT, custom_input, rebuild_content, text_or_parts
 from .values import (
@@ -58,7 +59,9 @@ TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoni
 class ResponsesCodec(Codec):
     """Codec of the ``input`` of ``/responses``, if it is a list."""
 
-    text_type = "input_text"
+    def marks(self) -> ItemMarks:
+        """Return how messages have cache breakpoints: on their last content part."""
+        return ContentMarks("input_text")
 
     def is_summary(self, item: Item) -> bool:
         """Return True if *item* is a compaction."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -22,7 +24,9 @@ from mounts import (
 )
 from readme import run_adapter_program
 
-from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, offload_tools
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, offload_tools
+from ctxpipe.settings import EXAMPLE_MODEL
+from ctxpipe.stages.offload.gates import RatioGate
 from ctxpipe.storage import JournalStorage
 from ctxpipe.testing import MessagesServer, OpenAIServer, Received, Script, answer_with, tool_use
 
@@ -32,6 +36,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     BinaryContent,
+    CachePoint,
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
@@ -48,23 +53,27 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from ctxpipe.adapters.pydantic_ai import Ctxpipe, PydanticCodec
+from ctxpipe.adapters.pydantic_ai import Ctxpipe, PartMarks, PydanticCodec
 
 every_api = pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
 LIMITS: Any = {"conversation_id": "t"}
 
 
 @asynccontextmanager
-async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A server that follows *script*, and pydantic-ai's model for it."""
+async def serve(
+    api: str, script: Script, *, name: str = "", **settings: Any
+) -> AsyncIterator[tuple[Any, Any]]:
+    """A server that follows *script*, and pydantic-ai's model for it, called *name*."""
     if api == "anthropic":
         async with (
             MessagesServer(script, **settings) as server,
             anthropic.AsyncAnthropic(base_url=server.url, api_key="k", max_retries=0) as client,
         ):
             thinking: Any = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}}
+            if name:  # the named models think by themselves
+                thinking = None
             provider = AnthropicProvider(anthropic_client=client)
-            yield server, AnthropicModel("m", provider=provider, settings=thinking)
+            yield server, AnthropicModel(name or "m", provider=provider, settings=thinking)
         return
     async with (
         OpenAIServer(script, **settings) as other,
@@ -72,7 +81,7 @@ async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tupl
     ):
         own = OpenAIProvider(openai_client=client)
         kind: Any = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
-        yield other, kind("gpt-5", provider=own)
+        yield other, kind(name or "gpt-5", provider=own)
 
 
 class Report(BaseModel):
@@ -191,6 +200,87 @@ async def test_another_error_is_raised(tmp_path):
             await agent(model, compacting(tmp_path)).run("go", **LIMITS)
 
     assert len(server.requests) == 1
+
+
+# Cache breakpoints --------------------------------------------------------------------------------
+
+MARKED_MODELS = {"chat": "gpt-5.6", "responses": "gpt-5.6", "anthropic": EXAMPLE_MODEL}
+
+
+def looks(number: int = CALLS) -> list[Any]:
+    """Replies with one call each, and then a last word."""
+    calls = [tool_use("look", {"number": turn}, id=f"c{turn}") for turn in range(number)]
+    return [*map(answer_with, calls), "Done."]
+
+
+def rewriting(folder: Path) -> ContextPipeline:
+    """A pipeline that moves one old result to a file in each turn, all but the last two."""
+    return ContextPipeline([BatchOffload(LocalStorage(folder), RatioGate(0.2), keep_recent=2)])
+
+
+def marked_places(received: Received) -> list[int]:
+    """The places of the items of a request that have a breakpoint."""
+    body: Any = received.body
+    items = body["input"] if "input" in body else body["messages"]
+    texts = [json.dumps(item) for item in items]
+    marks = ("prompt_cache_breakpoint", "cache_control")
+    return [place for place, text in enumerate(texts) if any(mark in text for mark in marks)]
+
+
+@every_api
+async def test_what_a_turn_has_rewritten_is_between_two_breakpoints(tmp_path, api: str):
+    async with serve(api, looks(), name=MARKED_MODELS[api]) as (server, model):
+        looking = agent(model, rewriting(tmp_path), cache_breakpoints=4)
+        done = await looking.run("go", **LIMITS)
+
+    assert not server.refused
+    first = 1 if api == "chat" else 0  # after the instructions
+    for number, request in enumerate(server.requests):
+        places = marked_places(request)
+        if api == "anthropic":  # OpenAI itself has a breakpoint at the end of each prompt
+            assert places.pop() == 2 * number
+        # From the fourth request on, one more of the old results has left in each.
+        if number >= 3:
+            assert places == [first + 2 * (number - 3), first + 2 * (number - 2)]
+        elif api != "anthropic":
+            assert not places
+    assert "cache-point" not in done.all_messages_json().decode()
+
+
+@every_api
+@pytest.mark.parametrize("breakpoints", [0, 4])
+async def test_models_without_breakpoints_get_none(tmp_path, api: str, breakpoints: int):
+    async with serve(api, looks(), name="" if api == "anthropic" else "gpt-4o") as (
+        server,
+        model,
+    ):
+        await agent(model, rewriting(tmp_path), cache_breakpoints=breakpoints).run("go", **LIMITS)
+
+    assert not any(marked_places(request) for request in server.requests)
+
+
+async def test_beside_pydantic_ais_own_caching_only_what_was_rewritten_is_marked(tmp_path):
+    async with serve("anthropic", looks(), name=MARKED_MODELS["anthropic"]) as (server, model):
+        looking = agent(model, rewriting(tmp_path), cache_breakpoints=4)
+        await looking.run("go", model_settings={"cache": True}, **LIMITS)
+
+    assert not server.refused
+    assert all(request.body["cache_control"] for request in server.requests)
+    counts = [len(marked_places(request)) for request in server.requests]
+    # The system prompt, the tools and the end have three of the four breakpoints.
+    assert set(counts) == {0, 1}
+
+
+def test_a_cache_point_of_the_user_is_kept_and_is_no_rewriting():
+    marks = PartMarks()
+    plain = with_content("Look at this.")
+    marked = with_content(["Look at this.", CachePoint()])
+    prompt = marked.parts[-1]
+
+    assert marks.has_mark(marked)
+    assert marks.without_marks(marked).parts[-1].content == ["Look at this."]
+    assert marks.without_marks(plain) is plain
+    assert prompt.content[-1] == CachePoint()
 
 
 # Messages -----------------------------------------------------------------------------------------

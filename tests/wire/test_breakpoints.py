@@ -15,12 +15,11 @@ from ctxpipe.diagnostics.prompt_cache import CacheUse, PrefixCache
 from ctxpipe.providers.cache_rules import OPENAI
 from ctxpipe.settings import EXAMPLE_MODEL
 from ctxpipe.stages.offload.gates import RatioGate
-from ctxpipe.wire import CHAT, Adapter, ChatCodec, HttpExchange, ResponsesCodec
-from ctxpipe.wire.breakpoints import item_marks, place_breakpoints, rewritten_part
+from ctxpipe.wire import CHAT, Adapter, HttpExchange, ResponsesCodec
+from ctxpipe.wire.breakpoints import ContentMarks, marking_rules, place_breakpoints, rewritten_part
 
 MODEL = "gpt-5.6"
 LONG = "a long line of output\n" * 200
-CODEC = ChatCodec()
 
 
 def call(number: int) -> dict[str, Any]:
@@ -56,9 +55,9 @@ def marked(items: Sequence[Any], field: str = "prompt_cache_breakpoint") -> list
 def placed(
     items: Sequence[Any], previous: Sequence[Any], limit: int = 4, model: str = MODEL
 ) -> list[Any]:
-    marks = item_marks(model, CODEC.text_type)
-    assert marks is not None
-    return place_breakpoints(items, previous, limit, marks, CODEC.with_content)
+    rules = marking_rules(model)
+    assert rules is not None
+    return place_breakpoints(items, previous, limit, ContentMarks("text"), rules)
 
 
 def test_a_turn_that_rewrites_nothing_has_a_breakpoint_after_the_system_prompt():
@@ -95,7 +94,7 @@ def test_claude_behind_a_chat_api_also_has_one_at_the_end_of_the_prompt():
     "model", ["gpt-5.5", "gpt-4o", "gemini-3.8-flash", "deepseek-v4", "x", None]
 )
 def test_models_without_breakpoints_have_none(model: str | None):
-    assert item_marks(model, CODEC.text_type) is None
+    assert marking_rules(model) is None
 
 
 def test_a_client_that_places_breakpoints_keeps_control():
