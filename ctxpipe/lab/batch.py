@@ -157,7 +157,7 @@ def _replay_transcript(
     """
     try:
         orders = orders_of(transcript) if orders_of else ()
-        surveys = Surveys(transcript, orders, makers)
+        surveys = Surveys(orders, makers)
         moments: dict[str, list[Moment]] = {name: [] for name in makers}
 
         def watch(name: str, moment: Moment) -> None:

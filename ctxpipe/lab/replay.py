@@ -70,6 +70,12 @@ pause in 33.
 NO_PREFIX = Prefix(0.0, "recording")
 """Prefix of a replay result that is created by hand."""
 
+SESSION_ID = "7f9c24e8-3b12-4fef-91e0-56a2d5a8f0c1"
+"""Id of the session of every replay, so that the figures do not depend on where a recording is.
+
+The paths in placeholders contain it. It has the form of a UUID, as many frameworks use.
+"""
+
 MIN_REFETCH_WEIGHT = 1.0
 """Smallest total weight of a reply's missing atoms for which the agent reads them back."""
 
@@ -259,16 +265,15 @@ class _AgentLoop:
     archive_files: dict[str, str] = field(default_factory=dict)  # of shortened calls, by id
 
     def __post_init__(self) -> None:
-        name = self.transcript.name
         self.session: Session = self.pipeline.session(
-            name, cache_seconds=self.settings.rules.lifetime_seconds, clock=self.bench.clock
+            SESSION_ID, cache_seconds=self.settings.rules.lifetime_seconds, clock=self.bench.clock
         )
         if isinstance(self.session, Session):  # a benchmark replays sessions of other libraries
             # A replay computes its own figures; nothing would print the findings of observers.
             conversation_of(self.session).usage.observers.clear()
         self.ledger = Ledger(self.pipeline.counter)
         self.cache = PromptCache(self.settings.rules)
-        self.visible = Context(self.past.index, name)
+        self.visible = Context(self.past.index, SESSION_ID)
         self.store = Store(self.past.index, self.bench.storage.stored)
 
     async def play_call(

@@ -15,8 +15,7 @@ from ..placeholders.names import session_folder
 from ..stages.reports import Compacted, Outcome, Truncated
 from ..testing.whereabouts import FileIndex, WordIndex, line_shares, needle_of
 from .orders import Look, Order
-from .replay import Moment, PipelineMaker, Watch
-from .transcripts import Transcript
+from .replay import SESSION_ID, Moment, PipelineMaker, Watch
 from .workbench import Workbench
 
 
@@ -24,17 +23,15 @@ class Survey:
     """The looks for *orders* in the replay of one policy.
 
     *words* is shared by the replays of one transcript. *texts* are the files that the policy has
-    written, by key. *name* is the name of the session.
+    written, by key.
     """
 
-    def __init__(
-        self, orders: Sequence[Order], words: WordIndex, texts: Mapping[str, str], name: str
-    ) -> None:
+    def __init__(self, orders: Sequence[Order], words: WordIndex, texts: Mapping[str, str]) -> None:
         self.looks: list[Look] = []
         self._orders = orders
         self._needles = [[needle_of(line) for line in order.lines] for order in orders]
         self._words = words
-        self._files = FileIndex(words, texts, session_folder(name))
+        self._files = FileIndex(words, texts, session_folder(SESSION_ID))
         self._by_call: dict[int, list[int]] = {}
         for index, order in enumerate(orders):
             for call in order.looks:
@@ -81,7 +78,6 @@ class Surveys:
 
     def __init__(
         self,
-        transcript: Transcript,
         orders: Sequence[Order],
         makers: Mapping[str, PipelineMaker],
     ) -> None:
@@ -89,7 +85,6 @@ class Surveys:
             name: partial(self._make, name, make) for name, make in makers.items()
         }
         self.watches: dict[str, Watch] = {name: partial(self._watch, name) for name in makers}
-        self._transcript = transcript
         self._orders = orders
         self._words = WordIndex()
         self._surveys: dict[str, Survey] = {}
@@ -101,7 +96,7 @@ class Surveys:
     def _make(self, name: str, make: PipelineMaker, bench: Workbench) -> ContextPipeline:
         """Return the pipeline that *make* makes, and begin the survey of the policy *name*."""
         texts = bench.storage.stored
-        self._surveys[name] = Survey(self._orders, self._words, texts, self._transcript.name)
+        self._surveys[name] = Survey(self._orders, self._words, texts)
         return make(bench)
 
     def _watch(self, name: str, moment: Moment) -> None:

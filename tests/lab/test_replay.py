@@ -115,6 +115,15 @@ async def test_without_stages_the_whole_conversation_is_sent_and_visible(
     assert found.use.recall == 1
 
 
+async def test_the_figures_do_not_depend_on_where_a_recording_is():
+    here = recorded(work(6, long=range(6)))
+    far = replace(here, name="/a/folder/far/away/of a name/that-is-long-0123456789/talk.jsonl")
+
+    one, other = [await replay(transcript, offloading()) for transcript in (here, far)]
+
+    assert one.steps == other.steps
+
+
 async def test_a_text_that_a_stage_replaced_stays_replaced():
     seen = Seen()
 

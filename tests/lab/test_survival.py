@@ -31,7 +31,7 @@ def order(line: str, from_call: int = 4, until_call: int = 37, **settings) -> Or
 
 
 def surveyed(make: PipelineMaker, *orders: Order) -> Sequence[Look]:
-    surveys = Surveys(transcript(), orders, {"": make})
+    surveys = Surveys(orders, {"": make})
     settings = ReplaySettings(prefix_tokens=0)
     anyio.run(replay_all, transcript(), surveys.makers, settings, surveys.watches)
     return surveys.looks("")
@@ -121,7 +121,7 @@ def test_calls_after_the_end_of_the_transcript_are_not_looked_at():
 
 @pytest.mark.parametrize("name", ["compact", "coding", "lean"])
 def test_a_survey_does_not_change_a_replay(name: str):
-    surveys = Surveys(transcript(), [order(PROHIBITION, 0)], {"": Policy(name)})
+    surveys = Surveys([order(PROHIBITION, 0)], {"": Policy(name)})
     with_survey = anyio.run(replay_all, transcript(), surveys.makers, None, surveys.watches)
     without_survey = anyio.run(replay_all, transcript(), {"": Policy(name)})
 
