@@ -16,8 +16,7 @@ from typing import Any
 import anthropic
 
 from ctxpipe import ContextPipeline, LocalStorage, Session, Sessions, Tool, offload_tools, presets
-from ctxpipe.testing import MessagesServer, Model, Reply, RequestBody, tool_use
-from ctxpipe.testing import answer as reply_with
+from ctxpipe.testing import MessagesServer, Model, Reply, RequestBody, answer_with, tool_use
 from ctxpipe.tools import answer
 
 JsonDict = dict[str, Any]
@@ -153,8 +152,8 @@ def scripted_model(calls_in_turn: int) -> Callable[[RequestBody], Reply]:
         newest = re.search(r"page (\d+)", str(list(body.get("messages", []))[-1]["content"]))
         page = int(newest[1]) + 1 if newest else 1
         if page % calls_in_turn == 0:
-            return reply_with(f"I have read everything before page {page}.")
-        return reply_with(f"Page {page} is next.", tool_use("read_page", {"page": page}))
+            return answer_with(f"I have read everything before page {page}.")
+        return answer_with(f"Page {page} is next.", tool_use("read_page", {"page": page}))
 
     return reply
 

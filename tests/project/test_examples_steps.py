@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from ctxpipe.testing import Failure, MessagesServer, Reply, answer, tool_use
+from ctxpipe.testing import Failure, MessagesServer, Reply, answer_with, tool_use
 from examples.durable.agent import HistoryDiffers, Steps, user_words
 
 FIRST = [user_words(0)]
@@ -104,7 +104,7 @@ async def test_a_step_is_refused_if_the_session_has_fewer_or_other_messages(
 
 
 async def test_the_model_can_read_back_what_was_moved_to_a_file(tmp_path):
-    async with Worker(tmp_path, [answer(CALL), "Done."]) as steps:
+    async with Worker(tmp_path, [answer_with(CALL), "Done."]) as steps:
         await steps.ask("job", 0, FIRST)
         steps.page_chars = 50_000
         result = await steps.run_tool(CALL)
