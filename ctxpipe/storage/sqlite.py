@@ -63,6 +63,11 @@ class SQLiteJournal(SQLJournal):
         check_settings(self, path=PATH, fsync=FLAG)
         super().__post_init__()
         self.path = os.path.abspath(self.path)
+        if os.path.isdir(self.path):
+            raise SettingsError(
+                f"path is {self.path!r}, which is a folder; name a file in it, such as "
+                f"{os.path.join(self.path, 'journal.db')!r}"
+            )
         if not os.path.isdir(os.path.dirname(self.path)):
             raise SettingsError(
                 f"path is {self.path!r}, and its folder does not exist: create the folder, or "

@@ -41,7 +41,7 @@ from .prompt import MAX_BLOCK_CHARS, render
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
 if TYPE_CHECKING:
-    from tenacity import RetryCallState
+    from tenacity import RetryCallState, RetryError
 
 
 # HTTP statuses of requests that fail again when they are repeated.
@@ -267,8 +267,8 @@ async def _attempt(
     async def attempt() -> Summary:
         """Ask the summarizer once; return the summary.
 
-        Raises AttemptTimeout after the limit of Retry for an attempt or for all attempts; other
-        errors are raised unchanged.
+        Raises AttemptTimeout after the limit of Retry for an attempt or for all attempts, and
+        SummaryFailed after retries of the summarizer itself; other errors are raised unchanged.
         """
         left = deadline - retry.clock()
         try:
@@ -277,13 +277,9 @@ async def _attempt(
         except TimeoutError as error:
             if not scope.cancelled_caught:  # a timeout of the summarizer
                 raise
-            limit = f"attempt_seconds={retry.attempt_seconds:g}"
-            if left < retry.attempt_seconds:
-                limit = f"total_seconds={retry.total_seconds:g}"
-            advice = ""
-            if is_retried(getattr(summarize, "ask", summarize)):
-                advice = "; the summarizer retries by itself: give Retry(max_retries=0)"
-            raise AttemptTimeout(f"no answer within {limit} of Retry{advice}") from error
+            raise AttemptTimeout(_timeout_text(summarize, retry, left)) from error
+        except tenacity.RetryError as error:
+            raise _error_behind(error) from error
 
     def wait(state: RetryCallState) -> float:
         return _retry_after(_failure(state)) or backoff(state)
@@ -389,6 +385,32 @@ def _description(error: BaseException | None) -> str:
 
 def _failure(state: RetryCallState) -> BaseException | None:
     return None if state.outcome is None else state.outcome.exception()
+
+
+def _timeout_text(summarize: Summarizer, retry: Retry, left: float) -> str:
+    """Return the text of the error of an attempt for which *left* seconds were left."""
+    limit = f"attempt_seconds={retry.attempt_seconds:g}"
+    if left < retry.attempt_seconds:
+        limit = f"total_seconds={retry.total_seconds:g}"
+    advice = ""
+    if is_retried(getattr(summarize, "ask", summarize)):
+        advice = "; the summarizer retries by itself: give Retry(max_retries=0)"
+    return f"no answer within {limit} of Retry{advice}"
+
+
+def _error_behind(error: RetryError) -> BaseException:
+    """Return the error to raise in place of *error*, with which tenacity gives up in a summarizer.
+
+    That is the error of the last attempt if repeating the request cannot help.
+    """
+    last_error = error.last_attempt.exception()
+    if last_error is not None and _is_final(last_error):
+        return last_error
+    count = count_phrase(error.last_attempt.attempt_number, "attempt")
+    return SummaryFailed(
+        f"{_description(last_error)}, after {count} of the summarizer itself: give "
+        "Retry(max_retries=0), otherwise the retries multiply"
+    )
 
 
 def _is_final(error: BaseException | None) -> bool:

@@ -141,9 +141,13 @@ def _share(name: str, value: Share, window: int, *, min_tokens: int = 1) -> Frac
             )
         return Fraction(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
+        advice = ""
+        is_number = isinstance(value, float | Decimal) and math.isfinite(value)
+        if is_number and 1 < value <= 100:
+            advice = f"; for {value:g} % of the window write {float(value) / 100:g}"
         raise SettingsError(
             f"{name} is {excerpt(value)}: neither a whole number of tokens"
-            " nor a fraction above 0 and up to 1"
+            f" nor a fraction above 0 and up to 1{advice}"
         )
     # By its text: 0.07 is 7/100, not the binary number next to it.
     return Fraction(str(value)) * window

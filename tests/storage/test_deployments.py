@@ -577,6 +577,11 @@ def test_a_conninfo_that_cannot_be_read_is_refused_without_its_password(conninfo
     assert "pa/ss" not in str(refused.value)
 
 
+def test_an_sqlite_journal_whose_path_is_a_folder_is_refused_with_a_file_to_name(tmp_path):
+    with pytest.raises(SettingsError, match=r"is a folder; name a file in it, such as .*\.db"):
+        SQLiteJournal(tmp_path)
+
+
 def test_an_sqlite_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path):
     with pytest.raises(SettingsError, match="folder does not exist"):
         SQLiteJournal(tmp_path / "nowhere" / "journal.sqlite")

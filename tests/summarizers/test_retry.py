@@ -616,3 +616,42 @@ async def test_a_timeout_of_a_summarizer_that_tenacity_retries_says_how_to_switc
     error = await failure_of(summarizer, Time().retry(attempt_seconds=0.1, max_retries=0))
 
     assert "retries by itself: give Retry(max_retries=0)" in str(error)
+
+
+async def test_after_retries_of_tenacity_the_error_says_what_failed_and_how_often():
+    @tenacity.retry(stop=tenacity.stop_after_attempt(3), wait=tenacity.wait_none())
+    async def ask(prompt: str) -> str:
+        raise ConnectionError
+
+    error = await failure_of(PromptSummarizer(ask), Time().retry(max_retries=0))
+
+    assert "ConnectionError" in str(error)
+    assert "after 3 attempts of the summarizer itself: give Retry(max_retries=0)" in str(error)
+
+
+async def test_an_error_that_cannot_be_retried_is_found_behind_the_retries_of_tenacity():
+    calls = 0
+
+    @tenacity.retry(stop=tenacity.stop_after_attempt(2), wait=tenacity.wait_none())
+    async def ask(prompt: str) -> str:
+        nonlocal calls
+        calls += 1
+        raise TypeError("a mistake in the program")
+
+    error = await failure_of(PromptSummarizer(ask), Time().retry(max_retries=2))
+
+    assert calls == 2
+    assert "TypeError" in str(error)
+
+
+async def test_a_refusal_behind_the_retries_of_tenacity_splits_the_history():
+    @tenacity.retry(stop=tenacity.stop_after_attempt(2), wait=tenacity.wait_none())
+    async def ask(prompt: str) -> str:
+        if len(prompt) > 20_000:
+            raise PromptTooLong("too long", refused=True)
+        return "a part"
+
+    history = [user("go " * 4_000), assistant("yes " * 4_000), user("on " * 1_000)]
+    summary = await summarize_with_retry(PromptSummarizer(ask), history, Time().retry())
+
+    assert summary.attempts > 1

@@ -158,3 +158,15 @@ def test_a_percentage_is_refused_with_the_fraction_to_write(name, percent):
 
 def test_the_budget_of_a_tiny_window_may_have_a_trigger_of_few_tokens():
     assert Budget().within(100).trigger == 90
+
+
+@pytest.mark.parametrize("name", ["trigger", "target"])
+def test_a_percentage_with_a_point_is_refused_with_the_fraction_to_write(name):
+    with pytest.raises(SettingsError, match=r"for 92\.5 % of the window write 0\.925"):
+        Budget(**{name: 92.5})  # type: ignore[arg-type]
+
+
+def test_a_percentage_in_the_environment_is_refused_with_the_fraction_to_write(monkeypatch):
+    monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "92")
+    with pytest.raises(SettingsError, match=r"COMPACT_THRESHOLD_RATIO.*window write 0\.92"):
+        Budget()
