@@ -100,6 +100,14 @@ def test_the_pages_on_cost_and_on_survival_quote_the_same_cost(policy: str):
     assert survival == pytest.approx(costs, abs=0.0006)
 
 
+@pytest.mark.parametrize("figure", ["cost", "seen"])
+def test_the_preset_with_nothing_changed_has_the_figures_of_the_preset(figure: str):
+    costs = read_figures()["bench_costs"]
+
+    unchanged = costs[f"nothing at 0.1: {figure}"]["value"]
+    assert unchanged == pytest.approx(costs[f"coding at 0.1: {figure}"]["value"], abs=0.0006)
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=[path.stem for path in BENCHMARKS])
 def test_every_benchmark_reports_its_figures(benchmark: Path):
     code = benchmark.read_text("utf-8")
