@@ -126,6 +126,8 @@ def definitions(tree: ast.AST, name: str, above: str = "") -> Iterator[ast.AST]:
     *above* is the qualified name of *tree* itself.
     """
     for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            continue  # an expression holds no definition
         own = above
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own = f"{above}.{node.name}"

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from in_memory import messages_api
 from models import MODEL
+from recorded import NIGHTLY
 from sdks import needs_middleware
 
 from ctxpipe import (
@@ -342,7 +343,7 @@ HOSTILE_PATTERNS = [
 
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
 async def test_no_pattern_of_the_model_raises(storage, monkeypatch, pattern: str):
-    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2 if NIGHTLY else 0.05)
     await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
     call = tool_use(
         "t1", "search_offloaded", {"path": "s/evil.md", "pattern": pattern, "regex": True}

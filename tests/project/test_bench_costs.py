@@ -44,7 +44,7 @@ def talk(path: Path, calls: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rest", [0, 7])
+@pytest.mark.parametrize("rest", [0, 7] if NIGHTLY else [7])
 def test_the_benchmark_and_the_command_have_the_same_figures(tmp_path: Path, rest: int):
     paths = [talk(tmp_path / f"{calls}.json", calls) for calls in (3, 8, 20)]
     rows = by_benchmark(paths, rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from recorded import NIGHTLY
 
 from benchmarks import scripted_orders
 from benchmarks.bench_orders import compacted, surveys
@@ -55,6 +56,7 @@ def test_what_is_written_can_be_surveyed_and_nothing_is_lost_without_management(
     assert by_name["lean"].figures.ratio < 1
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="it replays a conversation often, in the nightly profile")
 def test_a_compaction_is_measured_by_the_texts_that_apply_then(tmp_path):
     write(tmp_path, conversations=1, calls=40)
     orders = orders_by_transcript(read_orders(tmp_path / "orders.ndjson"))

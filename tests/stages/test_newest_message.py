@@ -112,12 +112,13 @@ async def test_a_first_request_that_fits_passes_whole(
 
 
 @pytest.mark.parametrize(
-    ("stages", "newest", "billed"),
-    in_turn(STAGES, NEWEST, last=[None, 1.25]),
+    ("stages", "newest_and_bill"),
+    in_turn(STAGES, last=[(newest, billed) for billed in (None, 1.25) for newest in NEWEST]),
 )
 async def test_what_is_older_gives_way_first(
-    stages: str, newest: str, billed: float | None, tmp_path
+    stages: str, newest_and_bill: tuple[str, float | None], tmp_path
 ):
+    newest, billed = newest_and_bill
     pipeline = pipeline_of(STAGES[stages], tmp_path)
     before = old(90_000)
     session = pipeline.session("s")

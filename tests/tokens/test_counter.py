@@ -63,7 +63,7 @@ def test_random_strings_count_as_in_stock_tiktoken(name: str):
 @pytest.mark.usefixtures("shared")
 def test_every_text_of_a_recorded_conversation_counts_as_in_stock_tiktoken(name: str):
     ours, theirs = TokenCounter(name), stock.encoding(name)
-    texts = {text for file in sample(4) for text in strings(file)}
+    texts = {text for file in sample(8) for text in strings(file)}
 
     assert len(texts) > 2_000
     for text in texts:

@@ -13,6 +13,7 @@ import pytest
 from foreign_histories import chats, geminis, responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import in_turn
 from translations import (
     PIPELINES,
     Storage,
@@ -51,9 +52,6 @@ GEMINI = Form(GeminiCodec(), geminis, "contents", gemini_problems)
 every_form = pytest.mark.parametrize(
     "form", [CHAT, RESPONSES, GEMINI], ids=["chat", "responses", "gemini"]
 )
-
-
-every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)
 
 
 async def turn(session: Session, translation: Translation, items: Sequence[Any]) -> list[Any]:
@@ -108,8 +106,9 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data):
     assert translation.read(branched).units == Translation(form.codec).read(branched).units
 
 
-@every_form
-@every_pipeline
+@pytest.mark.parametrize(
+    ("form", "pipeline"), in_turn([CHAT, RESPONSES, GEMINI], last=list(PIPELINES))
+)
 @settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())
 def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
