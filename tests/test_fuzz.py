@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from fuzz.targets import SEEDS, TARGETS, variations
+from recorded import NIGHTLY
 
 CRASHES = sorted((Path(__file__).parent / "fuzz" / "crashes").glob("*/*"))
 
@@ -18,7 +19,7 @@ CRASHES = sorted((Path(__file__).parent / "fuzz" / "crashes").glob("*/*"))
 def test_seeds_and_damaged_copies_of_them_break_no_reader(name: str):
     chance = Random(0)
     for seed in SEEDS[name]:
-        for data in [seed, *variations(seed, 60, chance)]:
+        for data in [seed, *variations(seed, 60 if NIGHTLY else 30, chance)]:
             TARGETS[name](data)
 
 

@@ -28,7 +28,7 @@ Items: TypeAlias = list[Any]
 Ask: TypeAlias = Callable[[Items], Awaitable[object]]
 Serve: TypeAlias = Callable[[ContextPipeline, Path], AbstractAsyncContextManager[tuple[Any, Ask]]]
 
-TURNS = 8
+TURNS = 6
 NAMES = ("7d0cbd60-9a3e-4b0e-8f0c-5f7e2d1c4b3a", "c2a51f0e-6b7d-4e19-a3c8-90d4be86f12b")
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 SIMPLE: Any = {"api_key": "k", "max_retries": 0}

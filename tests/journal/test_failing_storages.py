@@ -170,10 +170,12 @@ async def turn(session: Session, turns: int, *, force: bool = False) -> Any:
     return result
 
 
-@pytest.mark.parametrize(
-    ("failing", "name", "kind"), in_turn(STORAGES, NAMES, last=["compact", "collapse"])
-)
-async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(failing, name, kind):
+NAMES_AND_KINDS = [(name, kind) for kind in ("compact", "collapse") for name in NAMES]
+
+
+@pytest.mark.parametrize(("failing", "name_and_kind"), in_turn(STORAGES, last=NAMES_AND_KINDS))
+async def test_whatever_a_storage_raises_and_whenever_costs_no_turn(failing, name_and_kind):
+    name, kind = name_and_kind
     error = ERRORS[NAMES.index(name)]
     storage_type, method = STORAGES[failing]
     storage = storage_type()

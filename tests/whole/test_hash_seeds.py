@@ -11,11 +11,12 @@ from random import Random
 
 from histories import conversation, python_source, step, user
 from places import ROOT
+from recorded import NIGHTLY
 from seeded import Talk
 
 from ctxpipe.messages import Message
 
-SEEDS = ("1", "2", "3")
+SEEDS = ("1", "2", "3") if NIGHTLY else ("1", "2")
 STEPS = 20
 
 PROGRAM = """
