@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
-	bench bench-costs bench-peers test-restarts nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
+	bench bench-costs bench-peers test-restarts live nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
 	release-check requirements
 
 help:  ## print this list
@@ -167,6 +167,12 @@ bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe and its peers in the same tasks
 	$(BIN)/python benchmarks/figures.py
 
 nightly: lint test coverage test-deep test-extras test-adapters examples first-hour  ## the checks that need no service and no agent
+
+# Each API whose key is in ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY.
+APIS    :=
+DOLLARS := 0.9
+live: $(STAMP)  ## thirty turns with the real APIs, below a dollar; APIS="anthropic gemini" for some, DOLLARS=0.5 for less
+	$(BIN)/python scripts/live.py $(APIS) --dollars $(DOLLARS)
 
 ##@ Release
 
