@@ -20,11 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## print this list
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
-# Install the versions of a lock file, then the project itself, which needs nothing more. Modules are
-# compiled when they are imported: most are never used.
+# Install the versions of a lock file, then the project itself, which needs nothing more.
 define install-locked
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m $(PIP) --no-compile --no-deps --require-hashes --requirement $<
+	$(@D)/bin/python scripts/install_locked.py $<
 	$(@D)/bin/python -m $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 endef

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from places import ROOT
 
 from scripts.install import EXTRAS
+from scripts.install_locked import read_packages
 
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, GROUPS = WHOLE["project"], WHOLE["dependency-groups"]
@@ -50,6 +51,15 @@ def test_a_lock_file_holds_exact_versions_and_hashes_and_nothing_else(name: str)
     for pin in locked(name):
         assert pin.url is None
         assert [part.operator for part in pin.specifier] == ["=="]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_each_package_of_a_lock_file_is_installed_with_its_hashes(name: str):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text("utf-8")
+
+    assert [f"{package}\n" for package in read_packages(text)] == [
+        found[0] for found in ENTRY.finditer(text)
+    ]
 
 
 @pytest.mark.parametrize("python", MINORS)
