@@ -46,10 +46,11 @@ test: $(STAMP)  ## lint, then the tests of the day; PART=session for one package
 	$(BIN)/lint-imports
 	$(BIN)/python $(PYTEST) --durations 10 $(filter tests/%,$(PART_FILES))
 else
-# mypy uses one core for half a minute, so the tests run at the same time. Its result appears
-# between theirs; if it fails, so does `make test`.
-test: ruff
-	@$(MAKE) --no-print-directory --jobs 2 mypy pytest
+# mypy uses one core for half a minute, so ruff and then the tests run at the same time: of the two
+# jobs, ruff ends first. The result of mypy appears between the tests; if it fails, so does
+# `make test`.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 ruff mypy pytest
 endif
 
 lint: ruff  ## ruff, import-linter, mypy --strict; reads the tests too, unlike `make test`
