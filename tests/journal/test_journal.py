@@ -693,7 +693,7 @@ damages = pytest.mark.parametrize("damage", DAMAGES)
 async def test_damage_is_reported_and_the_journal_is_kept_under_another_name(
     damage: Callable[[Path], None], tmp_path, caplog
 ):
-    storage, history = LocalStorage(tmp_path), loop(30)
+    storage, history = LocalStorage(tmp_path), loop(16)
     await played(new_session(storage), history)
     damage(tmp_path / "s" / JOURNAL)
     damaged = (tmp_path / "s" / JOURNAL).read_bytes()
@@ -711,7 +711,7 @@ async def test_damage_is_reported_and_the_journal_is_kept_under_another_name(
 async def test_what_was_known_before_the_damage_is_known_after_it(
     damage: Callable[[Path], None], tmp_path
 ):
-    storage, history = LocalStorage(tmp_path), loop(30)
+    storage, history = LocalStorage(tmp_path), loop(16)
     await played(new_session(storage), history)
     damage(tmp_path / "s" / JOURNAL)
 
@@ -1299,7 +1299,7 @@ FORGERIES: dict[str, Callable[[Path], None]] = {
 async def test_from_the_first_entry_that_does_not_verify_nothing_is_used(
     forge: Callable[[Path], None], tmp_path
 ):
-    storage, history = LocalStorage(tmp_path), loop(30)
+    storage, history = LocalStorage(tmp_path), loop(16)
     await played(new_session(storage, signing_key=KEY), history)
     path = tmp_path / "s" / JOURNAL
     whole = path.read_text().splitlines()

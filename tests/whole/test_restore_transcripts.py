@@ -126,7 +126,7 @@ class Disk:
 @pytest.mark.shared
 async def test_of_the_files_that_came_back_without_the_rule_95_percent_still_do(shared, capsys):
     counter, before, after = as_counter(None), 0, 0
-    for path in sample(4):
+    for path in sample(8):
         history = recorded(path)
         for tenth in range(2, 11, 1 if NIGHTLY else 4):
             messages = history[: len(history) * tenth // 10]
