@@ -76,10 +76,9 @@ def test_a_file_is_replayed_without_a_thread(tmp_path, monkeypatch):
     assert not is_alone.get()
 
 
-def test_several_processes_give_the_same_results_as_one(tmp_path):
+def test_several_processes_give_the_same_results_as_one(two, tmp_path):
     paths = [written(tmp_path, f"{n}.jsonl", n) for n in (2, 3, 4)]
-    with workers(2) as hands:
-        assert replay_files(paths, MAKERS, executor=hands) == replay_files(paths, MAKERS)
+    assert replay_files(paths, MAKERS, executor=two) == replay_files(paths, MAKERS)
 
 
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(two, tmp_path):

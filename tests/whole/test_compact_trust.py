@@ -27,6 +27,7 @@ from histories import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded import in_turn
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, Result, SmartTruncate, Stage
 from ctxpipe.messages import Message, check, texts
@@ -299,8 +300,10 @@ def turn_of_many_forms(number: int) -> list[Message]:
     )
 
 
-@pytest.mark.parametrize("how", ["session", "adopted", "run"])
-@pytest.mark.parametrize("pinned", ["nothing", "Hurry 1.", "Part a of 0."])
+@pytest.mark.parametrize(
+    ("how", "pinned"),
+    in_turn(["session", "adopted", "run"], last=["nothing", "Hurry 1.", "Part a of 0."]),
+)
 async def test_words_of_the_user_are_told_once_whatever_message_they_were_in(tmp_path, how, pinned):
     def pin(message: Message) -> bool:
         return pinned in list(texts(message))
