@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +17,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from histories import assistant, conversation, user
+from processes import prepared_python
 
 from ctxpipe import Compact, ContextPipeline, LocalStorage, MemoryStorage, Session, StorageError
 from ctxpipe.journal.notices import BACK
@@ -512,7 +512,7 @@ anyio.run(journal.aclose)
 
 def test_a_journal_in_a_forked_child_raises_and_a_new_one_works(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(tmp_path / "j.sqlite")],
+        [*prepared_python(), "-c", FORKED, str(tmp_path / "j.sqlite")],
         capture_output=True,
         text=True,
         timeout=60,
