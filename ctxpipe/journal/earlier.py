@@ -132,7 +132,8 @@ def context_after_adoption(
     if step.summaries:
         number = min(step.summaries)
         before = apply_edits(step.context, step.edits[:number])
-        return [EarlierContext(len(context), 0, undoing_edits(context, before))]
+        replaced_count = step.end_of_replacement()
+        return [EarlierContext(len(context), replaced_count, undoing_edits(context, before))]
     if earlier is None or step.undone_count:
         return []
     if not has_summary_of([earlier], step.unchanged_count):
@@ -141,4 +142,6 @@ def context_after_adoption(
     for start, stop, messages in earlier.edits:
         first = place_after(step.edits, start)
         shifted.append(Edit(first, max(first, place_after(step.edits, stop)), messages))
-    return [EarlierContext(place_after(step.edits, earlier.described_count), 0, shifted)]
+    described_count = place_after(step.edits, earlier.described_count)
+    replaced_count = place_after(step.edits, earlier.replaced_count)
+    return [EarlierContext(described_count, replaced_count, shifted)]

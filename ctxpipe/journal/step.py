@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..messages import Message
-from ..messages.diff import Edit, diff, first_changed_block
+from ..messages.diff import Edit, diff, first_changed_block, place_after
 from ..messages.thinking import Stale, shift_stale
 from ..stages.protocol import Stored
 from ..stages.reports import Removal
@@ -137,6 +137,17 @@ class Step:
             else:
                 place = min(place, start)
         return place
+
+    def end_of_replacement(self) -> int:
+        """Return the index in the context after which nothing belongs to the newest summary.
+
+        The messages before it are the summary, what was carried over with it, and what came before.
+        Without a new summary the result is 0.
+        """
+        if not self.summaries:
+            return 0
+        number = max(self.summaries)  # its first edit is the last one in the context
+        return place_after(self.edits[number:], self.edits[number].stop)
 
     def edit(
         self,

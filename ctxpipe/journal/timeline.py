@@ -8,7 +8,7 @@ from itertools import starmap
 from operator import is_
 
 from ..messages import Message, common_prefix, ensure_messages
-from ..messages.diff import Edit, apply_edits, diff
+from ..messages.diff import Edit, apply_edits, diff, place_after
 from ..messages.identity import digest, parse_from, without_marks
 from ..messages.thinking import Stale, mark_stale
 from ..placeholders.summaries import summary_body
@@ -197,6 +197,16 @@ class Timeline:
         step.add(edits, step.context)
         context = apply_edits(step.context, edits)
         step.touched.add((common_prefix(self.context, context), 0), len(step.messages))
+
+    def end_of_replacement(self, step: Step) -> int:
+        """Return `Step.end_of_replacement`, also for the newest summary of an earlier turn.
+
+        *step* is a turn whose edits are complete. In a turn that undoes a summary the result is 0.
+        """
+        if step.summaries or not self.earlier or step.undone_count:
+            return step.end_of_replacement()
+        place = self.alignment.count_until(self.earlier[-1].replaced_count)
+        return place_after(step.edits, min(place, step.retained_count))
 
     def _remember_context(
         self, context: Sequence[Message], sent: Sequence[Message], edit: Edit, described_count: int

@@ -183,6 +183,18 @@ def leading_count(messages: Sequence[Message]) -> int:
     return index
 
 
+def carried_part(messages: Sequence[Message], end: int) -> range:
+    """Return the indices of the messages that a compaction has carried over.
+
+    *end* is the index of the first message after those that the compaction has written or carried
+    over. The part before them is the summary with its files, and what precedes the summary.
+    """
+    for index in range(end):
+        if summary_body(messages[index]) is not None:
+            return range(index + leading_count(messages[index:end]), end)
+    return range(0)
+
+
 def acknowledged_count(messages: Sequence[Message]) -> int:
     """Return `leading_count`, but 0 if the acknowledgment does not follow the summary.
 

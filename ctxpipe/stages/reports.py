@@ -341,7 +341,9 @@ class Result:
     def composition(self) -> Mapping[Kind, int]:
         """Raw tokens of the context by kind of content: "system", "tools", "user", "results" ….
 
-        The kinds with 0 tokens are missing. It is computed when it is read.
+        "carried" is what the newest compaction has carried over from the part that it summarized;
+        the other kinds do not include it. The kinds with 0 tokens are missing. It is computed when
+        it is read.
         """
         return {} if self.count_by_kind is None else self.count_by_kind()
 

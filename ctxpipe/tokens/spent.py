@@ -39,6 +39,7 @@ Kind: TypeAlias = Literal[
     "placeholders",
     "files",
     "summary",
+    "carried",
 ]
 """A kind of content that tokens of a context are spent on."""
 
@@ -55,6 +56,10 @@ KINDS: Mapping[Kind, str] = {
     "summary": "summaries and notes",
 }
 """Each kind's name for a reader, from the bottom of the stack to its top."""
+
+CARRIED: Kind = "carried"
+"""Kind of messages that a compaction has carried over from the part that it summarized. Only their
+place in the context tells them from new ones, so a piece by itself never has this kind."""
 
 LABEL_CHARS = 48
 """The maximum number of characters of a text in the name of its block."""
@@ -178,10 +183,11 @@ def _end(text: str) -> str:
 class TokensByKind:
     """Function of no arguments: raw tokens of a request by kind, computed at the first call.
 
-    Kinds that the request lacks are missing. A pickled object has the numbers only.
+    The messages at the indices *carried* have the kind "carried", whatever is in them. Kinds that
+    the request lacks are missing. A pickled object has the numbers only.
     """
 
-    __slots__ = ("_counter", "_messages", "_system", "_tools", "_totals")
+    __slots__ = ("_carried", "_counter", "_messages", "_system", "_tools", "_totals")
 
     def __init__(
         self,
@@ -189,9 +195,11 @@ class TokensByKind:
         messages: Sequence[Message],
         system: object,
         tools: Iterable[object] | None,
+        carried: range = range(0),
     ) -> None:
         self._counter = counter
         self._messages = messages
+        self._carried = carried
         self._system = system
         self._tools = tools
         self._totals: dict[Kind, int] | None = None
@@ -211,7 +219,8 @@ class TokensByKind:
         totals: Counter[Kind] = Counter()
         totals["system"] = self._counter.total([], system=self._system)
         totals["tools"] = self._counter.total([], tools=self._tools)
-        for message in self._messages:
+        for index, message in enumerate(self._messages):
+            is_carried = index in self._carried
             for piece in pieces.of(message):
-                totals[piece.kind] += piece.tokens
-        return {kind: totals[kind] for kind in KINDS if totals[kind]}
+                totals[CARRIED if is_carried else piece.kind] += piece.tokens
+        return {kind: totals[kind] for kind in (*KINDS, CARRIED) if totals[kind]}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..messages import Message, blocks, is_bound
 from ..messages.diff import apply_edits
 from ..messages.thinking import Stale, drop_block, mark_stale, strip_thinking
+from ..placeholders.summaries import carried_part
 from ..stages.reports import Result, removals_of
 from ..tokens.spent import TokensByKind
 from .repair import other_marks_of, repair
@@ -47,7 +48,11 @@ async def finish(run: TurnRun) -> None:
         tokens_after=tokens_after,
         turn=run.turn,
         count_by_kind=TokensByKind(
-            run.state.settings.counter, messages, overhead.system, overhead.tools
+            run.state.settings.counter,
+            messages,
+            overhead.system,
+            overhead.tools,
+            carried_part(messages, run.memory.timeline.end_of_replacement(step)),
         ),
     )
 

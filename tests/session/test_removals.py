@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from histories import conversation, step, user
+from histories import assistant, conversation, step, user
 
 from ctxpipe import (
     Budget,
@@ -102,6 +102,71 @@ async def test_the_result_of_the_last_turn_is_remembered_with_its_composition():
     assert session.last_result is result
     assert sum(result.composition.values()) == result.tokens_after
     assert set(result.composition) == {"system", "user", "calls", "results", "placeholders"}
+
+
+def compacting(storage: MemoryStorage) -> ContextPipeline:
+    compact = Compact(ExtractiveSummarizer(), storage)
+    return ContextPipeline([compact], budget=Budget(window=8_000))
+
+
+def long_history() -> list[Message]:
+    """A request, a skill that still applies, work that is summarized, and an unanswered result."""
+    skill = step("skill", "Skill", {"command": "pdf"}, "how to read a PDF " * 30)
+    steps = [step(f"t{number}", result="a line of a log " * 100) for number in range(40)]
+    last = [assistant("Almost."), user("And the tests."), *step("last", result="2 failed")]
+    return conversation(user("Fix it. Always use tabs."), skill, *steps, last)
+
+
+async def test_what_a_compaction_has_carried_over_is_told_apart_from_what_is_new():
+    session = compacting(MemoryStorage()).session("s")
+    history = long_history()
+
+    first = await session.run(history)
+    second = await session.run([*history, assistant("Fixed."), user("Thanks " * 50)])
+
+    assert first.composition["carried"] > 100  # the skill and the user's words
+    assert first.composition["results"] < 50  # the unanswered one
+    assert "user" not in first.composition
+    assert second.composition["carried"] == first.composition["carried"]
+    assert second.composition["user"] >= 50
+    for result in (first, second):
+        assert sum(result.composition.values()) == result.tokens_after
+
+
+async def test_another_process_tells_carried_content_apart_too():
+    storage = MemoryStorage()
+    history = long_history()
+    first = await compacting(storage).session("s", journal=storage).run(history)
+
+    other = compacting(storage).session("s", journal=storage)
+    second = await other.run([*history, assistant("Fixed."), user("Thanks.")])
+
+    assert second.composition["carried"] == first.composition["carried"] > 100
+
+
+async def test_a_caller_who_continues_with_the_context_is_told_what_was_carried_over():
+    pipeline = compacting(MemoryStorage())
+
+    first = await pipeline.run(long_history(), session_id="s")
+    messages = [*first.messages, assistant("Fixed."), user("Thanks.")]
+    second = await pipeline.run(messages, session_id="s")
+    third = await pipeline.run([*second.messages, assistant("Bye.")], session_id="s")
+
+    carried = [result.composition["carried"] for result in (first, second, third)]
+    assert carried[0] > 100
+    assert len(set(carried)) == 1
+
+
+async def test_after_going_back_before_the_summary_nothing_is_carried_over():
+    session = compacting(MemoryStorage()).session("s")
+    history = long_history()
+    await session.run(history[:9])
+    await session.run(history)
+
+    await session.run(history[:9])
+    result = await session.run(history[:11])
+
+    assert "carried" not in result.composition
 
 
 async def test_a_pipeline_without_a_session_numbers_its_turns():
