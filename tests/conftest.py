@@ -284,3 +284,18 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch):
         if isinstance(value, names.Setting):
             monkeypatch.delenv(value.name, raising=False)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """Return a folder to which the user of the test may not write, also if that is root."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        os.seteuid(user)
+        folder.rmdir()

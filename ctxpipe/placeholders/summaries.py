@@ -183,7 +183,7 @@ def leading_count(messages: Sequence[Message]) -> int:
     return index
 
 
-def carried_part(messages: Sequence[Message], end: int) -> range:
+def find_carried(messages: Sequence[Message], end: int) -> range:
     """Return the indices of the messages that a compaction has carried over.
 
     *end* is the index of the first message after those that the compaction has written or carried

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..messages import Message, blocks, is_bound
 from ..messages.diff import apply_edits
 from ..messages.thinking import Stale, drop_block, mark_stale, strip_thinking
-from ..placeholders.summaries import carried_part
+from ..placeholders.summaries import find_carried
 from ..stages.reports import Result, removals_of
 from ..tokens.spent import TokensByKind
 from .repair import other_marks_of, repair
@@ -52,7 +52,7 @@ async def finish(run: TurnRun) -> None:
             messages,
             overhead.system,
             overhead.tools,
-            carried_part(messages, run.memory.timeline.end_of_replacement(step)),
+            find_carried(messages, run.memory.timeline.end_of_replacement(step)),
         ),
     )
 

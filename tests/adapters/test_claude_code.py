@@ -257,6 +257,26 @@ def test_the_command_installs_what_claude_code_can_run(tmp_path, capsys):
     assert b"offloaded" in done.stdout
 
 
+def test_a_root_that_is_a_file_is_refused_and_nothing_is_installed(tmp_path, capsys):
+    settings = tmp_path / "settings.json"
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SystemExit):
+        main(["install", "--settings", str(settings), "--root", str(tmp_path / "file")])
+
+    assert "is a file; give a folder" in capsys.readouterr().err
+    assert not settings.exists()
+
+
+def test_a_root_that_cannot_be_written_is_refused_before_the_settings(read_only_folder, capsys):
+    settings = read_only_folder / "settings.json"
+
+    with pytest.raises(SystemExit):
+        main(["install", "--settings", str(settings), "--root", str(read_only_folder / "new")])
+
+    assert "may not write to" in capsys.readouterr().err
+
+
 def test_the_program_of_the_page_installs_a_hook_that_offloads(tmp_path):
     settings = reader_environment()
     subprocess.run(command_of("claude-code"), cwd=tmp_path, env=settings, check=True)

@@ -19,6 +19,7 @@ from readme import command_of, reader_environment
 
 from ctxpipe import LocalStorage, SettingsError
 from ctxpipe.adapters.mcp import offload_server
+from ctxpipe.adapters.mcp_command import main
 
 TEXT = "first\nsecond error\n" * 50
 
@@ -146,6 +147,13 @@ async def test_a_wrong_argument_ends_with_its_reason(
 
     assert done.returncode == 2
     assert reason in done.stderr
+
+
+def test_a_root_that_cannot_be_written_is_refused(read_only_folder, capsys):
+    with pytest.raises(SystemExit):
+        main([str(read_only_folder)])
+
+    assert "may not write to" in capsys.readouterr().err
 
 
 def test_a_storage_that_cannot_be_read_from_is_refused():

@@ -438,3 +438,13 @@ def test_wrong_settings_are_refused(pipeline, settings: dict[str, Any], tmp_path
 def test_a_wrong_id_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="session_id"):
         Sessions(ContextPipeline(), journal=LocalStorage(tmp_path)).get(cast("str", 3))
+
+
+async def test_two_sessions_of_one_id_are_the_same_conversation():
+    pipeline = ContextPipeline()
+    one, other = (pipeline.session("s") for _ in range(2))
+
+    result = await one.run([user("go")])
+
+    assert other.last_result is result
+    assert await other.history() == [user("go")]

@@ -335,21 +335,6 @@ def test_a_root_that_cannot_be_a_folder_is_refused_where_the_storage_is_made(tmp
         LocalStorage(tmp_path / root)
 
 
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """Return a folder to which the user of the test may not write, also if that is root."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
-    folder.chmod(0o555)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield folder
-    finally:
-        os.seteuid(user)
-        folder.rmdir()
-
-
 @pytest.mark.parametrize("root", [".", "new", "new/below"])
 def test_a_root_without_permission_to_write_is_refused_unless_it_serves_for_reading(
     read_only_folder, root

@@ -192,6 +192,14 @@ async def test_files_in_work_come_back_and_secrets_do_not(tmp_path, storage):
     assert "Note: a.py is not as it was shown before\n" in said(context)[1]
     assert "Note: gone.py was deleted since it was shown" in said(context)[1]
     assert len(detail.warnings) == 2
+    assert "2 warnings in detail.warnings" in str(detail)
+
+
+async def test_a_compaction_that_is_to_restore_no_files_has_no_warning(storage):
+    _, detail = await compacted(Compact(Writer(), archive=storage), LONG)
+
+    assert detail.warnings == ()
+    assert "warning" not in str(detail)
 
 
 async def test_files_of_other_agents_come_back_when_their_tools_are_named(tmp_path, storage):
