@@ -52,7 +52,7 @@ class Alignment:
         """Return how many messages of the history the first *count* of the context represent."""
         return self.ends[count - 1] if count else 0
 
-    def retained_part(
+    def find_retained_part(
         self, unchanged_count: int, history_length: int, *, has_news: bool
     ) -> tuple[int, int]:
         """Return the number of messages of the context that a turn retains.

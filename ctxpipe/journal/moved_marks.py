@@ -16,7 +16,7 @@ RECENT = 64
 """Number of the newest messages whose cache marks may be moved in place."""
 
 
-def changed_marks(timeline: Timeline, step: Step) -> Iterator[tuple[int, Marked]]:
+def find_changed_marks(timeline: Timeline, step: Step) -> Iterator[tuple[int, Marked]]:
     """Yield the messages of the context whose cache marks change in *step*, with their index."""
     history = step.agreement.history
     form_changes = step.agreement.form_changes

@@ -28,7 +28,7 @@ from .earlier import (
     has_summary_of,
     were_unanswered,
 )
-from .moved_marks import changed_marks, note_returned_marks
+from .moved_marks import find_changed_marks, note_returned_marks
 from .removal_log import RemovalLog
 from .step import Agreement, Step
 from .turn_ends import TurnEnds
@@ -259,7 +259,7 @@ class Timeline:
         if batch is not None:  # the model has seen the text that it replaces
             mark_stale(step.stale, context, (step.retained_count + batch[0], batch[1]))
 
-    def _retained_part(self, step: Step) -> tuple[int, int]:
+    def _find_retained_part(self, step: Step) -> tuple[int, int]:
         """Return the number of messages of the context that *step* retains.
 
         The second value is the index at which the history continues them.
@@ -268,7 +268,7 @@ class Timeline:
             return 0, 0
         if step.adopted:
             return step.unchanged_count, step.unchanged_count
-        return self.alignment.retained_part(
+        return self.alignment.find_retained_part(
             step.unchanged_count, len(self.history), has_news=bool(step.messages)
         )
 
@@ -276,11 +276,11 @@ class Timeline:
         """Set the context of *step* before any stage."""
         agreement = step.agreement
         is_untouched = self.is_untouched
-        step.retained_count, agreement.new_start = self._retained_part(step)
+        step.retained_count, agreement.new_start = self._find_retained_part(step)
         # A step from a journal was compared with no timeline: cache marks are not stored.
         may_move_marks = agreement.timeline is not None
         if may_move_marks and (agreement.form_changes or not is_untouched):
-            agreement.mark_changes = dict(changed_marks(self, step))
+            agreement.mark_changes = dict(find_changed_marks(self, step))
         step.same_count = min(
             step.retained_count, min(agreement.mark_changes, default=step.retained_count)
         )

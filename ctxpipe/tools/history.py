@@ -62,7 +62,7 @@ class History:
         with generation.running():
             await self.storage.ensure_not_deleted(session_id)
             files = await self.storage.contents(session_id)
-            search = _Search(self.storage, session_id, set(files), query, self._sent_messages())
+            search = _Search(self.storage, session_id, set(files), query, self._context_messages())
             if not hasattr(self.storage, "index_path"):
                 try:
                     answer, content = await search.in_memory(content)
@@ -76,7 +76,7 @@ class History:
             answer, _ = await search.in_memory(b"")  # the next search tries the file again
             return answer
 
-    def _sent_messages(self) -> Sequence[Message]:
+    def _context_messages(self) -> Sequence[Message]:
         """Return the present context of the conversation."""
         return self.conversation.memory.sent if self.conversation else ()
 
