@@ -317,6 +317,20 @@ class Session:
         """
         return wait_for(self._session.removals(turn=turn))
 
+    def fork(self, session_id: str | None = None, *, at: int | None = None) -> Session:
+        """Return a new session that continues this conversation on a line of its own.
+
+        Its history is that of this session, or, with *at*, what it was after that turn, as
+        `go_back` counts. The fork has the same settings, and is stored under *session_id*, by
+        default a new id below that of this session.
+
+        Raises SettingsError for an invalid id, one that exists already, or a turn that does not
+        exist. Raises StorageError if the journal cannot be read.
+        """
+        fork = object.__new__(Session)
+        fork._session = wait_for(self._session.fork(session_id, at=at))
+        return fork
+
     def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.
 

@@ -111,7 +111,8 @@ def test_sessions_of_eight_threads_do_not_affect_each_other(tmp_path):
 
 
 # What a user needs; what adapters and tools need is the conversation's.
-MEMBERS = """run create stream append history branches go_back observe compact compact_next recover
+MEMBERS = """run create stream append history branches go_back fork
+observe compact compact_next recover
 session_id journal diagnostics removals last_result"""
 
 

@@ -348,6 +348,20 @@ class Memory:
         self._refused_at = None
         return True
 
+    async def write_first(self) -> bool:
+        """Write the whole timeline to a journal without entries, if there is a journal.
+
+        Returns False, and writes nothing, if the journal has entries. Raises StorageError if it
+        cannot be read.
+        """
+        if self._journal is None:
+            return True
+        entries, is_damaged = await self._journal.read()
+        if entries or is_damaged:
+            return False
+        self.is_read = True
+        return await self.write(self.timeline.snapshot())
+
     async def _append(
         self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_large: bool
     ) -> bool:

@@ -146,6 +146,8 @@ class Packing:
             turn["summaries"] = list(step.summaries.items())
         if step.turn:
             turn["turn"] = step.turn
+        if step.ancestors:
+            turn["ancestors"] = step.ancestors
         if step.turn_ends is not None:
             turn["turn_ends"] = step.turn_ends
         if step.removals:
@@ -389,6 +391,7 @@ def _unpack_step(turn: Mapping[str, Any], caller: CallerHistory, hidden: set[int
         undone_count=turn.get("undone", 0),
         summaries=dict(turn.get("summaries", ())),
         turn=turn.get("turn", 0),
+        ancestors=tuple(turn.get("ancestors", ())),
         removals=_unpack_removals(turn.get("removed", ())),
     )
     if "turn_ends" in turn:

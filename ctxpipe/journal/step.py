@@ -74,15 +74,16 @@ class Touched:
 class Step:
     """Changes of one turn to a timeline.
 
-    The first eleven fields are stored in a journal; they repeat the turn on an equal timeline. The
+    The first twelve fields are stored in a journal; they repeat the turn on an equal timeline. The
     first *unchanged_count* messages of the history are unchanged. If *adopted* is True, they are
     the first messages of the context, because the caller continues with the context as the history.
     The *messages* follow them. Then the stages make the *edits*, the last edit of each stage first.
     After that the thinking at *stale* has a stale signature. The turn undoes the newest
     *undone_count* summaries. *summaries* has an item for each new summary: the index of its first
     edit, and the number of messages of the history that it describes. Only a snapshot has
-    *earlier*, the earlier contexts of the `Timeline`, and its *turn_ends*. *turn* is the number of
-    the turn, 0 if the step is no turn, and *removals* are what its stages have removed.
+    *earlier*, the earlier contexts of the `Timeline`, and its *turn_ends* and *ancestors*. *turn*
+    is the number of the turn, 0 if the step is no turn, and *removals* are what its stages have
+    removed.
 
     The next fields are derived when the turn begins. *context* is the context before any stage, in
     plain form, and *sent_context* the same with the caller's own objects. Its first
@@ -105,6 +106,7 @@ class Step:
     earlier: list[EarlierContext] | None = None
     turn: int = 0
     turn_ends: list[tuple[int, int]] | None = None
+    ancestors: tuple[str, ...] = ()
     removals: list[Removal] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
     sent_context: list[Message] = field(default_factory=list)

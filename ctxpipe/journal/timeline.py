@@ -72,6 +72,8 @@ class Timeline:
         self.earlier: list[EarlierContext] = []
         self.turn: int = 0
         """Number of the last turn; the first is 1."""
+        self.ancestors: tuple[str, ...] = ()
+        """Ids of the sessions from which this one was forked; its context names their files."""
         self.turn_ends: TurnEnds = TurnEnds()
         """The turns whose messages are still in the history."""
         self.removals: RemovalLog = RemovalLog()
@@ -315,6 +317,7 @@ class Timeline:
             earlier=list(self.earlier),
             turn=self.turn,
             turn_ends=list(self.turn_ends),
+            ancestors=self.ancestors,
             removals=list(self.removals),
         )
 
@@ -367,6 +370,7 @@ class Timeline:
         """
         is_new = step.turn > self.turn
         self.turn = max(self.turn, step.turn)
+        self.ancestors = step.ancestors or self.ancestors
         if step.turn_ends is not None:
             self.turn_ends = TurnEnds(step.turn_ends)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..settings import SESSION_ID
+from ..settings import SESSION_ID, TURN
 from .access import Access
 from .memory import SessionMemory
 from .owned_history import OwnedHistory
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..stages.offload.shared_decisions import SharedDecisions
     from ..storage import JournalStorage
     from ..turn.state import PipelineSettings
+    from .sessions import ConversationPool
     from .settings import SessionSettings
 
 
@@ -38,6 +39,8 @@ class Conversation:
         self.usage: SessionUsage = SessionUsage(self.memory)
         self.access: Access = Access(self.memory)
         self.owned_history: OwnedHistory = OwnedHistory(self.memory, self.access)
+        self.pool: ConversationPool | None = None
+        """The pool that keeps this conversation in memory, if one does."""
         self.turns: Turns = Turns(self.memory, self.access, self.usage, self.owned_history)
 
     @property
@@ -53,6 +56,19 @@ class Conversation:
         settings = self.memory.settings.without_journal()
         fork = Conversation(self.memory.pipeline, self.session_id, settings)
         fork.memory.copy_from(self.memory)
+        return fork
+
+    async def fork_at(self, session_id: str, at: int | None) -> Conversation:
+        """Return a new conversation *session_id*, as `Session.fork` explains."""
+        TURN.optional.check("at", at)
+        fork = Conversation(self.memory.pipeline, session_id, self.memory.settings)
+        async with self.access.exchange(), self.owned_history.caught_up():
+            history, _ = self.owned_history.newest()
+            if at is not None:
+                _, length = self.memory.find_turn(at, history)
+                history = history[:length]
+            async with fork.access.alone(insists=True):
+                await fork.memory.begin_as_fork(self.memory, history)
         return fork
 
     def share(self, decisions: SharedDecisions) -> None:

@@ -125,6 +125,18 @@ class SessionMemory:
         self.state.ledger.load(other.state.ledger.samples)
         self.state.windows |= other.state.windows
 
+    async def begin_as_fork(self, other: SessionMemory, history: list[Message]) -> None:
+        """Begin with *history*, the beginning of that of *other*, and the context of *other*.
+
+        This memory must be empty. Raises SettingsError if its journal is not.
+        """
+        self.copy_from(other)
+        self.timeline.apply(self.timeline.begin(history))
+        self.timeline.ancestors = (*other.timeline.ancestors, other.session_id)
+        self.is_owner = other.is_owner
+        if not await self.journal.write_first():
+            raise SettingsError(f"session {excerpt(self.session_id)} exists already; give a new id")
+
     def find_turn(self, at: int, history: Sequence[Message]) -> tuple[int, int]:
         """Return the turn that *at* means, and the number of messages of *history* up to its reply.
 

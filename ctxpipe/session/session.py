@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -270,6 +271,33 @@ class Session:
         """
         removals = await self._conversation.owned_history.removals()
         return [removal for removal in removals if turn is None or removal.turn == turn]
+
+    async def fork(self, session_id: str | None = None, *, at: int | None = None) -> Session:
+        """Return a new session that continues this conversation on a line of its own.
+
+        Its history is that of this session, or, with *at*, what it was after that turn, as
+        `go_back` counts. Its context begins with the same bytes, so that the prompt cache is read.
+        This session continues as before. The settings are the same, the journal too: the fork
+        is stored under *session_id*, by default a new id below that of this session.
+
+        The context of the fork names files of this session. The tools of ``offload_tools(fork)``
+        read them; they are lost if this session is deleted. If the caller keeps the history, the
+        caller continues the fork with the messages up to that turn.
+
+        Raises SettingsError for an invalid id, one that exists already, or a turn that does not
+        exist. Raises StorageError if the journal cannot be read.
+        """
+        parent = self._conversation
+        if session_id is None:
+            session_id = f"{parent.session_id}/{secrets.token_hex(4)}"
+        pool = parent.pool
+        if pool is not None and pool.find(session_id) is not None:
+            raise SettingsError(f"session {excerpt(session_id)} exists already; give a new id")
+        fork = await parent.fork_at(session_id, at)
+        if pool is not None:
+            with pool.lock:
+                pool.add(fork)
+        return Session(fork)
 
     def append(self, *messages: MessageLike) -> None:
         """Append *messages* to the history that this session keeps; any thread may call this.

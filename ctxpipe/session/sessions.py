@@ -221,6 +221,7 @@ class ConversationPool:
         self._unused[session_id] = conversation
         self._unused.move_to_end(session_id)
         self._sizes.setdefault(session_id, 0)
+        conversation.pool = self
         self._changed[session_id] = conversation
         # A weak reference, so that a removed conversation is freed as soon as no caller has it.
         conversation.memory.on_change = partial(self._note_change, ref(conversation))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StorageError
 from ..messages import strings
+from ..placeholders.names import session_folder
 from ..placeholders.notes import note_of
 from ..placeholders.placeholders import (
     MAX_PREVIEW_CHARS,
@@ -39,8 +40,14 @@ async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int
     lost = await _missing(storage, list(texts))
     if not isinstance(storage, TextWriter):
         return 0, len(lost)
-    # A journal that refers to a file has an empty text instead, which is not the file's.
-    batch = [(_key(location), texts[location]) for location in lost if texts[location]]
+    # The files of a session from which this one was forked were deleted with it.
+    folders = {session_folder(ancestor) for ancestor in timeline.ancestors}
+    batch: list[tuple[str, str]] = []
+    for location in lost:
+        key = _key(location)
+        # A journal that refers to a file has an empty text instead, which is not the file's.
+        if texts[location] and key.partition("/")[0] not in folders:
+            batch.append((key, texts[location]))
     if batch:
         await storage.write(batch)
     return len(batch), len(lost) - len(batch)

@@ -22,6 +22,8 @@ from .index import MAX_INDEX_CHARS, Hit, Index
 if TYPE_CHECKING:
     from ..session.conversation import Conversation
 
+NO_HITS = "[Nothing else that has left the context matches.]"
+"""Answer of a search that finds nothing."""
 _MAX_HITS = 5
 _MAX_TEXT_CHARS = 1_000_000
 """Maximum number of characters that are searched, from the beginning of each text."""
@@ -128,7 +130,7 @@ class _Search:
             await in_thread(index.add, texts)
         hits = await in_thread(_best_hits, index, self.query, self.messages)
         answer = "\n\n".join(self._format(folder, hit) for hit in hits)
-        answer = answer or "[Nothing else that has left the context matches.]"
+        answer = answer or NO_HITS
         if index.is_full:
             answer += f"\n[Only {MAX_INDEX_CHARS:,} characters were searched.]"
         return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from ..settings import COUNT, SESSION_ID, instance_of
 from ..stages.media.selection import is_media_file, media_block_of
 from ..stages.reading.search import literal_matches, regex_matches
 from ..storage import TextReader
-from .history import History
+from .history import NO_HITS, History
 from .index import IS_SUPPORTED
 from .tool import Tool, ToolAnswer, ToolInputError
 
@@ -103,7 +103,7 @@ def offload_tools(
     _READER.check("storage", source)
     SESSION_ID.optional.check("session_id", session_id)
     COUNT.check("max_chars", max_chars)
-    texts = _OffloadedTexts(cast("TextReader", source), session_id, max_chars)
+    texts = _OffloadedTexts(cast("TextReader", source), session_id, max_chars, conversation)
     tools = [
         Tool(_read_tool(max_chars), texts.read),
         Tool(_DEFINITIONS["search_offloaded"], texts.search),
@@ -149,6 +149,7 @@ class _OffloadedTexts:
     storage: TextReader
     session_id: str | None
     max_chars: int
+    conversation: Conversation | None = None
 
     async def read(self, arguments: Mapping[str, object]) -> ToolAnswer:
         """Return a page of the text at the argument "path", or its image or document.
@@ -207,7 +208,19 @@ class _OffloadedTexts:
         """Return passages of all texts of the session that match the argument "query"."""
         query = _text(arguments, "query")
         session_id = self.session_id or await self._session_of(await self._location(arguments))
-        return self._cut(await history.search(session_id, query[:_MAX_PATTERN_CHARS]))
+        answers: list[str] = []
+        for searched_id in (session_id, *self._ancestors):
+            answer = await history.search(searched_id, query[:_MAX_PATTERN_CHARS])
+            if not answers or answer != NO_HITS:
+                answers.append(answer)
+        if len(answers) > 1 and answers[0] == NO_HITS:
+            del answers[0]
+        return self._cut("\n\n".join(answers))
+
+    @property
+    def _ancestors(self) -> Sequence[str]:
+        """Ids of the sessions from which the session was forked: the model may read them too."""
+        return () if self.conversation is None else self.conversation.memory.timeline.ancestors
 
     async def _session_of(self, location: str) -> str:
         """Return the id of the session with the text at *location*, or raise ToolInputError."""
@@ -254,6 +267,8 @@ class _OffloadedTexts:
                 return None
         *parents, name = path.split("/")
         folder = parents[0] if len(parents) == 1 else session_folder(self.session_id)
+        if parents and self._is_ancestors(parents[-1]):
+            folder = parents[-1]
         key = f"{folder}/{name}"
         if not self._may_read(key) or ".." in parents or not _NAME.fullmatch(name):
             return None
@@ -264,7 +279,12 @@ class _OffloadedTexts:
         folder, separator, _ = key.partition("/")
         if self.session_id is None:
             return True
-        return separator != "" and is_folder_of(self.session_id, folder)
+        is_readable = is_folder_of(self.session_id, folder) or self._is_ancestors(folder)
+        return separator != "" and is_readable
+
+    def _is_ancestors(self, folder: str) -> bool:
+        """Return True if *folder* is that of a session from which this one was forked."""
+        return any(session_folder(ancestor) == folder for ancestor in self._ancestors)
 
 
 def _no_text(path: str) -> ToolInputError:
