@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
+import pytest
 from places import ROOT
+from selenium.webdriver import Chrome
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
 
 import ctxpipe
 from scripts.heading_breaks import on_post_page
@@ -80,6 +86,47 @@ def test_a_page_asks_no_other_machine_for_anything(site):
     }
 
     assert found == set()
+
+
+@pytest.fixture
+def phone(tmp_path) -> Iterator[Chrome]:
+    """A browser with a screen of 390 pixels."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip(
+            "there is no Chromium with its driver: apt-get install chromium chromium-driver"
+        )
+    options = Options()
+    options.binary_location = chromium
+    for switch in ("--headless", "--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND"):
+        options.add_argument(switch)
+    options.add_argument(f"--user-data-dir={tmp_path / 'profile'}")
+    screen = {"width": 390, "height": 844, "pixelRatio": 1.0}
+    options.add_experimental_option("mobileEmulation", {"deviceMetrics": screen})
+    service = Service(driver)
+    with Chrome(options=options, service=service) as chrome:
+        yield chrome
+    vars(service)["process"] = None  # older versions would stop it again and leave a socket open
+
+
+BROKEN_NAMES = """
+const names = [...document.querySelectorAll(".md-typeset td code")];
+const broken = names.filter(
+  (name) => !/[^A-Za-z0-9_]/.test(name.textContent) && name.getClientRects().length > 1
+);
+return [window.innerWidth, names.length, broken.map((name) => name.textContent)];
+"""
+"""Returns the width of the screen, and the names in tables that continue on another line."""
+
+
+@pytest.mark.parametrize("page", ["adapters/openai", "sessions", "settings"])
+def test_on_a_phone_a_name_in_a_table_stays_in_one_piece(site, phone, page):
+    phone.get((site / page / "index.html").as_uri())
+
+    width, count, broken = phone.execute_script(BROKEN_NAMES)
+
+    assert (width, broken) == (390, [])
+    assert count > 0
 
 
 def test_a_heading_of_the_reference_may_break_behind_each_dot():
