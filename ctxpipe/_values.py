@@ -491,6 +491,18 @@ def copy_containers(value: Any) -> Any:
     return rebuilt(value, lambda item: item)
 
 
+def sendable(value: object) -> Any:
+    """Return a copy of *value* with U+FFFD for each lone surrogate in its texts and keys.
+
+    Raises InvalidHistory if the client cannot send the value.
+    """
+    return rebuilt(value, _sendable_leaf, keys=True)
+
+
+def _sendable_leaf(leaf: Any) -> Any:
+    return without_surrogates(leaf) if isinstance(leaf, str) else leaf
+
+
 def is_equal(one: object, other: object) -> bool:
     """Return True if two values are equal. If they are too deep, their JSON is compared."""
     try:

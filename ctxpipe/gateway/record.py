@@ -25,7 +25,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TurnOutcome = Literal["unchanged", "shaped", "recovered", "not shaped"]
 
 
-class Removal(NamedTuple):
+class StageRemoval(NamedTuple):
     """The raw *tokens* that a *stage* removed from a context; *detail* describes them in counts."""
 
     stage: str
@@ -52,7 +52,7 @@ class GatewayTurn:
     sent_tokens: int = 0
     history_tokens: int = 0
     kinds: Mapping[Kind, int] = field(default_factory=dict, repr=False)
-    removals: Sequence[Removal] = ()
+    removals: Sequence[StageRemoval] = ()
     compactions: int = 0
     bill: TurnBill = field(default_factory=TurnBill)
     reason: str = ""

@@ -30,7 +30,7 @@ from .guard import Refused
 from .kinds import UNCOUNTED
 from .logs import FIELDS
 from .names import session_name
-from .record import GatewayRecord, GatewayTurn, Removal, TurnOutcome, logger
+from .record import GatewayRecord, GatewayTurn, StageRemoval, TurnOutcome, logger
 from .shaping import Shaper
 from .upstream import (
     Headers,
@@ -219,7 +219,7 @@ class Relay:
             outcome = "shaped"
         result = exchange.result
         removals = [
-            Removal(report.stage, report.tokens_saved, str(report.detail or ""))
+            StageRemoval(report.stage, report.tokens_saved, str(report.detail or ""))
             for report in result.reports
             if report.tokens_saved
         ]

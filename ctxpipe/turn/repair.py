@@ -14,9 +14,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .._values import encoding_fault
+from .._values import encoding_fault, sendable
 from ..messages import (
     SURROGATE,
     THINKING,
@@ -29,7 +29,6 @@ from ..messages import (
     is_bulky,
     is_encodable,
     kind,
-    rebuilt,
     split_system,
     with_content,
     without_surrogates,
@@ -185,15 +184,11 @@ def encodable(message: Message) -> Message:
     if isinstance(content, str):
         if is_encodable(content):
             return message
-        return with_content(message, _encodable_value(content))
+        return with_content(message, without_surrogates(content))
     encodable_blocks: list[Block] = []
     for block in blocks(message):
         if kind(block) not in THINKING and encoding_fault(block) == SURROGATE:
-            encodable_blocks.append(rebuilt(block, _encodable_value, keys=True))
+            encodable_blocks.append(sendable(block))
         else:
             encodable_blocks.append(block)
     return with_blocks(message, encodable_blocks)
-
-
-def _encodable_value(value: Any) -> Any:
-    return without_surrogates(value) if isinstance(value, str) else value

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias, TypeGuard, cast
 
-from .._values import JsonDict, JsonObject, canonical_json
+from .._values import JsonDict, JsonObject, canonical_json, sendable
 from ..errors import InvalidHistory
 from ..messages import (
     OPAQUE,
@@ -188,7 +188,7 @@ def arguments_object(arguments: object) -> JsonDict:
     Other values, and texts that are no JSON object, become the value of the key `RAW`.
     """
     if isinstance(arguments, Mapping):
-        return cast("JsonDict", rebuilt(arguments, _sendable, keys=True))
+        return cast("JsonDict", sendable(arguments))
     if not isinstance(arguments, str):
         return {} if arguments is None else {RAW: arguments}
     if not arguments or arguments == "{}":
@@ -200,12 +200,8 @@ def arguments_object(arguments: object) -> JsonDict:
     if not isinstance(value, dict):
         return {RAW: without_surrogates(arguments)}
     if "\\ud" in arguments or "\\uD" in arguments or not is_encodable(arguments):
-        return cast("JsonDict", rebuilt(value, _sendable, keys=True))
+        return cast("JsonDict", sendable(value))
     return value
-
-
-def _sendable(value: Any) -> Any:
-    return without_surrogates(value) if isinstance(value, str) else value
 
 
 def _refuse_constant(name: str) -> NoReturn:

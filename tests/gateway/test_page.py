@@ -7,7 +7,7 @@ from gateways import Upstream, conversation, http, key, post, replies, serving
 from ctxpipe import __version__
 from ctxpipe.gateway.bill import TurnBill
 from ctxpipe.gateway.page import headers, write_page
-from ctxpipe.gateway.record import GatewayRecord, GatewayTurn, Removal
+from ctxpipe.gateway.record import GatewayRecord, GatewayTurn, StageRemoval
 from ctxpipe.testing import MessagesServer
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -68,7 +68,7 @@ def test_what_was_left_out_is_drawn_where_something_was():
 
 
 def test_what_left_a_context_is_told_turn_by_turn_and_in_all():
-    removals = [Removal("DirectOffload", 3_000, "1 block moved to files")]
+    removals = [StageRemoval("DirectOffload", 3_000, "1 block moved to files")]
     page = write_page(
         record(shaped("s", 1, 9, removals=removals), shaped("s", 2, 9, removals=removals))
     )
@@ -85,7 +85,7 @@ def test_sessions_keep_their_places_while_several_are_at_work():
 
 
 def test_every_text_of_others_is_escaped():
-    removals = [Removal(SCRIPT, 5, SCRIPT)]
+    removals = [StageRemoval(SCRIPT, 5, SCRIPT)]
     turn = GatewayTurn(
         SCRIPT,
         SCRIPT,

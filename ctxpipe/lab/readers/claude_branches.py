@@ -34,8 +34,8 @@ def find_taken_back(lines: Sequence[JsonObject]) -> set[int]:
         return set()  # no line has a parent, so the file has no branches
     places: dict[str, int] = {}
     for index, line in enumerate(lines):
-        if _uuid(line):
-            places.setdefault(_uuid(line), index)
+        if line_id(line):
+            places.setdefault(line_id(line), index)
     if not places:
         return set()
     branch = _branch(lines, places)
@@ -50,10 +50,10 @@ def find_taken_back(lines: Sequence[JsonObject]) -> set[int]:
         if open_calls.intersection(_ids(lines[index], "tool_result", "tool_use_id")):
             branch.add(index)
     # A line that repeats the id of another one is that line.
-    retained_ids = {_uuid(lines[index]) for index in branch}
+    retained_ids = {line_id(lines[index]) for index in branch}
     abandoned: set[int] = set()
     for index, line in enumerate(lines):
-        if _uuid(line) and _uuid(line) not in retained_ids:
+        if line_id(line) and line_id(line) not in retained_ids:
             abandoned.add(index)
     return abandoned
 
@@ -92,7 +92,8 @@ def _is_message(line: JsonObject) -> bool:
     return line.get("type") in ("user", "assistant") and isinstance(line.get("message"), Mapping)
 
 
-def _uuid(line: JsonObject) -> str:
+def line_id(line: JsonObject) -> str:
+    """Return the id of a line, "" if it has none."""
     return str(line.get("uuid") or "")
 
 

@@ -14,7 +14,7 @@ from typing import cast
 from ..._values import JsonObject
 from ...messages import Message, as_blocks, kind
 from ..records import FileRecord, RecordedMessage, Recording, as_message, message_with_details
-from .claude_branches import find_taken_back
+from .claude_branches import find_taken_back, line_id
 from .conversation import is_results
 
 ROLES = ("user", "assistant")
@@ -74,7 +74,7 @@ def read(records: Sequence[FileRecord]) -> Recording:
         if reason:
             omitted_counts[reason] += 1
             continue
-        line_ids.add(_uuid(line))
+        line_ids.add(line_id(line))
         fields = line["message"]
         entry = message_with_details(
             as_message(fields, record.place), fields, line.get("timestamp")
@@ -134,12 +134,8 @@ def _reason_to_omit(line: JsonObject, line_ids: set[str], *, is_subagent: bool) 
     is_synthetic = line["message"].get("model") == "<synthetic>"
     if is_synthetic or line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage"):
         return "shown to the user only"
-    uuid = _uuid(line)
+    uuid = line_id(line)
     return "repeated" if uuid and uuid in line_ids else ""
-
-
-def _uuid(line: JsonObject) -> str:
-    return str(line.get("uuid") or "")
 
 
 def _join(first: RecordedMessage, second: RecordedMessage) -> RecordedMessage:
