@@ -307,6 +307,13 @@ def test_a_preset_takes_a_summarizer_or_the_name_of_a_model(tmp_path: Path):
 def test_a_storage_in_the_place_of_the_summarizer_is_told_by_its_name(tmp_path: Path):
     with pytest.raises(SettingsError, match="give it as archive="):
         Compact(LocalStorage(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="give it as archive="):
+        Compact(LocalStorage(tmp_path), ExtractiveSummarizer())  # type: ignore[arg-type]
+
+
+def test_a_path_in_the_place_of_the_summarizer_is_told_before_the_missing_archive():
+    with pytest.raises(SettingsError, match=r"summarize is '\.ctxpipe'"):
+        Compact(".ctxpipe")  # type: ignore[arg-type]
 
 
 # What has no summaries ----------------------------------------------------------------------------

@@ -121,14 +121,10 @@ class Compact:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        if self.archive is None and isinstance(self.summarize, Archive):
+        summarize: object = self.summarize  # the caller may have given anything
+        if isinstance(summarize, Archive) and not callable(summarize):
             raise SettingsError(
-                f"summarize is {excerpt(self.summarize)}, a storage; give it as archive="
-            )
-        if self.archive is None and self.require_archive:
-            raise SettingsError(
-                "Compact needs an archive for the raw messages; "
-                "give archive=, or require_archive=False"
+                f"summarize is {excerpt(summarize)}, a storage; give it as archive="
             )
         check_settings(
             self,
@@ -140,6 +136,11 @@ class Compact:
             require_archive=FLAG,
             background=FLAG,
         )
+        if self.archive is None and self.require_archive:
+            raise SettingsError(
+                "Compact needs an archive for the raw messages; "
+                "give archive=, or require_archive=False"
+            )
         check_reference(reference_of(self.archive))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
