@@ -89,10 +89,11 @@ class Prompt:
 
     *keys* are the digests of the blocks. *chain* has for each block a digest of all blocks up to
     it, with the settings that they depend on. *sums* are the raw tokens of the first 0, 1, 2 …
-    blocks. *parts* are the tools, the system prompt and each message; *starts* has the first block
-    of each part. *head* is the number of blocks before the messages. *block_marks* are the marks on
-    blocks, *marks* the same and the one that the request asks for as a whole. *first_image* is the
-    index of the first part with an image, or the number of parts.
+    blocks. The parts of a prompt are the tools, the system prompt and each message; *starts* has
+    the first block of each, and *head_parts* are the first two. *head* is the number of blocks
+    before the messages. *block_marks* are the marks on blocks, *marks* the same and the one that
+    the request asks for as a whole. *first_image* is the index of the first part with an image, or
+    the number of parts.
     """
 
     model: str | None
@@ -107,7 +108,7 @@ class Prompt:
     block_marks: list[CacheMark] = field(repr=False)
     first_image: int
     messages: list[Message] = field(repr=False)
-    parts: list[PromptPart] = field(repr=False)
+    head_parts: tuple[PromptPart, PromptPart] = field(repr=False)
     is_summarized: bool  # by the server, which ignores everything before its summary
     is_amended: bool
 
@@ -119,6 +120,62 @@ class Prompt:
     def message_at(self, place: int) -> int:
         """Return the index of the message whose block is at *place*."""
         return bisect_right(self.starts, place) - 3
+
+
+class _Blocks:
+    """The blocks of a prompt that is being read, in the arrays of `Prompt`.
+
+    Arrays, and no object for each message: a process may hold a million messages.
+    """
+
+    def __init__(self) -> None:
+        self.keys = array("q")
+        self.sums = array("q", [0])
+        self.starts = array("q")
+        self.marks: list[CacheMark] = []
+        self.first_image: int | None = None
+
+    @classmethod
+    def of_first(cls, count: int, prompt: Prompt) -> _Blocks:
+        """Return the blocks of the first *count* parts of *prompt*."""
+        stop = _end_of_part(count, prompt)
+        blocks = cls()
+        blocks.keys = prompt.keys[:stop]
+        blocks.sums = prompt.sums[: stop + 1]
+        blocks.starts = prompt.starts[:count]
+        blocks.marks = [mark for mark in prompt.block_marks if mark.place < stop]
+        blocks.first_image = prompt.first_image if prompt.first_image < count else None
+        return blocks
+
+    def add(self, part: PromptPart) -> None:
+        """Add the blocks of the next part."""
+        place = len(self.keys)
+        if part.has_image and self.first_image is None:
+            self.first_image = len(self.starts)
+        self.starts.append(place)
+        self.keys.extend(part.keys)
+        self.sums.extend(accumulate(part.sizes, initial=self.sums.pop()))
+        self.marks += [replace(mark, place=place + mark.place) for mark in part.marks]
+
+    def add_messages(self, count: int, prompt: Prompt) -> None:
+        """Add the blocks of the first *count* messages of *prompt*, whose head is another one."""
+        head = prompt.head
+        stop = _end_of_part(2 + count, prompt)
+        added_places = len(self.keys) - head
+        added_tokens = self.sums[-1] - prompt.sums[head]
+        self.starts.extend(start + added_places for start in prompt.starts[2 : 2 + count])
+        self.keys.extend(prompt.keys[head:stop])
+        self.sums.extend(tokens + added_tokens for tokens in prompt.sums[head + 1 : stop + 1])
+        for mark in prompt.block_marks:
+            if head <= mark.place < stop:
+                self.marks.append(replace(mark, place=mark.place + added_places))
+        if self.first_image is None and 2 <= prompt.first_image < 2 + count:
+            self.first_image = prompt.first_image
+
+
+def _end_of_part(count: int, prompt: Prompt) -> int:
+    """Return the number of blocks in the first *count* parts of *prompt*."""
+    return prompt.starts[count] if count < len(prompt.starts) else len(prompt.keys)
 
 
 def as_prompt(
@@ -134,36 +191,22 @@ def as_prompt(
     tools = list(sent.tools or ())
     system = sent.system if isinstance(sent.system, Sequence) else ()
     before = cast("Message", {"role": "system", "content": system})
-    parts = [_tools_part(tools, counter, last), _part(before, size)]
-    head = sum(len(part.keys) for part in parts)
-    keys = array("q")
-    sums = array("q", [0])
+    head_parts = (_tools_part(tools, counter, last), _part(before, size))
+    blocks = _Blocks()
     chain = array("q")
-    starts = array("q")
-    block_marks: list[CacheMark] = []
-    same = 0  # parts at the same places as in *last*
-    first_image = None
-    if last is not None:
-        if parts == last.parts[:2]:
-            same = 2 + shared_count
-            starts = last.starts[:same]
-            stop = last.starts[same] if same < len(last.parts) else len(last.keys)
-            keys = last.keys[:stop]
-            sums = last.sums[: stop + 1]
-            chain = last.chain[:stop]
-            block_marks = [mark for mark in last.block_marks if mark.place < stop]
-            first_image = last.first_image if last.first_image < same else None
-        parts += last.parts[2 : 2 + shared_count]
-    parts += [_part(message, size) for message in messages[shared_count:]]
-    for index in range(same, len(parts)):
-        part = parts[index]
-        place = len(keys)
-        starts.append(place)
-        keys.extend(part.keys)
-        sums.extend(accumulate(part.sizes, initial=sums.pop()))
-        block_marks += [replace(mark, place=place + mark.place) for mark in part.marks]
-        if part.has_image and first_image is None:
-            first_image = index
+    if last is not None and head_parts == last.head_parts:
+        blocks = _Blocks.of_first(2 + shared_count, last)
+        chain = last.chain[: len(blocks.keys)]
+    else:
+        for part in head_parts:
+            blocks.add(part)
+        if last is not None:
+            blocks.add_messages(shared_count, last)
+    head = sum(len(part.keys) for part in head_parts)
+    for message in messages[shared_count:]:
+        blocks.add(_part(message, size))
+    keys = blocks.keys
+    block_marks = blocks.marks
     automatic = sent.option(MARK)
     place = len(keys) - 1
     marks = block_marks
@@ -176,7 +219,7 @@ def as_prompt(
         speed=_setting(sent.option("speed")),
         tool_choice=_setting(sent.option("tool_choice")),
         thinking=_setting(sent.option("thinking")),
-        has_images=first_image is not None,
+        has_images=blocks.first_image is not None,
     )
     if last is None or last.settings != settings:
         chain = array("q")
@@ -187,14 +230,14 @@ def as_prompt(
         tools=tools,
         head=head,
         keys=keys,
-        sums=sums,
+        sums=blocks.sums,
         chain=chain,
-        starts=starts,
+        starts=blocks.starts,
         marks=tuple(marks),
         block_marks=block_marks,
-        first_image=len(parts) if first_image is None else first_image,
+        first_image=len(blocks.starts) if blocks.first_image is None else blocks.first_image,
         messages=messages,
-        parts=parts,
+        head_parts=head_parts,
         is_summarized=is_summarized,
         is_amended=sent.is_amended,
     )
@@ -236,7 +279,8 @@ def _after_summary(
         if message["role"] == "assistant" and server_summary(message) is not None:
             rest = [part_after_summary(message), *now[index + 1 :]]
             return rest, _common_length(before, rest), True
-    return now, shared_count, False
+    # The older ones of equal messages, which the conversation holds anyway.
+    return [*before[:shared_count], *now[shared_count:]], shared_count, False
 
 
 def _common_length(before: list[Message], now: list[Message]) -> int:
@@ -258,7 +302,7 @@ def _tools_part(tools: list[object], counter: TokenCounter, last: Prompt | None)
     if last is not None and len(last.tools) == len(tools):
         are_same = all(old is new for old, new in zip(last.tools, tools, strict=True))
         if are_same:
-            return last.parts[0]._replace(marks=marks)
+            return last.head_parts[0]._replace(marks=marks)
     keys = [_key("tools", tool) for tool in tools]
     sizes = [counter.total((), tools=[without_mark(tool)]) for tool in tools]
     return PromptPart(keys, sizes, marks)

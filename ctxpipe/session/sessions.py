@@ -11,12 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from .._threads.bulk import weight
 from ..errors import SettingsError
 from ..settings import SESSION_ID, SIZE, Requirement
 from ..storage.protocol import JOURNAL_STORAGE
 from .session import Session, new_conversation
 from .settings import SessionSettings
+from .sizes import Size, size_of
 
 if TYPE_CHECKING:
     from ..pipeline import ContextPipeline
@@ -27,9 +27,6 @@ PIPELINE = Requirement(
     lambda value: callable(getattr(value, "new_session", None)) and not isinstance(value, type),
     "a ContextPipeline such as ContextPipeline(stages)",
 )
-
-MESSAGE_BYTES = 120
-"""Memory of a session for each message, without its text; `bench_session.py` measures it."""
 
 
 class Sessions:
@@ -45,8 +42,10 @@ class Sessions:
     such sessions alone exceed *max_bytes*, some are removed with their messages, each with a
     notice.
 
-    The size of a session is an estimate: the characters of its messages, and a fixed number of
-    bytes for each. The other *settings* are those of `ContextPipeline.session`.
+    The size of a session is an estimate: the memory of its messages, and a fixed number of bytes
+    for each. System prompts and tools, of which a service has one for all sessions, are not
+    included. The counts of texts, which all sessions share, have a limit of their own
+    (``TokenCounter(memo_bytes=…)``). The other *settings* are those of `ContextPipeline.session`.
 
     Raises SettingsError for an invalid setting.
     """
@@ -67,8 +66,7 @@ class Sessions:
         self._pool = ConversationPool(max_bytes, self._estimate_bytes)
         # A caller may still use a session that was removed from the pool.
         self._alive: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
-        # Number of messages whose size was estimated, and that size.
-        self._estimates: WeakKeyDictionary[Conversation, tuple[int, int]] = WeakKeyDictionary()
+        self._estimates: WeakKeyDictionary[Conversation, Size] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -131,26 +129,10 @@ class Sessions:
             await storage.delete(session_id)
 
     def _estimate_bytes(self, conversation: Conversation) -> int:
-        """Return the estimated memory of the messages of *conversation*, in bytes.
-
-        Messages that were measured in an earlier call are not read again, unless the history has
-        become shorter since.
-        """
-        history = conversation.memory.history
-        appended_messages = conversation.owned_history.appended
-        count = len(history) + len(appended_messages)
-        old_count, size = self._estimates.get(conversation, (0, 0))
-        if old_count > count:  # the history was shortened
-            old_count = 0
-            size = 0
-        new_messages = [
-            *history[old_count:],
-            *appended_messages[max(0, old_count - len(history)) :],
-        ]
-        if new_messages:
-            size += weight(new_messages) + len(new_messages) * MESSAGE_BYTES
-        self._estimates[conversation] = (count, size)
-        return size
+        """Return the estimated memory of *conversation*, in bytes."""
+        size = size_of(conversation, self._estimates.get(conversation, Size()))
+        self._estimates[conversation] = size
+        return size.bytes
 
 
 RECHECKED_PER_CALL = 4

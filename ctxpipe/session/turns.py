@@ -15,6 +15,7 @@ from ..providers.refusals import Refusal, read_refusal
 from ..stages.compact.stage import Compact
 from ..stages.media.stage import MediaOffload
 from ..stages.reports import Outcome, Result
+from ..tokens.spent import TokensByKind
 from ..turn.run import TurnRun, run_turn
 from ..turn.state import Request
 from .gate import mark_stage_requests
@@ -72,7 +73,7 @@ class Turns:
                     compaction = await self._compact_first(history, request, focus)
                     result = _join(compaction, await self._shape(history, request))
                 self.count += 1
-                memory.last_result = result
+                memory.last_result = _without_copies(result, memory)
                 self._usage.note_turn(result, request.options)
                 return result
             finally:
@@ -286,3 +287,17 @@ def _join(first: Result, second: Result) -> Result:
         changed_end=changed_end,
         tokens_before=first.tokens_before,
     )
+
+
+def _without_copies(result: Result, memory: SessionMemory) -> Result:
+    """Return *result* with the messages that *memory* has, instead of equal ones of the caller.
+
+    A service that reads the history again for each turn would hold it twice otherwise.
+    """
+    sent = memory.sent
+    if not sent or len(sent) != len(result.messages) or sent[0] is result.messages[0]:
+        return result
+    messages = list(sent)
+    overhead = memory.state.overhead
+    count_by_kind = TokensByKind(memory.pipeline.counter, messages, overhead.system, overhead.tools)
+    return replace(result, messages=messages, count_by_kind=count_by_kind)
