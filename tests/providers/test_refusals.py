@@ -56,6 +56,7 @@ def test_a_status_that_means_something_else_decides(status):
 
 NUMBERS = {
     "prompt is too long: 200251 tokens > 200000 maximum": (200_251, 200_000, 200_000),
+    "Cannot truncate prompt with n_keep (15028) >= n_ctx (7424)": (15_028, 7_424, 7_424),
     "prompt is too long: 1,200,251 tokens > 1,000,000 maximum": (1_200_251, 1_000_000, 1_000_000),
     "input length and `max_tokens` exceed context limit: 143653 + 64000 > 200000, decrease": (
         143_653,
