@@ -12,6 +12,7 @@ import anyio.to_thread
 import pytest
 from histories import assistant, conversation, step, user
 from places import ROOT
+from recorded import NIGHTLY
 
 from ctxpipe._threads.threads import is_alone
 from ctxpipe.errors import SettingsError
@@ -149,6 +150,8 @@ def test_a_report_is_returned_from_another_process_if_a_page_is_requested(two, t
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    if not NIGHTLY:
+        pytest.skip("it starts a cluster, in the nightly profile")
     distributed = pytest.importorskip(
         "distributed", reason="distributed, of the extra dask, is not installed"
     )
