@@ -53,7 +53,7 @@ def test_every_program_is_named_on_the_page_of_the_start_and_shipped_with_the_so
 
     assert [program for program in programs if program not in page] == []
     assert len(programs) >= 10
-    assert "examples" in shipped["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert "/examples" in shipped["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
 @pytest.fixture
