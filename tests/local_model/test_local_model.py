@@ -15,7 +15,7 @@ from ctxpipe.stages.reports import Compacted
 from ctxpipe.summarizers import PromptSummarizer
 from examples.local_model import chat_plainly, chat_with_ctxpipe, page
 
-SIZES = {2_048: (7, 40)}
+SIZES = {2_048: (7, 40), 8_192: (7, 160)}
 """Turns and entries of a page for each window."""
 
 
