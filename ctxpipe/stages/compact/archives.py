@@ -20,6 +20,7 @@ from ..archive import ArchiveContent, last_part, read_verified, records_by_name
 from ..protocol import Turn
 from ..reading.conversation_facts import ConversationFacts
 from .source import Source, after_summary
+from .split_context import SplitContext
 
 MAX_OPENED_ARCHIVES = 3
 """Number of earlier archives that are read; the last one has the facts of everything before."""
@@ -30,9 +31,12 @@ MAX_OPENED_WITHOUT_FACTS = 100
 
 
 async def source_of(
-    turn: Turn, archive: Archive | None, visible_path_of: Callable[[str], str]
+    turn: Turn,
+    context: SplitContext,
+    archive: Archive | None,
+    visible_path_of: Callable[[str], str],
 ) -> Source:
-    """Return the raw messages behind the context of *turn*, and the archives of its compactions.
+    """Return the raw messages behind the *context* of *turn*, and the archives of its compactions.
 
     *visible_path_of* returns the path of an archive as the model sees it. In a session the messages
     are the caller's history, unchanged. Otherwise they are read from the context. A summary at its
@@ -40,13 +44,18 @@ async def source_of(
     is replaced by the messages in them, and by the facts in the oldest of them. A summary that
     cannot be verified contributes nothing.
     """
-    _, rest = split_system(turn.messages)
-    source = await _expand(rest, turn.session_id, archive, visible_path_of)
+    source = await _expand(context.rest, turn.session_id, archive, visible_path_of)
     if turn.history is not None:
-        _, history = split_system(turn.history)
+        head, history = split_system(turn.history)
         # A history that begins with a summary is a context that the caller has stored.
         if not acknowledged_count(history):
-            return Source(history, source.archives, is_raw=True, redact=source.redact)
+            return Source(
+                history,
+                source.archives,
+                is_raw=True,
+                head_count=len(head),
+                redact=source.redact,
+            )
     return source
 
 
@@ -113,7 +122,6 @@ async def _first_verified(
     return "", None
 
 
-async def digest_of_turn(turn: Turn) -> str:
-    """Return the digest of the messages of *turn* that can be summarized."""
-    _, rest = split_system(turn.messages)
-    return (await in_thread(digest_of, rest)).hex()
+async def digest_of_rest(context: SplitContext) -> str:
+    """Return the digest of the messages of *context* that can be summarized."""
+    return (await in_thread(digest_of, context.rest)).hex()

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from ..._logs import logger
 from ..._threads.threads import in_thread
 from ...errors import safe_text
-from ...messages import Message, split_system
+from ...messages import Message
 from ...placeholders.summaries import leading_count
 from ...summarizers import Retry, Summarizer, Summary, summarize_with_retry
 from ...summarizers.retry import digest_of
 from ..protocol import Turn
 from ..reading.unanswered import open_tail
+from .split_context import SplitContext
 
 BACKGROUND_SHARE = 0.85
 """Share of the budget's trigger at which a summary is started in the background.
@@ -38,25 +39,26 @@ class PendingSummary:
     task: asyncio.Task[Summary | None] = field(repr=False)
 
     @classmethod
-    async def begin(cls, turn: Turn, writer: Summarizer, retry: Retry) -> None:
-        """Start *writer* on the messages of *turn* that the model has answered.
+    async def begin(
+        cls, turn: Turn, context: SplitContext, writer: Summarizer, retry: Retry
+    ) -> None:
+        """Start *writer* on the messages of *context* that the model has answered.
 
         Does nothing if none of them can leave.
         """
         history = turn.history or ()
-        count, place = answer_boundary(turn)
+        count, place = answer_boundary(turn, context)
         if place:
             digest = await in_thread(digest_of, history[:count])
-            _, rest = split_system(turn.messages)
-            task = asyncio.create_task(_write(writer, rest[:place], retry))
+            task = asyncio.create_task(_write(writer, context.rest[:place], retry))
             turn.memory[cls] = cls(count, digest, task)
 
-    def place(self, turn: Turn) -> int:
-        """Return the index, after the head, of the first message that the summary leaves in *turn*.
+    def place(self, turn: Turn, context: SplitContext) -> int:
+        """Return the index in the rest of *context* of the first message that the summary leaves.
 
         It is 0 if nothing could leave.
         """
-        return place_after(turn, self.count)
+        return place_after(turn, context, self.count)
 
     async def summary(self, turn: Turn) -> Summary | None:
         """Wait for the summary and return it.
@@ -85,27 +87,27 @@ class PendingSummary:
             self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
 
-def answer_boundary(turn: Turn) -> tuple[int, int]:
+def answer_boundary(turn: Turn, context: SplitContext) -> tuple[int, int]:
     """Return the number of answered messages of the history, and where the rest begins.
 
-    The second value is an index into the messages of *turn* after the head. It is 0 if nothing
-    before it could be removed, and without a history.
+    The second value is an index into the rest of *context*. It is 0 if nothing before it could be
+    removed, and without a history.
     """
     count = open_tail(turn.history or ())
-    return count, place_after(turn, count) if count else 0
+    return count, place_after(turn, context, count) if count else 0
 
 
-def place_after(turn: Turn, count: int) -> int:
-    """Return where the messages after the first *count* of the history begin, after the head.
+def place_after(turn: Turn, context: SplitContext, count: int) -> int:
+    """Return the index in the rest of *context* after the first *count* messages of the history.
 
     Returns 0 if nothing before that could leave, or if the model has not answered all of it.
     """
-    head, rest = split_system(turn.messages)
     if turn.tracked is None:
         return 0
-    last = turn.tracked.place_of(count - 1) - len(head)
-    place = turn.tracked.place_of(count) - len(head)
-    return place if leading_count(rest) <= last and place <= open_tail(rest) else 0
+    head_count = len(context.head)
+    last = turn.tracked.place_of(count - 1) - head_count
+    place = turn.tracked.place_of(count) - head_count
+    return place if leading_count(context.rest) <= last and place <= context.tail else 0
 
 
 async def _write(writer: Summarizer, messages: Sequence[Message], retry: Retry) -> Summary | None:

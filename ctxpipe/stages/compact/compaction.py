@@ -8,7 +8,7 @@ from functools import partial
 
 from ..._text import count_phrase
 from ..._threads.threads import in_thread
-from ...messages import Message, split_system
+from ...messages import Message
 from ...placeholders.summaries import SEARCHABLE
 from ...storage import Archive
 from ...summarizers import Summarizer
@@ -19,11 +19,9 @@ from ..reading.carry_candidates import Candidate
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.pins import Pin
 from ..reading.removed import count_removed
-from ..reading.unanswered import open_tail
 from ..reading.what_applies import Applicable, what_applies
 from ..reports import Compacted
-from .archives import digest_of_turn, source_of
-from .background import PendingSummary, answer_boundary
+from .archives import digest_of_rest, source_of
 from .breaker import Attempts, Breaker
 from .governing import Shortening, governing_pieces, instruction_notes
 from .layout import Layout, choose_layout, token_breakdown
@@ -32,19 +30,20 @@ from .pieces import CarryRules
 from .restore import Restore, RestoredFiles
 from .side_files import SideFiles
 from .source import Source, gather_facts
+from .split_context import SplitContext
 from .summary import summarizer_for, warn_without_model, write_summary
-from .trigger import has_protected_thinking
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """An attempt to replace the history of *turn* by its summary.
+    """An attempt to replace the *context* of *turn* by its summary.
 
     The other fields are settings of the stage `Compact`; *evidence_tokens* and *pin* are those of
     its `Evidence`.
     """
 
     turn: Turn
+    context: SplitContext
     summarize: Summarizer | None
     archive: Archive | None
     restore: Restore | None
@@ -60,9 +59,10 @@ class Compaction:
         Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
         """
         turn = self.turn
-        head, rest = split_system(turn.messages)
+        context = self.context
+        rest = context.rest
         files = SideFiles(self.archive, turn.session_id)
-        source = await source_of(turn, self.archive, files.visible_path)
+        source = await source_of(turn, context, self.archive, files.visible_path)
         facts = await in_thread(gather_facts, source)
         raw = source.messages if source.is_raw else rest
         pieces = await in_thread(
@@ -77,14 +77,15 @@ class Compaction:
         path = await self._save(rest, facts) if is_first_attempt else None
         writer = summarizer_for(turn, self.summarize)
         model_warning = warn_without_model(turn, self.summarize, writer)
-        summary, covered_count = await write_summary(
-            turn, rest, writer, self.breaker.retry, background=self.background
+        summary, covered_count, described_count = await write_summary(
+            turn, context, writer, self.breaker.retry, background=self.background
         )
         if not is_first_attempt:
             path = await self._save(rest, facts)
-        described_count = _count_described(turn, covered_count) if source.is_raw else None
+        if not source.is_raw:
+            described_count = None
         if described_count is not None:
-            source, later_requests = _divide(source, turn, described_count)
+            source, later_requests = _divide(source, described_count)
             facts = await in_thread(gather_facts, source)
             facts = replace(facts, requests=[*facts.requests, *later_requests])
         restored_files = await self._read_files_again(source)
@@ -96,17 +97,19 @@ class Compaction:
             visible_archive = files.visible_path(path)
             digest = await archive_digest(self.archive, path) or ""
             facts = replace(facts, archives=[*facts.archives, visible_archive], digest=digest)
-        tail = open_tail(rest) if covered_count is None else covered_count
+        tail = context.tail if covered_count is None else covered_count
         governing = await self._governing_pieces(raw, pieces, visible_archive, source)
         make_replacements = partial(
             replacements,
             tail=tail,
             archive=visible_archive,
             carry=CarryRules(self.pin, governing),
-            whole=not has_protected_thinking(turn, rest[tail:]),
+            whole=not context.has_protected_thinking(tail),
             can_cut=covered_count is None,
         )
-        possible = await in_thread(make_replacements, head, rest, summary.text, source, facts)
+        possible = await in_thread(
+            make_replacements, context.head, rest, summary.text, source, facts
+        )
         file = files.omissions_file(rest, path)
         replacement, layout = await choose_layout(
             turn, possible, restored_files, self.evidence_tokens, file
@@ -124,7 +127,7 @@ class Compaction:
         warnings += [warning for warning in further_warnings if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
-            await turn.counter.count(layout.messages),
+            layout.tokens,
             covered_count or len(rest),
             summarizer=summary.writer or summarizer_name(writer),
             archive=path,
@@ -149,9 +152,8 @@ class Compaction:
         turn = self.turn
         place_of = _same_place
         if source.is_raw:
-            history_head, _ = split_system(turn.history or ())
-            context_head, _ = split_system(turn.messages)
-            place_of = partial(_place_in_context, turn, len(history_head), len(context_head))
+            head_count = len(self.context.head)
+            place_of = partial(_place_in_context, turn, source.head_count, head_count)
         shortening = Shortening(turn.counter.text, archive, source.redact)
         return await in_thread(governing_pieces, raw, pieces, place_of, shortening)
 
@@ -163,7 +165,7 @@ class Compaction:
         if self.archive is None:
             return None
         attempts = self.turn.recall(Attempts)
-        is_same = attempts.archive and attempts.archived == await digest_of_turn(self.turn)
+        is_same = attempts.archive and attempts.archived == await digest_of_rest(self.context)
         if is_same and await archive_digest(self.archive, attempts.archive):
             return attempts.archive
         attempts.archive = ""
@@ -245,29 +247,12 @@ def _with_files(detail: Compacted, layout: Layout) -> Compacted:
     )
 
 
-def _count_described(turn: Turn, covered_count: int | None) -> int | None:
-    """Return the number of messages of the history that are described; None for all of them.
-
-    If the caller replaces messages at its end in each request, the messages after the first
-    *covered_count* ones are described neither by the summary nor by the evidence. Otherwise each
-    turn would undo the summary.
-    """
-    if covered_count is None or turn.tracked is None or not turn.tracked.has_changing_end:
-        return None
-    count, place = answer_boundary(turn)
-    if place == covered_count:
-        return count
-    pending = turn.memory.get(PendingSummary)
-    return pending.count if pending else None
-
-
-def _divide(source: Source, turn: Turn, described_count: int) -> tuple[Source, list[str]]:
+def _divide(source: Source, described_count: int) -> tuple[Source, list[str]]:
     """Return *source* with only the described messages, and the user's requests after them.
 
     These requests are at the end of the context, so the evidence does not repeat them.
     """
-    head, _ = split_system(turn.history or ())
-    count = max(0, described_count - len(head))
+    count = max(0, described_count - source.head_count)
     later_requests = source.words_in(source.messages[count:])
     return replace(source, messages=source.messages[:count]), later_requests
 

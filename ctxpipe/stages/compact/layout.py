@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, islice
 
 from ..._threads.threads import in_thread, in_thread_if
-from ...messages import Message, split_system
+from ...messages import Message
 from ...messages.rules import closes_turn
 from ...tokens import TokenCounter
 from ..file_folding import fold_files
@@ -24,6 +24,7 @@ from .governing import requests_to_repeat
 from .omissions import OmissionsFile
 from .partition import Replacement
 from .restore import RestoredFile, RestoredFiles
+from .split_context import SplitContext
 
 
 async def fold_texts(files: Sequence[RestoredFile], counter: TokenCounter) -> dict[str, str]:
@@ -40,8 +41,8 @@ class Layout:
 
     *files* are in it as a whole, *folded_texts* are the reduced texts of others, and the evidence
     may take *evidence_tokens*. *selection* has the pieces of the history that it carries verbatim.
-    *carried_tokens* are the raw tokens of all that. *omitted_paths* are the paths that do not fit
-    into the evidence.
+    *carried_tokens* are the raw tokens of all that, and *tokens* those of the *messages*.
+    *omitted_paths* are the paths that do not fit into the evidence.
     """
 
     files: Sequence[RestoredFile]
@@ -50,6 +51,7 @@ class Layout:
     selection: Selection = NOTHING_CARRIED
     carried_tokens: int = 0
     messages: list[Message] = field(default_factory=list)
+    tokens: int = 0
     omitted_paths: Sequence[str] = ()
 
 
@@ -83,14 +85,14 @@ async def choose_layout(
     async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
         plans.append(plan)
         layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
-        if await _fits(turn, layout, limits):
+        if _fits(layout, limits):
             return replacement, layout
     leaner = layout
     # A short context within the target need not become smaller: nothing is left out for that.
-    is_done = await is_short(turn) and await turn.counter.count(layout.messages) <= limits.target
+    is_done = layout.tokens <= limits.target and await is_short(turn)
     if not is_done:
         leaner = await _carry_less(turn, replacement, layout, limits, file)
-    if is_done or await _meets_target(turn, leaner, limits):
+    if is_done or _meets_target(leaner, limits):
         return replacement, leaner
     # Above the target, but maybe within the window, with as many pieces as possible.
     is_accepted = await _will_be_accepted(turn, layout)
@@ -107,10 +109,10 @@ async def choose_layout(
         selection = await _select(turn, replacement, limits.carried_tokens)
         for plan in plans:
             layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
-            if await _fits(turn, layout, limits):
+            if _fits(layout, limits):
                 return replacement, layout
         layout = await _carry_less(turn, replacement, layout, limits, file)
-        if await _meets_target(turn, layout, limits):
+        if _meets_target(layout, limits):
             return replacement, layout
     return replacement, layout
 
@@ -149,9 +151,8 @@ async def _carry_less(
     turn: Turn, replacement: Replacement, layout: Layout, limits: _Limits, file: OmissionsFile
 ) -> Layout:
     """Return *layout* with only as many carried pieces as the target allows, maybe none."""
-    while not await _meets_target(turn, layout, limits):
-        raw = await turn.counter.count(layout.messages)
-        excess = raw - min(limits.target, limits.before - 1)
+    while not _meets_target(layout, limits):
+        excess = layout.tokens - min(limits.target, limits.before - 1)
         fewer_pieces = layout.selection.lighter(max(1, excess))
         if fewer_pieces is None:
             break
@@ -159,14 +160,14 @@ async def _carry_less(
     return layout
 
 
-async def _fits(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+def _fits(layout: Layout, limits: _Limits) -> bool:
     """Return True if *layout* meets the target, and the carried content does not exceed its share.
 
     The share counts only if restored files or evidence take tokens from other carried pieces.
     """
     if _has_rivals(layout) and layout.carried_tokens > limits.carried_tokens:
         return False
-    return await _meets_target(turn, layout, limits)
+    return _meets_target(layout, limits)
 
 
 def _has_rivals(layout: Layout) -> bool:
@@ -182,10 +183,9 @@ def _has_rivals(layout: Layout) -> bool:
     return has_pieces and layout.evidence_tokens > 0
 
 
-async def _meets_target(turn: Turn, layout: Layout, limits: _Limits) -> bool:
+def _meets_target(layout: Layout, limits: _Limits) -> bool:
     """Return True if *layout* is smaller than the context was, and within the target."""
-    raw = await turn.counter.count(layout.messages)
-    return raw < limits.before and raw <= limits.target
+    return layout.tokens < limits.before and layout.tokens <= limits.target
 
 
 async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
@@ -195,7 +195,7 @@ async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
     window, independent of its estimate. But if it is far too short to have been refused for its
     length, its end in the user's words is kept.
     """
-    raw = await turn.counter.count(layout.messages) + turn.overhead
+    raw = layout.tokens + turn.overhead
     if not turn.force:
         return window_holds(turn, raw)
     if await is_short(turn):
@@ -205,10 +205,12 @@ async def _will_be_accepted(turn: Turn, layout: Layout) -> bool:
     return raw < await turn.raw_tokens() and await holds_context(turn, raw)
 
 
-async def can_keep(turn: Turn, messages: Sequence[Message]) -> bool:
-    """Return True if *messages* may follow a summary unchanged without exceeding the target."""
-    head, _ = split_system(turn.messages)
-    raw = turn.overhead + await turn.counter.count([*head, *messages])
+async def can_keep(turn: Turn, context: SplitContext, start: int) -> bool:
+    """Return True if the end of *context* may follow a summary unchanged within the target.
+
+    The end are the messages of its rest from *start* on.
+    """
+    raw = turn.overhead + await turn.counter.count([*context.head, *context.rest[start:]])
     return not turn.protected and turn.ledger.estimate(raw) <= turn.budget.target
 
 
@@ -234,7 +236,7 @@ async def _from_rich_to_lean(
 async def lay_out(
     turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
 ) -> Layout:
-    """Return *layout* with the messages of the new context, and the tokens of what is carried over.
+    """Return *layout* with the messages of the new context, and their tokens.
 
     Citations of content that left are removed from the messages.
     """
@@ -270,9 +272,15 @@ async def lay_out(
         replacement.messages, block, files, folded_texts, layout.selection.chosen
     )
     messages = await in_thread(without_dangling_citations, turn.messages, messages)
-    tokens = sum(await turn.counter.texts([block, *folded_texts]))
-    tokens += layout.selection.used + sum(file.tokens for file in layout.files)
-    return replace(layout, messages=messages, carried_tokens=tokens, omitted_paths=omitted_paths)
+    carried_tokens = sum(await turn.counter.texts([block, *folded_texts]))
+    carried_tokens += layout.selection.used + sum(file.tokens for file in layout.files)
+    return replace(
+        layout,
+        messages=messages,
+        tokens=await turn.counter.count(messages),
+        carried_tokens=carried_tokens,
+        omitted_paths=omitted_paths,
+    )
 
 
 async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:

@@ -17,7 +17,7 @@ decided which parts fit. `source` gathers the facts of a history, `evidence` wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...messages import (
@@ -201,6 +201,7 @@ def replacements(
     end, among what still applies, or in the evidence.
     """
     unanswered = rest[tail:]
+    pending_words = source.words_in(unanswered)
     replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + reminder(facts.orders),
@@ -211,10 +212,10 @@ def replacements(
     if not unanswered:
         return [first]
     shorter = replace(replacement, candidates=[*systems, *pieces_to_carry(rest, carry)])
-    shorter = _with_words(shorter, rest, tail, source, archive)
+    shorter = _with_words(shorter, rest, tail, pending_words, archive, source.redact)
     if not whole:
         return [shorter]
-    first = _with_tail(first, rest, tail, source, archive)
+    first = _with_tail(first, rest, tail, len(pending_words), archive, source.redact)
     holds_blocks = any(one.kind in BLOCK_KINDS and one.index >= tail for one in shorter.candidates)
     if can_cut and (shorter.cuts or holds_blocks):
         return [first, shorter]
@@ -225,16 +226,18 @@ def _with_tail(
     replacement: Replacement,
     rest: Sequence[Message],
     tail: int,
-    source: Source,
+    request_count: int,
     archive: str,
+    redact: Callable[[str], str],
 ) -> Replacement:
     """Return *replacement* with the unanswered messages, those from *tail* on, at its end.
 
-    If they begin with calls and their results, a message before them names the request.
+    *request_count* of them have words of the user. If they begin with calls and their results, a
+    message before them names the request.
     """
     unanswered = rest[tail:]
     requests = replacement.evidence.requests
-    before = requests[: len(requests) - len(source.words_in(unanswered))]
+    before = requests[: len(requests) - request_count]
     if unanswered[0]["role"] != "assistant":
         return _close(replacement, before, None, unanswered)
     if not before:
@@ -244,7 +247,7 @@ def _with_tail(
 
     def shorten_request(chars: int) -> Candidate:
         """Return the request in progress with about *chars* characters of the user's text."""
-        text = IN_PROGRESS + cut_text(before[-1], chars, archive, source.redact)
+        text = IN_PROGRESS + cut_text(before[-1], chars, archive, redact)
         return replace(request, messages=[_user(text)])
 
     request = replace(request, chars=len(before[-1]), shorten=shorten_request)
@@ -268,22 +271,22 @@ def _with_words(
     replacement: Replacement,
     rest: Sequence[Message],
     tail: int,
-    source: Source,
+    pending: Sequence[str],
     archive: str,
+    redact: Callable[[str], str],
 ) -> Replacement:
     """Return *replacement* with only the user's words of the messages from *tail* on.
 
-    If the words are long, their head and tail stay.
+    These are *pending*. If they are long, their head and tail stay.
     """
     unanswered = rest[tail:]
     requests = replacement.evidence.requests
-    pending = source.words_in(unanswered)
     before = requests[: len(requests) - max(1, len(pending))]
     words = "\n\n".join(pending)
     if words:
-        text = cut_text(words, MAX_WORDS_CHARS, archive, source.redact)
+        text = cut_text(words, MAX_WORDS_CHARS, archive, redact)
     elif requests:
-        text = IN_PROGRESS + cut_text(requests[-1], MAX_WORDS_CHARS, archive, source.redact)
+        text = IN_PROGRESS + cut_text(requests[-1], MAX_WORDS_CHARS, archive, redact)
     else:
         text = CONTINUE
     media = [name for message in unanswered for name in _media(blocks(message))]

@@ -40,14 +40,16 @@ class Source:
 
     *archives* are the paths of the archives of earlier compactions, and *earlier* has the facts
     that these found. *is_raw* is True if *messages* are the caller's history: then every text of
-    the user in it is taken for the user's words. Otherwise they are a context, in which ctxpipe has
-    written texts too; a text that has the form of one of these is not taken for the user's words.
+    the user in it is taken for the user's words, and *head_count* is the number of system messages
+    before them. Otherwise they are a context, in which ctxpipe has written texts too; a text that
+    has the form of one of these is not taken for the user's words.
     *redact* is applied to texts before they are cut, because it would not recognize half a secret.
     """
 
     messages: Sequence[Message]
     archives: Sequence[str] = ()
     is_raw: bool = False
+    head_count: int = 0
     redact: Callable[[str], str] = str  # leaves the text unchanged
     earlier: ConversationFacts = ConversationFacts()
 

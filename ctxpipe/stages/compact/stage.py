@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from ..._text import short_repr
 from ...errors import SettingsError, safe_text
-from ...messages import split_system
 from ...settings import FLAG, PIN, SIZE, SUMMARIZER, check_settings, excerpt, instance_of
 from ...storage import Archive
 from ...storage.protocol import ARCHIVE
@@ -19,11 +18,12 @@ from ...summarizers.protocol import summarizer_name
 from ...summarizers.retry import FinishedSummary
 from ..protocol import Change, Intent, Skip, Turn
 from ..reading.pins import Pin
-from .archives import digest_of_turn
+from .archives import digest_of_rest
 from .background import PendingSummary
 from .breaker import Attempts, Breaker
 from .compaction import Compaction
 from .restore import Restore
+from .split_context import SplitContext
 from .summary import summarizer_for
 from .trigger import may_begin_early, reason_to_skip
 
@@ -149,25 +149,26 @@ class Compact:
         Raises StorageError or SummaryFailed if the archive or the summary cannot be written.
         """
         turn.recall(Attempts).turns += 1
-        skip = await reason_to_skip(turn, self.breaker)
+        context = SplitContext(turn)
+        skip = await reason_to_skip(turn, context, self.breaker)
         if skip is None:
-            return await self._attempt(turn)
+            return await self._attempt(turn, context)
         # Checks all other reasons to skip again: this one may be only that the trigger is far.
-        if self.background and await may_begin_early(turn, self.summarize, self.breaker):
+        if self.background and await may_begin_early(turn, context, self.summarize, self.breaker):
             writer = summarizer_for(turn, self.summarize)
-            await PendingSummary.begin(turn, writer, self.breaker.retry)
+            await PendingSummary.begin(turn, context, writer, self.breaker.retry)
         return skip
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """Return a Skip, or an Intent: the outcome is unknown before the summary is written."""
-        skip = await reason_to_skip(turn, self.breaker)
+        context = SplitContext(turn)
+        skip = await reason_to_skip(turn, context, self.breaker)
         if skip is not None:
             return skip
         writer = summarizer_name(summarizer_for(turn, self.summarize))
-        _, rest = split_system(turn.messages)
         tokens = await turn.tokens()
         return Intent(
-            f"{writer} would summarize {len(rest)} messages: "
+            f"{writer} would summarize {len(context.rest)} messages: "
             f"{tokens:,} tokens, with a target of {turn.budget.target:,}"
         )
 
@@ -178,8 +179,8 @@ class Compact:
             return self
         return replace(self, summarize=replace(writer, focus=focus), background=False)
 
-    async def _attempt(self, turn: Turn) -> Change | Skip:
-        """Compact the history once, and record a failure for the circuit breaker.
+    async def _attempt(self, turn: Turn, context: SplitContext) -> Change | Skip:
+        """Compact the *context* of *turn* once, and record a failure for the circuit breaker.
 
         A failure is raised unchanged. An archive that a failed attempt has written is remembered,
         so that the next attempt does not write it again.
@@ -187,6 +188,7 @@ class Compact:
         attempts = turn.recall(Attempts)
         compaction = Compaction(
             turn,
+            context,
             summarize=self.summarize,
             archive=self.archive,
             restore=self.restore,
@@ -205,7 +207,7 @@ class Compact:
             # By this digest the next attempt sees that the archive has its messages.
             has_new_archive = attempts.archive != previous_archive
             if has_new_archive and not attempts.archived:
-                attempts.archived = await digest_of_turn(turn)
+                attempts.archived = await digest_of_rest(context)
             raise
         if isinstance(answer, Skip):
             # The summary shortens nothing. That of a Change stays until the end of the turn: if the

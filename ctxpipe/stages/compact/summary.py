@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..._logs import logger
 from ..._threads.threads import in_thread
@@ -23,6 +24,7 @@ from ..protocol import Turn
 from .background import PendingSummary, answer_boundary
 from .breaker import Attempts
 from .layout import can_keep
+from .split_context import SplitContext
 
 
 def summarizer_for(turn: Turn, configured: Summarizer | None) -> Summarizer:
@@ -53,12 +55,24 @@ def warn_without_model(turn: Turn, configured: Summarizer | None, writer: Summar
     return warning
 
 
-async def write_summary(
-    turn: Turn, rest: Sequence[Message], writer: Summarizer, retry: Retry, *, background: bool
-) -> tuple[Summary, int | None]:
-    """Return the summary, and the number of messages of *rest* that it covers; None for all.
+class WrittenSummary(NamedTuple):
+    """A summary of a context.
 
-    *rest* are the messages of *turn* after the head. There are four cases:
+    It covers the first *covered_count* messages after the head, all of them if that is None.
+    *described_count* is the number of messages of the history that the summary and the evidence
+    describe; None for all of them. There are fewer if the caller replaces messages at its end in
+    each request: otherwise each turn would undo the summary.
+    """
+
+    summary: Summary
+    covered_count: int | None = None
+    described_count: int | None = None
+
+
+async def write_summary(
+    turn: Turn, context: SplitContext, writer: Summarizer, retry: Retry, *, background: bool
+) -> WrittenSummary:
+    """Return a summary of *context*, the context of *turn*. There are four cases:
 
     1. With *background*, a summary from the background is ready, and the messages since then fit:
        it is used. If they do not fit, they are summarized after it.
@@ -68,31 +82,40 @@ async def write_summary(
     4. Otherwise everything is summarized. The record of an attempt that failed or was cancelled
        lets the next one continue, so that nothing is paid for twice.
     """
+    rest = context.rest
+    boundary: tuple[int, int] | None = None
+    if turn.tracked is not None and turn.tracked.has_changing_end:
+        boundary = answer_boundary(turn, context)
     # A free summary is always written again, so that it is the same in every process.
     is_free = isinstance(writer, ExtractiveSummarizer)
     parts = None if is_free else turn.recall(FinishedParts)
     if parts is not None:
         _use_current_client(parts, writer)
     pending = turn.memory.get(PendingSummary)
-    covered_count = pending.place(turn) if background and pending else 0
+    covered_count = pending.place(turn, context) if background and pending else 0
     if pending and covered_count:
         summary = await pending.summary(turn)
         if summary is None:  # it failed, or the history was edited
             pending.cancel()
             del turn.memory[PendingSummary]
-        elif await can_keep(turn, rest[covered_count:]):
-            return summary, covered_count
+        elif await can_keep(turn, context, covered_count):
+            described_count = None
+            if boundary is not None:
+                answered_count, place = boundary
+                described_count = answered_count if place == covered_count else pending.count
+            return WrittenSummary(summary, covered_count, described_count)
         else:
             covered_digest = await in_thread(digest_of, rest[:covered_count])
             parts = FinishedParts(writer, writer, covered_count, covered_digest, summary)
             turn.memory[FinishedParts] = parts
-    if turn.tracked is not None and turn.tracked.has_changing_end:
-        _, place = answer_boundary(turn)
-        if place and await can_keep(turn, rest[place:]):
-            return await summarize_with_retry(writer, rest[:place], retry), place
+    if boundary is not None:
+        answered_count, place = boundary
+        if place and await can_keep(turn, context, place):
+            summary = await summarize_with_retry(writer, rest[:place], retry)
+            return WrittenSummary(summary, place, answered_count)
     if parts is None:
-        return await summarize_with_retry(writer, rest, retry), None
-    return await _continue_summary(turn, rest, writer, retry, parts), None
+        return WrittenSummary(await summarize_with_retry(writer, rest, retry))
+    return WrittenSummary(await _continue_summary(turn, rest, writer, retry, parts))
 
 
 def _use_current_client(parts: FinishedParts, writer: Summarizer) -> None:
