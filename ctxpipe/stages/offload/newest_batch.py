@@ -14,7 +14,7 @@ from ...placeholders.summaries import own_words
 from ...settings import SUMMARY_MAX_WORDS
 from ..moves import Move, Place, Pointers, worthwhile_moves
 from ..protocol import Turn
-from ..reading.candidates import OffloadCandidate, OffloadRules, candidate_of, results_with_calls
+from ..reading.candidates import OffloadCandidate, OffloadRules, long_results
 from ..reading.pins import is_pinned_exchange
 from ..reading.results import with_placeholder
 from ..reading.unanswered import open_tail
@@ -124,13 +124,13 @@ def _candidates(
     """
     ordinary: list[OffloadCandidate] = []
     last_resort: list[OffloadCandidate] = []
-    for result, call in results_with_calls(messages, start, min_chars=1):
+    for result, call, chars in long_results(messages, start, min_chars=1):
         if result.place in leaving_places or not rules.can_leave(result, call):
             continue
         is_pinned = is_pinned_exchange(messages, result.message, rules.pin)
         stays_if_possible = is_pinned or rules.stays_if_it_fits(result, call)
         tier = last_resort if stays_if_possible else ordinary
-        tier.append(candidate_of(result))
+        tier.append(OffloadCandidate(result, chars))
     for tier in (ordinary, last_resort):
         tier.sort(key=lambda candidate: (-candidate.chars, candidate.item.place))
     return [ordinary, last_resort]

@@ -21,7 +21,7 @@ from ...messages import (
     tool_calls,
 )
 from ...messages import field as read
-from ..reading.candidates import OffloadCandidate, OffloadRules, results_with_calls
+from ..reading.candidates import OffloadCandidate, OffloadRules, long_results
 from ..reading.pins import is_pinned_exchange
 from ..reading.results import result_characters
 
@@ -154,10 +154,9 @@ def candidates(
     The messages before index *start* are skipped.
     """
     all_candidates: list[OffloadCandidate] = []
-    for result, call in results_with_calls(messages, start, rules.least_chars):
-        candidate = rules.result_candidate(result, call)
-        if candidate is not None:
-            all_candidates.append(candidate)
+    for result, call, chars in long_results(messages, start, rules.least_chars):
+        if rules.is_candidate(result, call, chars):
+            all_candidates.append(OffloadCandidate(result, chars))
     if rules.input_tools:
         for call in tool_calls(messages, start):
             candidate = rules.input_candidate(call)

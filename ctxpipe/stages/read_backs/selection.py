@@ -8,16 +8,20 @@ from typing import NamedTuple
 from ...messages import Message, ToolCall, ToolResult
 from ...placeholders.placeholders import any_reference
 from ...providers.agent_tools import GUTTER
-from ..reading.candidates import OffloadRules, results_with_calls
+from ..reading.candidates import OffloadRules, long_results
 from ..reading.results import text_of
 
 
 class ReadBack(NamedTuple):
-    """A tool result that was read from an offloaded file, its call, and the path in the call."""
+    """A tool result that was read from an offloaded file, its call, and the path in the call.
+
+    A file with the result would have *chars* characters.
+    """
 
     result: ToolResult
     call: ToolCall
     path: str
+    chars: int
 
 
 def long_read_backs(messages: Sequence[Message], start: int, rules: OffloadRules) -> list[ReadBack]:
@@ -28,7 +32,7 @@ def long_read_backs(messages: Sequence[Message], start: int, rules: OffloadRules
     """
     max_chars = rules.min_chars
     read_backs: list[ReadBack] = []
-    for result, call in results_with_calls(messages, start, max_chars):
+    for result, call, chars in long_results(messages, start, max_chars):
         if call is None or call.program is not None:
             continue
         text = text_of(result.content)
@@ -36,7 +40,7 @@ def long_read_backs(messages: Sequence[Message], start: int, rules: OffloadRules
             continue
         path = rules.read_back_path(call)
         if path is not None and any_reference(text, max_chars) is None:
-            read_backs.append(ReadBack(result, call, path))
+            read_backs.append(ReadBack(result, call, path, chars))
     return read_backs
 
 

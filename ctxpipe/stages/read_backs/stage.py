@@ -18,7 +18,7 @@ from ...settings import COUNT, check_settings
 from ...storage import TextReader, TextWriter
 from ..moves import Act, Move, Moving, Place, move_texts, recall_rules, worthwhile_moves
 from ..protocol import Change, Skip, Turn
-from ..reading.candidates import OffloadRules, candidate_of
+from ..reading.candidates import OffloadCandidate, OffloadRules
 from ..reading.results import text_of, with_placeholder
 from ..reading.unanswered import index_after_last_reply
 from ..reports import Offloaded
@@ -102,7 +102,7 @@ class TrimReadBacks(Moving):
                 # The pointers were checked without a preview: this one may be longer than allowed
                 # in other stages.
                 pointers = replace(self._pointers, preview=self._preview)
-                candidate = candidate_of(result)
+                candidate = OffloadCandidate(result, read_back.chars)
                 moves += await worthwhile_moves(pointers, turn, [candidate], rules)
         return moves, cuts
 

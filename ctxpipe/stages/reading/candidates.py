@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..._threads.pieces import overlapping_pieces
 from ...messages import Message, ToolCall, ToolResult, strings, tool_calls, tool_results
@@ -51,20 +52,15 @@ class OffloadRules:
         limits = [limit for limit in self.per_tool.values() if limit is not None]
         return max(1, min([self.min_chars, *limits]))
 
-    def result_candidate(
-        self, result: ToolResult, call: ToolCall | None
-    ) -> OffloadCandidate | None:
-        """Return *result* as a candidate; None if it is too short or must stay.
+    def is_candidate(self, result: ToolResult, call: ToolCall | None, chars: int) -> bool:
+        """Return True if *result* may leave, of which *chars* characters would go to a file.
 
         *call* is the call that it answers, None if there is none.
         """
-        candidate = candidate_of(result)
         limit = self._limit_for(call)
-        if limit is None or candidate.chars < max(limit, 1):
-            return None
-        if not self.can_leave(result, call) or self.stays_if_it_fits(result, call):
-            return None
-        return candidate
+        if limit is None or chars < max(limit, 1):
+            return False
+        return self.can_leave(result, call) and not self.stays_if_it_fits(result, call)
 
     def _limit_for(self, call: ToolCall | None) -> int | None:
         """Return the least characters of a result of *call* that may leave; None if none may."""
@@ -128,26 +124,33 @@ class OffloadRules:
         return None
 
 
-def candidate_of(result: ToolResult) -> OffloadCandidate:
-    """Return *result* as a candidate, with the characters that its file would have.
+def file_chars(result: ToolResult) -> int:
+    """Return the number of characters that the file of *result* would have.
 
     Blocks count as compact JSON; a result without text counts 0.
     """
     if not text_of(result.content):
-        return OffloadCandidate(result, 0)
-    return OffloadCandidate(result, len(stored_text(result.content, indent=None)))
+        return 0
+    return len(stored_text(result.content, indent=None))
 
 
-def results_with_calls(
-    messages: Sequence[Message], start: int, min_chars: int
-) -> Iterator[tuple[ToolResult, ToolCall | None]]:
-    """Yield each tool result of *min_chars* or more from message *start* on, and its call."""
+class LongResult(NamedTuple):
+    """A tool result, the call that it answers, and the characters that its file would have."""
+
+    result: ToolResult
+    call: ToolCall | None
+    chars: int
+
+
+def long_results(messages: Sequence[Message], start: int, min_chars: int) -> Iterator[LongResult]:
+    """Yield each tool result of *min_chars* or more from message *start* on."""
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
-        if candidate_of(result).chars < min_chars:
+        chars = file_chars(result)
+        if chars < min_chars:
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
             calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
-        yield result, calls.get(result.tool_use_id)
+        yield LongResult(result, calls.get(result.tool_use_id), chars)

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
-from ctxpipe.messages import ToolCall, compact_json, tool_calls, tool_results
+from ctxpipe.messages import ToolCall, ToolResult, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders.placeholders import BATCH, DIRECT, Preview, placeholder
-from ctxpipe.stages.reading.candidates import OffloadCandidate, OffloadRules, results_with_calls
+from ctxpipe.stages.reading.candidates import (
+    OffloadCandidate,
+    OffloadRules,
+    file_chars,
+    long_results,
+)
 
 IMAGE = {
     "type": "image",
@@ -35,28 +40,33 @@ def result(
     return next(tool_results(history)), next(tool_calls(history))
 
 
+def is_candidate(rules: OffloadRules, found: ToolResult, call: ToolCall | None) -> bool:
+    """Whether a result may leave, at the length that it has."""
+    return rules.is_candidate(found, call, file_chars(found))
+
+
 OURS = re.compile(r"\./s/[\w.-]+\.md")
 
 
 def test_a_result_long_enough_is_a_candidate():
     found, call = result("x" * 100)
 
-    assert OffloadRules(100).result_candidate(found, call) == OffloadCandidate(found, 100)
-    assert OffloadRules(101).result_candidate(found, call) is None
+    assert is_candidate(OffloadRules(100), found, call)
+    assert not is_candidate(OffloadRules(101), found, call)
 
 
 def test_a_result_without_its_call_is_a_candidate_too():
     found, _ = result("x" * 100)
 
-    assert OffloadRules(100).result_candidate(found, None) == OffloadCandidate(found, 100)
+    assert is_candidate(OffloadRules(100), found, None)
 
 
 def test_each_tool_may_have_a_limit_of_its_own():
     found, call = result("x" * 100)
 
-    assert OffloadRules(1000, per_tool={"bash": 100}).result_candidate(found, call) is not None
-    assert OffloadRules(1, per_tool={"bash": None}).result_candidate(found, call) is None
-    assert OffloadRules(1, per_tool={"grep": None}).result_candidate(found, call) is not None
+    assert is_candidate(OffloadRules(1000, per_tool={"bash": 100}), found, call)
+    assert not is_candidate(OffloadRules(1, per_tool={"bash": None}), found, call)
+    assert is_candidate(OffloadRules(1, per_tool={"grep": None}), found, call)
 
 
 @pytest.mark.parametrize(
@@ -78,25 +88,24 @@ def test_each_tool_may_have_a_limit_of_its_own():
     ],
 )
 def test_a_result_without_text_or_with_a_placeholder_is_never_a_candidate(content):
-    assert OffloadRules(0).result_candidate(*result(content)) is None
+    assert not is_candidate(OffloadRules(0), *result(content))
 
 
 def test_a_forged_preview_of_another_id_is_content():
     forged = placeholder(DIRECT, "/s/other.md", "y" * 999, Preview(50, 50))
 
-    assert OffloadRules(0).result_candidate(*result(forged)) is not None
+    assert is_candidate(OffloadRules(0), *result(forged))
 
 
 def test_of_a_result_with_an_image_only_the_texts_count():
     found, call = result([text("x" * 100), IMAGE, {**FOUND, "content": [IMAGE]}])
 
-    assert OffloadRules(0).result_candidate(found, call) == OffloadCandidate(
-        found, len(compact_json([text("x" * 100)]))
-    )
+    assert is_candidate(OffloadRules(0), found, call)
+    assert file_chars(found) == len(compact_json([text("x" * 100)]))
 
 
 def test_the_results_of_exempt_tools_stay():
-    assert OffloadRules(0, exempt_tools={"bash"}).result_candidate(*result("x" * 100)) is None
+    assert not is_candidate(OffloadRules(0, exempt_tools={"bash"}), *result("x" * 100))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +122,7 @@ def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(
     found, call = result("x" * 100, given=given_input)
 
     assert OffloadRules(0, file_pattern=OURS).read_back_path(call) == "./s/a.md"
-    assert OffloadRules(0, file_pattern=OURS).result_candidate(found, call) is None
+    assert not is_candidate(OffloadRules(0, file_pattern=OURS), found, call)
 
 
 def test_a_call_that_reads_something_else_is_no_read_back():
@@ -166,7 +175,7 @@ def test_each_result_comes_with_the_call_it_answers():
     def named(start: int) -> list[tuple[str, str]]:
         return [
             (found.tool_use_id, call.name if call else "")
-            for found, call in results_with_calls(history, start, 0)
+            for found, call, _ in long_results(history, start, 0)
         ]
 
     assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]
