@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import anyio
 import httpx2
@@ -29,19 +30,17 @@ from ..session.turns import NO_COMPACT
 from ..settings import EXAMPLE_MODEL, excerpt
 from ..wire.exchange import log_errors
 from ..wire.formats import format_of
-from .arrival import BodyTimeLimit
 from .bill import find_prices
 from .budget import PAYMENT_REQUIRED
-from .guard import Guard, Refused, check_size, error_body
+from .guard import BodyTimeLimit, Guard, Refused, check_size, error_body
 from .journals import journal_kind
 from .metrics import GatewayMetrics, TenantTotals, as_json, as_text, snapshot
 from .page import headers as page_headers
 from .page import write_page
-from .paths import add_version
 from .readiness import Readiness, checks_of
 from .record import GatewayRecord, logger
 from .relay import Relay
-from .settings import GatewaySettings
+from .settings import ANTHROPIC, GatewaySettings
 from .shaping import Shaper
 from .tokens import NO_TOKEN, Token, parse_tokens
 from .upstream import Upstream, reply_with, until_gone
@@ -56,6 +55,10 @@ PROBES = frozenset({"/livez", "/readyz"})
 """Paths that anyone may ask whether the gateway runs, and whether it can do its work."""
 PAGES = frozenset({"/", "/healthz", "/metrics", "/metrics.json"})
 """Paths of pages about the gateway; a client sees the numbers of its own tenant only."""
+VERSION = "/v1"
+"""Version in the paths of Anthropic's API, which some clients expect in the base URL."""
+ANTHROPIC_RESOURCES = frozenset({"messages", "models", "files", "complete", "skills"})
+"""First path segments after the version; Anthropic's other paths (/api/…) have no version."""
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 UNAUTHORIZED = 401
 REQUEST_TIMEOUT = 408
@@ -178,7 +181,7 @@ class Gateway:
         """
         if _asks_for_websocket(request):
             return self._refuse_websocket(request)
-        add_version(request.scope, self.settings.upstreams)
+        _add_version(request.scope, self.settings.upstreams)
         path = request.scope[
             "path"
         ]  # not `request.url`: it contains the Host header, which the client chooses
@@ -406,3 +409,23 @@ def _error(status: int, text: str, path: str) -> Response:
     if status == REQUEST_TIMEOUT:
         headers["connection"] = "close"  # the rest of the body may still come
     return JSONResponse(error_body(status, text, path), status, headers)
+
+
+def _add_version(scope: MutableMapping[str, Any], prefixes: Container[str]) -> None:
+    """Rewrite ``/anthropic/messages`` in the ASGI *scope* to ``/anthropic/v1/messages``.
+
+    Anthropic's own SDK expects a base URL without the version, the AI SDK one with it, and both
+    read it from ANTHROPIC_BASE_URL. Therefore both paths mean the same below the prefix of
+    Anthropic's API, if it is one of *prefixes*.
+    """
+    if ANTHROPIC not in prefixes:
+        return
+    raw: bytes = scope["raw_path"]
+    prefix = f"{ANTHROPIC}/".encode()
+    if not raw.startswith(prefix):
+        return
+    resource = raw[len(prefix) :].partition(b"/")[0]
+    if resource.decode("latin-1") in ANTHROPIC_RESOURCES:
+        version = VERSION.encode()
+        scope["raw_path"] = ANTHROPIC.encode() + version + raw[len(ANTHROPIC) :]
+        scope["path"] = ANTHROPIC + VERSION + scope["path"][len(ANTHROPIC) :]

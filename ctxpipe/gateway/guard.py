@@ -1,7 +1,8 @@
-"""Checks that a request must pass before the gateway reads it, and the form of refusals."""
+"""Checks that a request must pass, the time limit for its body, and the form of refusals."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from base64 import b64decode
@@ -18,6 +19,7 @@ from .tokens import NO_TOKEN, Token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 256 * 1024 * 1024
 """Maximum bytes of a request that is shaped.
@@ -188,3 +190,40 @@ def error_body(status: int, text: str, path: str) -> dict[str, Any]:
         name = _STATUSES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT")
         return {"error": {"code": status, "message": message, "status": name}}
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class BodyTimeLimit:
+    """ASGI middleware that refuses a request whose body stops arriving for *seconds*.
+
+    The limit is for each part of a body, so that a large body on a slow connection may take any
+    time. Without a limit, a client could keep connections open with bodies that never end.
+    """
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app = app
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request in *scope*; its `receive` raises Refused once the time is over."""
+        if scope["type"] != "http":  # the start and the end of the gateway
+            await self._app(scope, receive, send)
+            return
+        is_complete = False
+
+        async def receive_in_time() -> Message:
+            """Return the next part of the body, or report later that the client has left."""
+            nonlocal is_complete
+            if is_complete:
+                return await receive()
+            try:
+                # Not anyio's, which takes several times as long; a large body has many parts.
+                async with asyncio.timeout(self._seconds):
+                    message = await receive()
+            except TimeoutError as error:
+                raise Refused(
+                    408, f"nothing of the body has arrived for {self._seconds:g} seconds"
+                ) from error
+            is_complete = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, receive_in_time, send)

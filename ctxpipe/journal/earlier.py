@@ -44,6 +44,16 @@ class EarlierContext(NamedTuple):
     edits: list[Edit]
 
 
+class SortedContexts(NamedTuple):
+    """Earlier contexts: those whose summaries describe only messages of a history, and the others.
+
+    Both have the order of the summaries. The *valid* ones are edits of that history.
+    """
+
+    valid: list[EarlierContext]
+    outdated: list[EarlierContext]
+
+
 def has_only_grown(before: Message, now: Message) -> bool:
     """Return True if *now* begins with all that *before* says."""
     if before["role"] != now["role"]:

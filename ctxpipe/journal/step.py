@@ -14,7 +14,7 @@ from ..stages.protocol import Stored
 from ..stages.reports import Removal
 
 if TYPE_CHECKING:
-    from .earlier import EarlierContext
+    from .earlier import EarlierContext, SortedContexts
     from .timeline import Timeline
 
 Marked: TypeAlias = "tuple[Message, Message]"
@@ -31,7 +31,7 @@ class Agreement:
     *mark_changes* has the messages of the context whose cache marks change. The next check for
     edits in place begins at *cursor*. *digests* are those of the history and the context after the
     turn. The history was compared with *timeline*. *has_changing_end* is that of `Timeline`, after
-    this turn.
+    this turn. *earlier* are the contexts before the summaries, None in a step from a journal.
 
     *is_rewound* is True if the history has lost messages, *has_diverged* if others have taken their
     place.
@@ -47,6 +47,7 @@ class Agreement:
     is_rewound: bool = False
     has_diverged: bool = False
     has_changing_end: bool = False
+    earlier: SortedContexts | None = None
     timeline: Timeline | None = field(default=None, repr=False)
 
 

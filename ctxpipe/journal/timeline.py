@@ -18,10 +18,12 @@ from ..stages.reading.moved_texts import (
     note_placeholders,
     offload_again,
 )
+from ..stages.reports import RemovalLog
 from .alignment import Alignment
 from .earlier import (
     OUTDATED,
     EarlierContext,
+    SortedContexts,
     as_edits_of_context,
     context_after_adoption,
     has_only_grown,
@@ -29,7 +31,6 @@ from .earlier import (
     were_unanswered,
 )
 from .moved_marks import find_changed_marks, note_returned_marks
-from .removal_log import RemovalLog
 from .step import Agreement, Step
 from .turn_ends import TurnEnds
 from .unchanged import PreviousContents, compare_histories
@@ -116,9 +117,8 @@ class Timeline:
         )
         step = Step(known, adopted, now[known:], agreement=agreement)
         ours = self.sent if adopted else self.history
-        earlier = self._contexts_before(step)
-        valid_count = self._count_valid_summaries(earlier, step, now)
-        undone = earlier[valid_count:]
+        agreement.earlier = self._sort_earlier_contexts(step)
+        undone = agreement.earlier.outdated
         undone_until = known
         if self.adopts:
             undone_until = self._count_with_growth(step, now)
@@ -162,14 +162,14 @@ class Timeline:
         newest = self.earlier[-1]
         return [as_edits_of_context(newest, self.history, self.context, self.alignment)]
 
-    def _count_valid_summaries(
-        self, earlier: Sequence[EarlierContext], step: Step, history: Sequence[Message]
-    ) -> int:
-        """Return how many of the summaries after *earlier* describe only messages of *history*."""
-        if not earlier or earlier[-1].described_count <= step.unchanged_count:
-            return len(earlier)
-        length = self._count_with_growth(step, history)
-        return bisect_right(earlier, length, key=lambda context: context.described_count)
+    def _sort_earlier_contexts(self, step: Step) -> SortedContexts:
+        """Return the earlier contexts, sorted by whether the history of *step* keeps them valid."""
+        earlier = self._contexts_before(step)
+        valid_count = len(earlier)
+        if earlier and earlier[-1].described_count > step.unchanged_count:
+            length = self._count_with_growth(step, step.agreement.history)
+            valid_count = bisect_right(earlier, length, key=lambda context: context.described_count)
+        return SortedContexts(earlier[:valid_count], earlier[valid_count:])
 
     def _count_with_growth(self, step: Step, history: Sequence[Message]) -> int:
         """Return the number of leading messages that are unchanged, or have only grown."""
@@ -233,15 +233,15 @@ class Timeline:
         if step.earlier is not None:
             self.earlier = step.earlier
             return
-        self.earlier = list(self._contexts_before(step))
+        # A step from a journal has none.
+        valid, outdated = step.agreement.earlier or self._sort_earlier_contexts(step)
         if step.undone_count:
-            undone = self.earlier[-step.undone_count :]
-            del self.earlier[-step.undone_count :]
+            earlier = [*valid, *outdated]
+            undone = earlier[-step.undone_count :]
+            self.earlier = earlier[: -step.undone_count]
             self.has_changing_end = self._has_changing_end_after(undone, step.unchanged_count)
             return
-        valid_count = self._count_valid_summaries(self.earlier, step, step.agreement.history)
-        outdated = self.earlier[valid_count:]
-        del self.earlier[valid_count:]
+        self.earlier = list(valid)
         kept_context = step.context[: step.retained_count]
         if outdated and any(summary_body(message) is not None for message in kept_context):
             self.earlier.append(outdated[0]._replace(described_count=OUTDATED))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -104,7 +103,6 @@ class Turns:
         SessionDeleted if it is deleted meanwhile, or if the session keeps the history.
         """
         memory = self._memory
-        ensure_messages(history, sys.maxsize)  # only that it is a list
         async with self._access.lease():
             while True:
                 is_begun = False
