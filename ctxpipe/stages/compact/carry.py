@@ -5,7 +5,9 @@ summarized: pinned messages, the request that is being worked on, blocks that ct
 references to files. Each such piece is a `Candidate`, which the module `pieces` finds.
 
 `select` gives the candidates their share of the budget, in the order of `CarryKind`; within a kind
-the newest come first. Restored files and the evidence get the rest. `arrange` makes valid messages
+the newest come first. Restored files and the evidence get the rest. Words of the system and
+definitions of tools govern the model and come from nobody else, so they do not share that budget:
+they stay as long as the whole context is within its target. `arrange` makes valid messages
 of those that were chosen. Candidates that are left out go to a file, which the context names in
 one line (`omissions`).
 """
@@ -22,6 +24,7 @@ from ...placeholders.summaries import CARRIED_LINE, SHORT_REPLY
 from ..reading.carry_candidates import (
     BLOCK_KINDS,
     GOVERNING_KINDS,
+    SYSTEM_KINDS,
     TEXT_KINDS,
     Candidate,
     CarryKind,
@@ -75,6 +78,12 @@ class Selection:
     left_out: Sequence[Candidate]
     tokens: Mapping[Candidate, int] = field(repr=False)
     used: int = 0
+
+    @property
+    def budget_tokens(self) -> int:
+        """The used tokens of the pieces that share the budget."""
+        system_pieces = [piece for piece in self.chosen if _is_of_system(piece)]
+        return self.used - sum(self.tokens[piece] for piece in system_pieces)
 
     @property
     def cuts(self) -> list[str]:
@@ -139,9 +148,15 @@ class Selection:
 NOTHING_CARRIED = Selection((), (), {})
 
 
-def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: int) -> Selection:
+def select(
+    candidates: Sequence[Candidate],
+    tokens: Sequence[int],
+    max_tokens: int,
+    max_system_tokens: int,
+) -> Selection:
     """Return the *candidates* that get a part of *max_tokens*; *tokens* are those of each.
 
+    Those of the `SYSTEM_KINDS` get a part of *max_system_tokens* instead, the smallest first.
     A piece that does not fit is left out, and smaller ones after it still get their part: one huge
     block does not cost a reference of a few bytes its place. A piece that can be shortened gets up
     to half of what is left instead, the request all of it. Unknown blocks at the beginning count
@@ -157,12 +172,13 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
     if sum(sizes[candidate] for candidate in leading) > max_tokens:
         for candidate in leading:
             sizes[replace(candidate, kind=_kind_elsewhere(candidate))] = sizes.pop(candidate)
-    chosen: list[Candidate] = []
-    left_out: list[Candidate] = []
+    chosen, left_out = _choose_system_pieces(sizes, max_system_tokens)
     pinned_blocks: set[int] = set()
     used = 0
     for candidate in _by_importance(sizes):
         size = sizes[candidate]
+        if _is_of_system(candidate):
+            continue
         if not candidate.is_answered:
             chosen.append(candidate)
             continue
@@ -171,7 +187,7 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
         if candidate.kind == CarryKind.PIN:
             block_ids = _block_ids(candidate.messages)
             blocks_within = _blocks_within(chosen, block_ids)
-            freed_tokens = sum(sizes[piece] for piece in blocks_within)
+            freed_tokens = sum(sizes[piece] for piece in blocks_within if not _is_of_system(piece))
             if used - freed_tokens + size <= max_tokens:
                 chosen = [piece for piece in chosen if piece not in blocks_within]
                 used -= freed_tokens
@@ -194,7 +210,32 @@ def select(candidates: Sequence[Candidate], tokens: Sequence[int], max_tokens: i
             left_out.append(candidate.whole())
     chosen.sort(key=_key)
     left_out.sort(key=_key)
+    used += sum(sizes[candidate] for candidate in chosen if _is_of_system(candidate))
     return Selection(chosen, left_out, sizes, used)
+
+
+def _choose_system_pieces(
+    sizes: Mapping[Candidate, int], max_tokens: int
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates of the `SYSTEM_KINDS` that fit in *max_tokens*, and the others of them.
+
+    The largest do not fit. *sizes* are the tokens of all candidates.
+    """
+    pieces = [piece for piece in sizes if _is_of_system(piece)]
+    pieces.sort(key=lambda piece: sizes[piece])
+    chosen: list[Candidate] = []
+    used = 0
+    for piece in pieces:
+        used += sizes[piece]
+        if used > max_tokens:
+            break
+        chosen.append(piece)
+    return chosen, pieces[len(chosen) :]
+
+
+def _is_of_system(piece: Candidate) -> bool:
+    """Return True if *piece* does not share the budget."""
+    return piece.kind in SYSTEM_KINDS and piece.is_answered
 
 
 def _key(candidate: Candidate) -> tuple[int, int]:

@@ -41,8 +41,8 @@ class Layout:
 
     *files* are in it as a whole, *folded_texts* are the reduced texts of others, and the evidence
     may take *evidence_tokens*. *selection* has the pieces of the history that it carries verbatim.
-    *carried_tokens* are the raw tokens of all that, and *tokens* those of the *messages*.
-    *omitted_paths* are the paths that do not fit into the evidence.
+    *carried_tokens* are the raw tokens of all that shares the budget, and *tokens* those of the
+    *messages*. *omitted_paths* are the paths that do not fit into the evidence.
     """
 
     files: Sequence[RestoredFile]
@@ -65,9 +65,10 @@ async def choose_layout(
     """Return the first of *replacements* that is smaller and meets the target, and its layout.
 
     A context carries at most half of the target verbatim: first the pieces of the history, in the
-    order of `CarryKind`, then files, then the evidence. If the context still exceeds the target,
-    files and evidence are reduced first, then the pieces, the least important first. A short
-    context that is compacted by force keeps all pieces, even if it does not become smaller.
+    order of `CarryKind`, then files, then the evidence. Words of the system and definitions of
+    tools do not count. If the context still exceeds the target, files and evidence are reduced
+    first, then the pieces, the least important first. A short context that is compacted by force
+    keeps all pieces, even if it does not become smaller.
 
     A later replacement cuts the newest message. It is used only if the window does not hold the
     leanest layout of the first one. If nothing fits, the leanest layout of the last replacement is
@@ -80,7 +81,7 @@ async def choose_layout(
     )
     plans: list[Layout] = []
     replacement = replacements[0]
-    selection = await _select(turn, replacement, limits.carried_tokens)
+    selection = await _select(turn, replacement, limits)
     layout = Layout((), {}, 0)
     async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
         plans.append(plan)
@@ -106,7 +107,7 @@ async def choose_layout(
     if is_accepted or await was_shortened(turn):
         return replacement, layout
     for replacement in replacements[1:]:
-        selection = await _select(turn, replacement, limits.carried_tokens)
+        selection = await _select(turn, replacement, limits)
         for plan in plans:
             layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
             if _fits(layout, limits):
@@ -134,14 +135,16 @@ class _Limits:
     carried_tokens: int
 
 
-async def _select(turn: Turn, replacement: Replacement, max_tokens: int) -> Selection:
-    """Return the pieces of the history that *replacement* carries in *max_tokens* raw tokens."""
+async def _select(turn: Turn, replacement: Replacement, limits: _Limits) -> Selection:
+    """Return the pieces of the history that *replacement* carries within *limits*."""
     candidates = replacement.candidates
     framed_pieces = [with_frame(candidate) for candidate in candidates]
     counts = iter(await turn.counter.counts(chain.from_iterable(framed_pieces)))
     sizes = [sum(islice(counts, len(messages))) for messages in framed_pieces]
     is_large = len(candidates) > _MAX_INLINE_CANDIDATES
-    return await in_thread_if(is_large, select, candidates, sizes, max_tokens)
+    return await in_thread_if(
+        is_large, select, candidates, sizes, limits.carried_tokens, limits.target
+    )
 
 
 _MAX_INLINE_CANDIDATES = 100  # for more, the choice runs in a worker thread
@@ -273,7 +276,7 @@ async def lay_out(
     )
     messages = await in_thread(without_dangling_citations, turn.messages, messages)
     carried_tokens = sum(await turn.counter.texts([block, *folded_texts]))
-    carried_tokens += layout.selection.used + sum(file.tokens for file in layout.files)
+    carried_tokens += layout.selection.budget_tokens + sum(file.tokens for file in layout.files)
     return replace(
         layout,
         messages=messages,

@@ -40,13 +40,19 @@ from ...placeholders.summaries import (
     reminder,
     safe_summary,
 )
-from ..reading.carry_candidates import BLOCK_KINDS, Candidate, CarryKind, is_reference
+from ..reading.carry_candidates import (
+    BLOCK_KINDS,
+    Candidate,
+    CarryKind,
+    is_reference,
+    system_messages_in_force,
+)
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.groups import after_compaction, server_spans
 from .carry import arrange, select, with_reply
 from .evidence import cut_text
 from .governing import without_words
-from .pieces import BLOCKS_ALONE, CarryRules, attach, pieces_to_carry, system_messages_in_force
+from .pieces import BLOCKS_ALONE, CarryRules, attach, pieces_to_carry
 from .source import Source
 
 
@@ -115,7 +121,7 @@ class Replacement:
 
     @property
     def _all(self) -> Sequence[Candidate]:
-        selection = select(self.candidates, [0] * len(self.candidates), 0)
+        selection = select(self.candidates, [0] * len(self.candidates), 0, 0)
         return selection.chosen
 
     @property

@@ -47,19 +47,6 @@ def pieces_to_carry(messages: Sequence[Message], rules: CarryRules) -> list[Cand
     ]
 
 
-def system_messages_in_force(messages: Sequence[Message]) -> list[Candidate]:
-    """Return the system messages in *messages* that still apply, each once, at its last place."""
-    candidates: list[Candidate] = []
-    seen_messages: list[Message] = []
-    for index in reversed(range(len(messages))):
-        message = messages[index]
-        is_lasting = message["role"] == "system" and "clear_at" not in message
-        if is_lasting and message not in seen_messages:
-            seen_messages.append(message)
-            candidates.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
-    return candidates[::-1]
-
-
 def pins(rest: Sequence[Message], pin: Pin | None) -> list[Candidate]:
     """Return the messages that *pin* chooses; a call and its results are one piece."""
     candidates: list[Candidate] = []

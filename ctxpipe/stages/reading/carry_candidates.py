@@ -29,6 +29,7 @@ from ...messages import (
 from ...messages import field as read
 from ...messages.activity import one_line
 from ...messages.facts import is_server_result
+from ...messages.identity import digest
 from ...messages.vocabulary import INSTRUCTION, SYSTEM_ROLES
 from .removed import MAX_NAME_CHARS, block_kind
 
@@ -79,6 +80,9 @@ BLOCK_KINDS = frozenset(
 
 TEXT_KINDS = frozenset({CarryKind.PLAN, CarryKind.SKILL, CarryKind.WORDS})
 """Kinds of candidates that still apply, of which each may be a single text."""
+
+SYSTEM_KINDS = frozenset({CarryKind.SYSTEM, CarryKind.INSTRUCTION, CarryKind.TOOLS})
+"""Kinds of words of the system and of definitions of tools: they are the last to be removed."""
 
 GOVERNING_KINDS = TEXT_KINDS | {CarryKind.ERROR, CarryKind.JOB}
 """Kinds of the candidates that still apply (see `what_applies`)."""
@@ -199,6 +203,21 @@ def blocks_to_carry(messages: Sequence[Message]) -> list[Candidate]:
                     )
                 )
     return candidates
+
+
+def system_messages_in_force(messages: Sequence[Message]) -> list[Candidate]:
+    """Return the system messages in *messages* that still apply, each once, at its last place."""
+    candidates: list[Candidate] = []
+    seen_digests: set[bytes] = set()
+    for index in reversed(range(len(messages))):
+        message = messages[index]
+        if message["role"] != "system" or "clear_at" in message:
+            continue
+        message_digest = digest(message)
+        if message_digest not in seen_digests:
+            seen_digests.add(message_digest)
+            candidates.append(Candidate(CarryKind.SYSTEM, index, 0, [message], "system message"))
+    return candidates[::-1]
 
 
 def _reference_in_result(part: Block, index: int, place: int) -> Candidate:

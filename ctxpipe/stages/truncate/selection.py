@@ -19,10 +19,17 @@ from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from ...messages import Message, as_blocks, blocks, is_opaque, kind, tool_results
+from ...messages.identity import digest
 from ...messages.thinking import open_loop
 from ...messages.vocabulary import head_length
 from ...providers.agent_tools import READING_TOOLS, ReadingTools
-from ..reading.carry_candidates import blocks_to_carry
+from ..reading.carry_candidates import (
+    SYSTEM_KINDS,
+    Candidate,
+    CarryKind,
+    blocks_to_carry,
+    system_messages_in_force,
+)
 from ..reading.pins import Pin
 from ..reading.unanswered import index_after_last_reply
 from ..reading.what_applies import ApplicableKind, what_applies
@@ -106,25 +113,42 @@ def _first_request(messages: Sequence[Message]) -> int:
     return first
 
 
-def indices_to_carry(messages: Sequence[Message]) -> set[int]:
-    """Return the indices of the messages that are removed last.
+def indices_to_carry(messages: Sequence[Message]) -> tuple[set[int], set[int]]:
+    """Return the indices of the messages that are removed last, in two sets.
 
-    They are those with unknown blocks, references, or loaded tools, and those of what still applies
+    Those of the second set are removed after those of the first one: they have words of the system
+    or define tools. The others have unknown blocks or references, or something that still applies
     (see `what_applies`). A reference in a result counts as any other part of the result.
     """
     indices: set[int] = set()
+    system_indices: set[int] = set()
     for piece in what_applies(messages):
         if piece.kind is ApplicableKind.INSTRUCTIONS:
             continue
         indices |= {piece.first_message, piece.message}
         if piece.call is not None:
             indices.add(piece.call.message + 1)
-    for candidate in blocks_to_carry(messages):
-        content = blocks(messages[candidate.index])
-        if candidate.origin is not None and kind(content[candidate.place]) == "tool_result":
-            continue
-        indices |= set(range(candidate.index, candidate.index + len(candidate.messages)))
-    return indices
+    for candidate in [*system_messages_in_force(messages), *blocks_to_carry(messages)]:
+        if candidate.kind is not CarryKind.SYSTEM and candidate.origin is not None:
+            content = blocks(messages[candidate.index])
+            if kind(content[candidate.place]) == "tool_result":
+                continue
+        places = range(candidate.index, candidate.index + len(candidate.messages))
+        if candidate.kind in SYSTEM_KINDS:
+            system_indices.update(places)
+        else:
+            indices.update(places)
+    return indices - system_indices, system_indices
+
+
+def _system_pieces(messages: Sequence[Message]) -> list[Candidate]:
+    """Return the words of the system and the definitions of tools in *messages*."""
+    candidates = [*system_messages_in_force(messages), *blocks_to_carry(messages)]
+    return [candidate for candidate in candidates if candidate.kind in SYSTEM_KINDS]
+
+
+def _digests(candidate: Candidate) -> tuple[bytes, ...]:
+    return tuple(digest(message) for message in candidate.messages)
 
 
 def joinable_indices(messages: Sequence[Message]) -> set[int]:
@@ -148,6 +172,11 @@ def warnings_of_loss(before: Sequence[Message], after: Sequence[Message]) -> lis
     for piece in what_applies(before):
         if (piece.kind, piece.text) not in remaining:
             counts[piece.kind.value] += 1
+    remaining_digests = {_digests(piece) for piece in _system_pieces(after)}
+    for candidate in _system_pieces(before):
+        if _digests(candidate) not in remaining_digests:
+            is_tools = candidate.kind is CarryKind.TOOLS
+            counts["definition of tools" if is_tools else "words of the system"] += 1
     if not counts:
         return []
     names = ", ".join(f"{count} {name}" for name, count in counts.items())

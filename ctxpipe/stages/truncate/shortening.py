@@ -121,15 +121,16 @@ async def shorten_carried(
 def _release(task: ShorteningTask, excess: int) -> dict[int, Message]:
     """Return the released messages of *task*, and the largest others that have *excess* tokens.
 
-    At least an eighth of the others is released, so that few tries are needed.
+    At least an eighth of the others is released, so that few tries are needed. Words of the system
+    and definitions of tools are released only when everything else is.
     """
     messages = task.messages
     released = dict(task.released or {})
-    held = [
-        index
-        for index in truncate.indices_to_carry(messages)
-        if id(messages[index]) not in released
-    ]
+    held: list[int] = []
+    for indices in truncate.indices_to_carry(messages):
+        held = [index for index in indices if id(messages[index]) not in released]
+        if held:
+            break
     held.sort(key=lambda index: (task.sums[index] - task.sums[index + 1], index))
     for number, index in enumerate(held):
         if excess <= 0 and number > len(held) // 8:
@@ -197,7 +198,7 @@ def _survey(
     joinable: set[int] = set()
     if task.released is not None:
         joinable = truncate.joinable_indices(messages) - stays
-        for index in truncate.indices_to_carry(messages):
+        for index in set[int]().union(*truncate.indices_to_carry(messages)):
             if id(messages[index]) not in task.released:
                 stays.add(index)
     if rules.pin:

@@ -38,8 +38,8 @@ class SmartTruncate:
     the context is below the trigger (with ``Turn.force``: until it has reached the goal), or
     nothing more can be removed. Blocks that ctxpipe does not know, references to files, calls that
     loaded tools, and what still applies (the user's words, skills, plans, errors, running jobs) are
-    removed last, the largest first, and only if the context window does not hold them. The
-    report then has a warning.
+    removed last, the largest first, and only if the context window does not hold them. Words of
+    the system and definitions of tools come after all of these. The report then has a warning.
 
     *archive* is the storage for the raw messages that are removed or changed. If *require_archive*
     is False, the context is shortened even without an archive, or if it cannot be written.

@@ -129,7 +129,7 @@ def test_the_first_words_come_before_newer_ones_and_short_words_before_long_ones
 
     def chosen(limit: int) -> list[int]:
         sizes = [words(str(piece.messages[0]["content"])) for piece in candidates]
-        return [piece.index for piece in select(candidates, sizes, limit).chosen]
+        return [piece.index for piece in select(candidates, sizes, limit, limit).chosen]
 
     assert chosen(2) == [0]
     assert chosen(4) == [0, 6]
