@@ -26,6 +26,7 @@ NEEDED = {
     "_json",
     "_lazy",
     "_logs",
+    "_moved",
     "_text",
     "_threads",
     "_values",
