@@ -18,6 +18,8 @@ Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a 
 that the texts which govern an agent stay in its context.
 """
 
+from typing import TYPE_CHECKING
+
 from .._lazy import import_on_use
 from .billing import Usage
 from .conformance import storage_conformance
@@ -45,6 +47,9 @@ from .scripted import MissingExtra, Received, Script, ScriptExhausted
 from .server import MessagesServer
 from .storage import ContractBroken, StorageCheck
 from .survival import TextsLost, assert_survives, assert_survives_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Answer",
@@ -83,4 +88,4 @@ __all__ = [
 
 # A tool call is run by ctxpipe.answer; one of the two replaced the other in a star import.
 _RENAMED = {"answer": "ctxpipe.testing.answer_with"}
-__getattr__ = import_on_use(__name__, {}, renamed=_RENAMED)
+__getattr__: "Callable[[str], object]" = import_on_use(__name__, {}, renamed=_RENAMED)
