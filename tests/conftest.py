@@ -73,7 +73,7 @@ platform.platform()
 ssl.SSLContext.load_verify_locations = lambda *_, **__: None  # type: ignore[method-assign]
 
 settings.register_profile(
-    "ci", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "nightly", max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -148,8 +148,11 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)  # adapters are tested without pytest-xdist
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """Two for each core: a third of the time a test waits, for a disk, a process or a socket."""
-    return (yield) * 2
+    """One more than cores: a third of the time a test waits, for a disk, a process or a socket.
+
+    Each process collects all tests, which takes six seconds.
+    """
+    return (yield) + 1
 
 
 # The budget -------------------------------------------------------------------------------------
