@@ -2,11 +2,11 @@
 
     python -m examples.local_model                  # with ctxpipe
     python -m examples.local_model --plain          # without
-    python -m examples.local_model --stream --turns 20
+    python -m examples.local_model --stream --window 2048
 
 The server speaks OpenAI's API: Ollama, vLLM, LM Studio, llama.cpp. Its URL is in OPENAI_BASE_URL,
-such as http://localhost:11434/v1. The window of the model is not given: it is learned from the
-server's refusal.
+such as http://localhost:11434/v1. The window of the model is learned from the server's refusal.
+Some servers answer a stream that is too long with an empty reply instead: give them ``--window``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from typing import Any
 import httpx2
 import openai
 
-from ctxpipe import Breaker, Compact, ContextPipeline, LocalStorage, Retry, SmartTruncate, Stage
+from ctxpipe import (
+    Breaker,
+    Budget,
+    Compact,
+    ContextPipeline,
+    LocalStorage,
+    Retry,
+    SmartTruncate,
+    Stage,
+)
 from ctxpipe.adapters.openai import ctxpipe_client
 from ctxpipe.stages.reports import Compacted, StageReport
 from ctxpipe.summarizers import PromptSummarizer
@@ -40,21 +49,27 @@ class Outcome:
     """What happened in a chat.
 
     *prompt_tokens* has the tokens of each answered prompt, as the server counted them. *refused* is
-    the number of requests that the server refused, *summary_seconds* the duration of each summary
-    that the model has written. *error* is the refusal that has ended the chat, or "".
+    the number of requests that the server refused, *empty_replies* that of the replies without any
+    text, *summary_seconds* the duration of each summary that the model has written. *error* is the
+    refusal, or the end of the connection, that has ended the chat, or "".
     """
 
     prompt_tokens: list[int] = field(default_factory=list)
     refused: int = 0
+    empty_replies: int = 0
     summary_seconds: list[float] = field(default_factory=list)
     error: str = ""
 
     def __str__(self) -> str:
         """Return one line with all of it."""
         seconds = ", ".join(f"{each:.0f}" for each in self.summary_seconds) or "none"
+        tokens = "not reported"
+        if any(self.prompt_tokens):
+            tokens = ", ".join(str(each) for each in self.prompt_tokens)
         return (
-            f"{len(self.prompt_tokens)} turns, {self.refused} refused; prompts of "
-            f"{', '.join(map(str, self.prompt_tokens))} tokens; seconds for summaries: {seconds}"
+            f"{len(self.prompt_tokens)} turns, {self.refused} refused, "
+            f"{self.empty_replies} replies without text; tokens of the prompts: {tokens}; "
+            f"seconds for summaries: {seconds}"
         )
 
 
@@ -78,7 +93,7 @@ def page(number: int, entries: int) -> str:
 
 
 async def chat(client: openai.AsyncOpenAI, turns: int, entries: int, *, stream: bool) -> Outcome:
-    """Talk for *turns*, or until the server refuses; print the tokens of each turn."""
+    """Talk for *turns*, or until the server refuses or fails; print the tokens of each turn."""
     outcome = Outcome()
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
@@ -89,12 +104,13 @@ async def chat(client: openai.AsyncOpenAI, turns: int, entries: int, *, stream: 
         started = time.monotonic()
         try:
             text, tokens = await ask(client, messages)
-        except openai.BadRequestError as error:
+        except (openai.BadRequestError, openai.APIConnectionError) as error:
             outcome.error = str(error)
             break
         outcome.prompt_tokens.append(tokens)
         print(f"turn {turn + 1}: {tokens} tokens, {time.monotonic() - started:.0f} s", flush=True)
-        messages.append({"role": "assistant", "content": text})
+        outcome.empty_replies += not text
+        messages.append({"role": "assistant", "content": text or "…"})
         messages.append({"role": "user", "content": page(turn + 1, entries)})
     return outcome
 
@@ -105,7 +121,7 @@ async def ask_plain(client: openai.AsyncOpenAI, messages: Iterable[Any]) -> tupl
         model="local", messages=messages, max_tokens=REPLY_TOKENS, temperature=0
     )
     tokens = reply.usage.prompt_tokens if reply.usage else 0
-    return reply.choices[0].message.content or "…", tokens
+    return reply.choices[0].message.content or "", tokens
 
 
 async def ask_streamed(client: openai.AsyncOpenAI, messages: Iterable[Any]) -> tuple[str, int]:
@@ -125,13 +141,22 @@ async def ask_streamed(client: openai.AsyncOpenAI, messages: Iterable[Any]) -> t
             tokens = chunk.usage.prompt_tokens
         for choice in chunk.choices:
             text += choice.delta.content or ""
-    return text or "…", tokens
+    return text, tokens
 
 
 async def chat_with_ctxpipe(
-    root: str, base_url: str | None, turns: int, entries: int, *, stream: bool
+    root: str,
+    base_url: str | None,
+    turns: int,
+    entries: int,
+    *,
+    stream: bool,
+    window: int | None = None,
 ) -> Outcome:
-    """Hold the chat with ctxpipe, whose summaries the same model writes."""
+    """Hold the chat with ctxpipe, whose summaries the same model writes.
+
+    *window* has the tokens of the model's window; None learns them from a refusal.
+    """
     summary_seconds: list[float] = []
 
     def note(report: StageReport) -> None:
@@ -155,7 +180,8 @@ async def chat_with_ctxpipe(
         Compact(summarizer, archive=storage, breaker=patience),
         SmartTruncate(archive=storage),
     ]
-    pipeline = ContextPipeline(stages, on_report=note)
+    budget = Budget(window=window) if window else None
+    pipeline = ContextPipeline(stages, budget=budget, on_report=note)
     counted = Outcome()
     http_client = ctxpipe_client(
         pipeline, session_id="chat", journal=storage, transport=Transport(counted)
@@ -184,13 +210,13 @@ def new_client(base_url: str | None, http_client: httpx2.AsyncClient) -> openai.
     )
 
 
-async def main(turns: int, entries: int, *, stream: bool, plain: bool) -> None:
+async def main(turns: int, entries: int, *, stream: bool, plain: bool, window: int | None) -> None:
     """Hold one chat, and print its outcome."""
     if plain:
         print(await chat_plainly(None, turns, entries, stream=stream))
         return
     with tempfile.TemporaryDirectory() as root:
-        print(await chat_with_ctxpipe(root, None, turns, entries, stream=stream))
+        print(await chat_with_ctxpipe(root, None, turns, entries, stream=stream, window=window))
 
 
 if __name__ == "__main__":
@@ -199,7 +225,14 @@ if __name__ == "__main__":
     parser.add_argument("--entries", type=int, default=ENTRIES, help="length of a page")
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--plain", action="store_true", help="without ctxpipe")
+    parser.add_argument("--window", type=int, help="tokens of the window; learned by default")
     arguments = parser.parse_args()
     asyncio.run(
-        main(arguments.turns, arguments.entries, stream=arguments.stream, plain=arguments.plain)
+        main(
+            arguments.turns,
+            arguments.entries,
+            stream=arguments.stream,
+            plain=arguments.plain,
+            window=arguments.window,
+        )
     )

@@ -41,6 +41,27 @@ async def test_a_chat_that_the_server_ends_goes_on_with_ctxpipe(
     assert max(shaped.prompt_tokens) <= window
 
 
+async def test_a_streamed_chat_whose_window_is_given_gets_no_empty_reply(
+    server: Callable[[int], Server], tmp_path
+):
+    window = 2_048
+    turns, entries = SIZES[window]
+    running = server(window)
+    await running.wait()
+
+    plain = await chat_plainly(running.url, turns, entries, stream=True)
+    shaped = await chat_with_ctxpipe(
+        str(tmp_path / "root"), running.url, turns, entries, stream=True, window=window
+    )
+
+    ROWS.append(f"window {window}, streamed, without ctxpipe: {plain}")
+    ROWS.append(f"window {window}, streamed, with ctxpipe: {shaped}")
+    assert plain.empty_replies > 0
+    assert shaped.empty_replies == 0
+    assert shaped.error == ""
+    assert len(shaped.prompt_tokens) == turns
+
+
 async def test_a_summary_that_timed_out_is_requested_again(
     server: Callable[[int], Server], tmp_path
 ):
