@@ -275,7 +275,7 @@ async def resumed() -> float:
 
 
 async def figures() -> dict[str, float]:
-    """What any version can be asked: of turns, sessions, and lost or resumed histories."""
+    """Figures that every version has: of turns, sessions, and lost or resumed histories."""
     found = {f"{messages:,} messages, µs": (await turn(messages, 0))[1] for messages in LIMITS}
     found["idle session of 200 messages, kB"] = (await idle())[0][1]
     found["history of 50 sessions, ms"] = 1e3 * await restored_after_adoption()

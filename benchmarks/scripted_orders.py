@@ -74,7 +74,7 @@ JOBS: tuple[tuple[JobWords, str, Callable[[random.Random], str]], ...] = (
     (_agent, "task_id", lambda draw: f"a{draw.randrange(16**6):06x}"),
     (_process, "session_id", lambda draw: str(draw.randrange(10_000, 99_999))),
 )
-"""How agents start a job, the key of the id in a later call, and the form of the id."""
+"""Calls with which agents start a job, the key of the id in a later call, and its form."""
 
 
 class Job(NamedTuple):

@@ -22,9 +22,9 @@ class Alignment:
 
     def __init__(self) -> None:
         self.starts: array[int] = array("I")
-        """By message of the context: the first message of the history that it represents."""
+        """Index of the first message of the history that each message of the context represents."""
         self.ends: array[int] = array("I")
-        """By message of the context: the first message of the history after those it represents."""
+        """Index of the first message of the history after those that each message represents."""
 
     def place_of(self, index: int) -> int:
         """Return the index of the message of the context that represents message *index*.

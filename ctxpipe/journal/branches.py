@@ -30,7 +30,7 @@ ABANDONED = re.compile(r"until-(\d+)(?:\.(\d+))?")
 
 
 class JournalBranch(NamedTuple):
-    """One branch of a journal, up to the first *base* entries.
+    """Branch of a journal, up to the first *base* entries.
 
     *replay* is the session rebuilt from these entries, *step* leads from there to the caller's
     history.

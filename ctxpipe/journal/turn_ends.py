@@ -1,4 +1,4 @@
-"""Where the turns of a history end, so that a caller can go back to one of them."""
+"""Ends of the turns of a history, so that a caller can go back to one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a history is unchanged since the last turn.
+"""Find how much of a history is unchanged since the last turn.
 
 A caller can change previous messages in two ways. It may pass other messages in their place: that
 is found by comparing them with the remembered ones (`compare_histories`). Or it may edit a message

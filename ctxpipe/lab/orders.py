@@ -31,24 +31,6 @@ from .json_files import decode
 from .records import Sums
 from .transcripts import STDIN, read_bytes
 
-ORDER_KINDS = (
-    "skill text",
-    "plan document",
-    "to-do list",
-    "prohibition",
-    "correction",
-    "other constraint",
-    "error of a call tried again",
-    "running job",
-    "running job used",
-    "instruction file",
-    "finding",
-)
-"""Kinds of orders, in the order in which tables list them."""
-
-RANGE_KEYS = ("from_call", "until_call")
-EVENT_KEYS = ("at_call", "calls_since")
-
 GOVERNING_KINDS = (
     "skill text",
     "plan document",
@@ -61,6 +43,12 @@ GOVERNING_KINDS = (
     "running job used",
 )
 """Kinds of texts that say what an agent has to do, or what it waits for."""
+
+ORDER_KINDS = (*GOVERNING_KINDS, "instruction file", "finding")
+"""Kinds of orders, in the order in which tables list them."""
+
+RANGE_KEYS = ("from_call", "until_call")
+EVENT_KEYS = ("at_call", "calls_since")
 
 SETTLED_CALLS = 4
 """Number of calls after which a text is looked for: before that, each policy still shows it."""

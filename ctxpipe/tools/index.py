@@ -29,7 +29,7 @@ _FORM = 4
 _CHANGING = -1
 """Value of `user_version` while a process changes the index."""
 _LOCK_SECONDS = 5.0
-"""How long to wait for another process that adds texts to the same file."""
+"""Time to wait for another process that adds texts to the same file."""
 _TABLES = """
 create table if not exists batches (names text, chars integer);
 create table if not exists passages (name text, offset integer, text text, sum integer);

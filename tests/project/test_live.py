@@ -1,4 +1,4 @@
-"""`make live` against the scripted APIs: what somebody with a key would see."""
+"""Tests of `make live`, with the scripted APIs in place of the real ones."""
 
 from __future__ import annotations
 

@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from histories import assistant, conversation, step, text, user
+from histories import assistant, conversation, step, user
+from numbered_replies import REQUEST, Client, talk, words
 
 from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
     MemoryStorage,
-    Session,
     Sessions,
     SettingsError,
     offload_tools,
     sync,
 )
-from ctxpipe.messages import Message
 
-REQUEST: dict[str, Any] = {"model": "m", "max_tokens": 99}
 LOG = "a line of a log\n" * 200
-
-
-@dataclass
-class Reply:
-    content: list[Any]
-    stop_reason: str = "end_turn"
-
-
-@dataclass
-class Client:
-    """A client of the Messages API that answers "a1", "a2", … and records what it is sent."""
-
-    requests: list[list[Any]] = field(default_factory=list)
-
-    @property
-    def messages(self) -> Client:
-        return self
-
-    async def create(self, *, messages: list[Any], **_: Any) -> Reply:
-        self.requests.append(messages)
-        return Reply([text(f"a{len(self.requests)}")])
-
-
-async def talk(session: Session, client: Any, *questions: str) -> None:
-    """Ask each of the *questions* in a turn of its own."""
-    for question in questions:
-        session.append(user(question))
-        await session.create(client, **REQUEST)
-
-
-def words(messages: Sequence[Message]) -> list[str]:
-    """Return the text of each of *messages*."""
-    said: list[str] = []
-    for message in messages:
-        content: Any = message["content"]
-        said.append(content if isinstance(content, str) else content[0]["text"])
-    return said
 
 
 def offloading(storage: Any) -> ContextPipeline:

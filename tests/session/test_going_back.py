@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import pytest
 from histories import assistant, step, text, tool_result, tool_use, user
 from in_memory import messages_api
+from numbered_replies import REQUEST, Client, Reply, talk, words
 
 from ctxpipe import (
     Budget,
@@ -28,49 +28,6 @@ from ctxpipe.messages import Message, pending_calls
 from ctxpipe.messages.identity import says_the_same
 from ctxpipe.summarizers import Summary
 from ctxpipe.testing import MessagesServer
-
-REQUEST: dict[str, Any] = {"model": "m", "max_tokens": 99}
-
-
-@dataclass
-class Reply:
-    content: list[Any]
-    stop_reason: str = "end_turn"
-
-
-@dataclass
-class Client:
-    """A client of the Messages API that answers "a1", "a2", … and records what it is sent."""
-
-    requests: list[list[Any]] = field(default_factory=list)
-    failures: int = 0
-
-    @property
-    def messages(self) -> Client:
-        return self
-
-    async def create(self, *, messages: list[Any], **_: Any) -> Reply:
-        if self.failures:
-            self.failures -= 1
-            raise ConnectionError("the network is down")
-        self.requests.append(messages)
-        return Reply([text(f"a{len(self.requests)}")])
-
-
-async def talk(session: Session, client: Any, *questions: str) -> None:
-    """Ask each of the *questions* in a turn of its own."""
-    for question in questions:
-        session.append(user(question))
-        await session.create(client, **REQUEST)
-
-
-def words(messages: Sequence[Message]) -> list[str]:
-    """Return the text of each of *messages*."""
-    said: list[str] = []
-    for message in messages:
-        content: Any = message["content"]
-        said.append(content if isinstance(content, str) else content[0]["text"])
-    return said
 
 
 def new_session(journal: Any = None) -> Session:
