@@ -17,8 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 PROCESSES = 2
-# Modules are compiled when they are imported: most are never used.
-OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps")
+# Modules are compiled when they are imported: most are never used. With --quiet twice only errors
+# are printed: each process would warn of packages that the other has installed half.
+OPTIONS = ("--quiet", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps")
 
 
 def main() -> None:
