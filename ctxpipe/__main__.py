@@ -8,7 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "claude-code": (
         "ctxpipe.adapters.claude_code",
-        "A hook for Claude Code that puts long results into files.",
+        "Move long results of Claude Code to files, by a hook in its settings.",
     ),
     "mcp": ("ctxpipe.adapters.mcp_command", "Serve the tools that read back. Needs the extra mcp."),
 }

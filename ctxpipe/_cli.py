@@ -116,23 +116,30 @@ def clean(
         Path,
         typer.Argument(help="The folder of a LocalStorage, such as .ctxpipe.", show_default=False),
     ],
-    max_mb: Annotated[float | None, typer.Option(help="The most megabytes to keep.")] = None,
+    max_mb: Annotated[
+        float | None,
+        typer.Option(help="Delete the oldest files until at most this many megabytes are left."),
+    ] = None,
     max_days: Annotated[
-        float | None, typer.Option(help="Keep nothing older than this number of days.")
+        float | None, typer.Option(help="Delete what is older than this number of days.")
     ] = None,
     records: Annotated[
         bool, typer.Option("--records", help="Delete archives and journals too.")
     ] = False,
     session: Annotated[
-        str | None, typer.Option(help="Delete all of this one session instead.")
+        str | None, typer.Option(help="Delete this session completely, whatever its age.")
     ] = None,
     prefix: Annotated[
         str | None,
-        typer.Option(help="The same for all of these: cust1 has cust1/a and not cust10."),
+        typer.Option(
+            help="Delete all sessions below this name: cust1/ includes cust1/a, and not cust10."
+        ),
     ] = None,
     journal: Annotated[
         str | None,
-        typer.Option(help="Where their journals are, if not in the folder: sqlite:///FILE, …"),
+        typer.Option(
+            help="Where the journals of these sessions are, if not in the folder: sqlite:///FILE, …"
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")
@@ -143,8 +150,8 @@ def clean(
 ) -> None:
     """Delete the oldest files that ctxpipe has written; other files are never deleted.
 
-    A session whose journal is younger than --max-days is not touched. Without --max-days no session
-    with a journal is.
+    A session with a journal is left alone if it was used within --max-days, and always without
+    --max-days.
     """
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
@@ -159,7 +166,7 @@ def clean(
     if not (has_limit or is_whole):
         raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --prefix")
     if not root.is_dir():
-        raise SettingsError(f"{root} is no folder")
+        raise SettingsError(f"{root} is not a folder")
     folder = StorageRoot(os.path.abspath(root))
     if os.listdir(folder.path) and not has_marks(folder):
         raise SettingsError(

@@ -333,10 +333,12 @@ TOOLS = Requirement(
 TOOL_NAMES = Requirement(_is_set_of_names, "a set of names of tools")
 CALLABLE = Requirement(
     lambda value: callable(value) and not isinstance(value, type),
-    "a function, or an object that is one",
+    "a function, or an object that can be called like one",
 )
 SLEEP = Requirement(is_async, "an async function such as anyio.sleep")
-SUMMARIZER = Requirement(_is_summarizer, "an async function, or an object that is one")
+SUMMARIZER = Requirement(
+    _is_summarizer, "an async function, or an object that can be called like one"
+)
 
 MAX_SESSION_ID = 1_000
 SESSION_ID = Requirement(

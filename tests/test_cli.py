@@ -292,7 +292,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path):
         (("--compare", "none,nonsense"), "there is no policy 'nonsense'"),
         (
             ("--model", "nonsense-9"),
-            "no prices are known for the model 'nonsense-9'; without --model costs are in",
+            "no prices are known for the model 'nonsense-9'; give another name, such as",
         ),
         (("--compare", "/nowhere.toml"), "cannot be read"),
         (("--compare", "none,"), "there is no policy ''"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 import anyio
@@ -34,5 +35,11 @@ def main(arguments: Sequence[str]) -> int:
         )
     except CtxpipeError as error:
         parser.error(str(error))
+    if not os.path.isdir(options.root):
+        print(
+            f"ctxpipe mcp: there is no folder {os.path.abspath(options.root)} yet; "
+            "the tools find nothing until ctxpipe writes to it",
+            file=sys.stderr,
+        )
     anyio.run(serve, server)
     return 0

@@ -254,7 +254,10 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command, **options)  # noqa: S603  the user typed it
     except OSError as error:
-        raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
+        reason = error.strerror
+        if isinstance(error, FileNotFoundError) and os.sep not in command[0]:
+            reason = "no program on the PATH has this name"
+        raise SettingsError(f"{command[0]} cannot be run: {reason}") from error
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -375,8 +378,8 @@ class Client:
         return upstreams
 
     def past_gateway(self, name: str) -> str:
-        """Return the warning that the agent *name* goes past the gateway, with advice."""
-        return f"{name} goes past the gateway: {self.advice or ADVICE}"
+        """Return the warning that the agent *name* bypasses the gateway, with advice."""
+        return f"{name} bypasses the gateway: {self.advice or ADVICE}"
 
 
 CLIENTS: Mapping[str, Client] = {
@@ -428,7 +431,7 @@ def _codex(environment: Mapping[str, str]) -> Client:
     """Return the settings for Codex, whose own configuration is read and never written.
 
     If the user has no plugins, an option keeps Codex from downloading some at its start: that
-    request would go past the gateway.
+    request would bypass the gateway.
     """
     home = Path(environment.get("CODEX_HOME") or Path.home() / ".codex")
     config: dict[str, Any] = {}

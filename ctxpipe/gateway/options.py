@@ -52,7 +52,7 @@ def read_defaults(context: typer.Context, path: Path | None) -> Path | None:
     for name in values:
         if name not in names:
             raise typer.BadParameter(
-                f"{path}: {excerpt(name)} is no option here; there are {', '.join(names)}"
+                f"{path}: {excerpt(name)} is not an option; the options are {', '.join(names)}"
             )
     defaults = dict(values)
     if "stage" in tables:
@@ -89,7 +89,7 @@ def common_options(
         int | None,
         typer.Option(
             help="The model's context window in tokens; default: 200,000, or a million if the "
-            "request asks for it, or less if the model is known to have less or a refusal names "
+            "request asks for it, or less if the price list or a refusal names "
             "less.",
             min=1_000,
         ),

@@ -105,7 +105,7 @@ def _stages(
         )
     if preset not in PRESETS:
         names = ", ".join(PRESETS)
-        raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
+        raise SettingsError(f"there is no preset {preset!r}; give {names}, or a FILE.toml")
     return preset_stages(
         preset, storage, work_dir=work_dir, prices=prices, summarize=summarize, pin=pin
     )

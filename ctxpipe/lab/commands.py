@@ -153,7 +153,7 @@ def replay(
         str,
         typer.Option(
             help=f"Policies to compare, separated by commas: {', '.join(POLICIES)}, or a pipeline "
-            f"of your own in a FILE.toml; default: {NONE},{PRESET}."
+            f"of your own in a FILE.toml."
         ),
     ] = f"{NONE},{PRESET}",
     model: Model = "",
@@ -672,7 +672,7 @@ def prices_of_options(
     if prices is None:
         raise SettingsError(
             f"no prices are known for the model {model!r}; "
-            "without --model costs are in input tokens"
+            "give another name, such as claude-opus-5, or none: costs are then in input tokens"
         )
     if read_price is None:
         return prices

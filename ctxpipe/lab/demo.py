@@ -47,7 +47,12 @@ def demo(
     if not files:
         raise SettingsError(f"there is no folder {folder}, or no text file in it")
     if storage:
-        storage.mkdir(parents=True, exist_ok=True)  # an error here; the stages would only skip
+        try:  # an error here; the stages would only skip
+            storage.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"--storage: the folder {storage} cannot be created: {error.strerror}"
+            ) from error
     with tempfile.TemporaryDirectory(prefix="ctxpipe-") as temporary:
         anyio.run(show, files, LocalStorage(storage or temporary))
     if storage:

@@ -143,7 +143,8 @@ def _order(value: object, place: str) -> Order:
     """Return the order in *value*. Raises TranscriptError, naming the *place*, if it is not one."""
     if not isinstance(value, Mapping):
         raise TranscriptError(
-            f"{place}: {type(value).__name__}, not an object with the keys of an order"
+            f"{place} is a {type(value).__name__}, not an object with the keys of an order; "
+            "--write-orders writes a file of orders from recordings"
         )
     missing_keys = [key for key in ("transcript", "kind", "lines") if key not in value]
     if missing_keys:

@@ -48,7 +48,7 @@ class Policy:
     def __post_init__(self) -> None:
         if self.config is None and self.name not in POLICIES:
             raise SettingsError(
-                f"there is no policy {self.name!r}; there are {', '.join(POLICIES)}"
+                f"there is no policy {self.name!r}; give {', '.join(POLICIES)}, or a FILE.toml"
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:

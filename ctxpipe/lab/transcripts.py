@@ -280,7 +280,9 @@ def _recording(records: Sequence[FileRecord], name: str) -> tuple[Reader, Record
         raise TranscriptError(
             f"{name}: a file of the kind {foreign.name!r} is not supported; {advice}; {FORMATS}"
         )
-    raise TranscriptError(f"{name}, {records[0].place}: has no role, and is no message; {FORMATS}")
+    raise TranscriptError(
+        f"{name}, {records[0].place}: this is not a message, since it has no role; {FORMATS}"
+    )
 
 
 # How much was read --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._logs import describe, logger, span_of
 from .._threads.threads import in_thread
-from ..errors import CtxpipeError, SessionDeleted, SettingsError, safe_text
+from ..errors import CtxpipeError, InvalidHistory, SessionDeleted, SettingsError, safe_text
 from ..messages import is_equal
 from ..messages.thinking import index_after_thinking, mark_stale
 from ..messages.vocabulary import tool_name
@@ -63,7 +63,13 @@ async def _count_overhead(run: TurnRun) -> None:
         system = list(system)
     if isinstance(tools, list):
         tools = list(tools)
-    tokens = await state.settings.counter.count([], system=system, tools=tools)
+    try:
+        tokens = await state.settings.counter.count([], system=system, tools=tools)
+    except InvalidHistory as error:
+        raise SettingsError(
+            f"system or tools of the request cannot be sent: {error.__cause__ or error}; "
+            "in place of a Tool of ctxpipe give its definition, tool.definition"
+        ) from error
     can_search = any(tool_name(tool).endswith(SEARCH_TOOL) for tool in tools or ())
     state.overhead = Overhead(system, tools, tokens, can_search)
 

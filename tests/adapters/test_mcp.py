@@ -149,6 +149,17 @@ async def test_a_wrong_argument_ends_with_its_reason(
     assert reason in done.stderr
 
 
+async def test_a_root_that_does_not_exist_yet_is_reported_when_the_server_starts(tmp_path):
+    done = await anyio.run_process(
+        [*prepared_python(), "-m", "ctxpipe", "mcp", "texts"],
+        input=b"",
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+    )
+
+    assert f"there is no folder {tmp_path / 'texts'} yet" in done.stderr.decode()
+
+
 def test_a_root_that_cannot_be_written_is_refused(read_only_folder, capsys):
     with pytest.raises(SystemExit):
         main([str(read_only_folder)])

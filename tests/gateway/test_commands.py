@@ -176,7 +176,7 @@ async def test_wrap_passes_a_signal_on_and_ends_with_the_agent(tmp_path):
         (["gateway", "--upstream", "http://a", "--listen", "nowhere"], "127.0.0.1:8787"),
         (["gateway", "--upstream", "http://a", "--preset", "best"], "coding, lean, chat"),
         (["gateway", "--upstream", "http://a", "--token-file", "none"], "cannot be read"),
-        (["wrap", "--", "no-such-agent"], "cannot be run"),
+        (["wrap", "--", "no-such-agent"], "cannot be run: no program on the PATH has this name"),
     ],
 )
 async def test_what_is_wrong_is_said_in_one_sentence(tmp_path, arguments, said):

@@ -75,7 +75,7 @@ def test_a_file_with_a_pipeline_is_the_preset(settings_of, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[gateway]\nwindows = 3\n", "'windows' is no option here"),
+        ("[gateway]\nwindows = 3\n", "'windows' is not an option; the options are"),
         ("gateway = 3\n", "give the table"),
         ("[gateway\n", "cannot be read"),
         ("[gateway]\nupstream = 'http://a'\nwindow = 'large'\n", "--window"),

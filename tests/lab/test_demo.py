@@ -83,3 +83,13 @@ def test_a_few_short_files_are_not_offloaded(tmp_path, capsys):
 def test_a_folder_without_text_files_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="no text file in it"):
         demo.demo(tmp_path)
+
+
+def test_a_storage_that_cannot_be_created_is_refused_by_its_option(folder, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+
+    with pytest.raises(
+        SettingsError, match=r"--storage: the folder \S+file.texts cannot be created"
+    ):
+        demo.demo(folder, file / "texts")

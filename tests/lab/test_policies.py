@@ -23,5 +23,5 @@ async def test_each_policy_gives_a_valid_context_and_can_be_pickled(name: str):
 
 
 def test_an_unknown_policy_is_refused_with_the_names_of_the_policies():
-    with pytest.raises(SettingsError, match="there is no policy 'all'; there are none, compact"):
+    with pytest.raises(SettingsError, match="there is no policy 'all'; give none, compact"):
         policies(["none", "all"])

@@ -145,7 +145,10 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (lines(WORK[0]), " holds no reply of a model"),
         (lines({"type": "header"}), " holds no reply of a model"),
         ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
-        ('{"a": 1}', f", line 1: has no role, and is no message; {FORMATS_THAT_ARE_READ}"),
+        (
+            '{"a": 1}',
+            f", line 1: this is not a message, since it has no role; {FORMATS_THAT_ARE_READ}",
+        ),
         (
             lines(WORK[0], {"role": "user", "content": [7]}),
             ", line 2: block 0 is int, not a mapping",

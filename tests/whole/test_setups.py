@@ -502,6 +502,13 @@ def test_the_table_holds_every_field(made):
     assert settings <= tested
 
 
+def test_a_client_in_place_of_a_summarizer_is_refused_with_the_class_that_takes_it():
+    client: Any = anthropic.AsyncAnthropic(api_key="k")
+
+    with pytest.raises(SettingsError, match=r"a client; give AnthropicSummarizer\(client\)"):
+        Compact(client, archive=MemoryStorage())
+
+
 @pytest.mark.parametrize("session_id", [None, 5, b"s", "", "s" * 1_001])
 async def test_a_wrong_session_id_is_refused_by_every_door(session_id):
     for attempt in (ContextPipeline().run, ContextPipeline().plan):
@@ -725,6 +732,7 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage):
         ({"client": "claude"}, "client is str"),
         ({"tools": "bash"}, "tools is 'bash'; give the list"),
         ({"tools": {"name": "bash"}}, "give the list of tools"),
+        ({"tools": offload_tools(MemoryStorage())}, "of a Tool of ctxpipe give its definition"),
         ({"request": "claude"}, "request is 'claude'"),
         ({"force": "no"}, "force is 'no'; give True or False"),
     ],

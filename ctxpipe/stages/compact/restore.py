@@ -189,7 +189,7 @@ class Restore:
             reader = _ToolFiles(reader)
         if isinstance(reader, LocalFiles) and not os.path.isdir(reader.root):
             raise SettingsError(
-                f"work_dir is {excerpt(reader.root)}, which is no folder; "
+                f"work_dir is {excerpt(reader.root)}, which is not a folder; "
                 "give the folder of the agent's files, or a reader of your own as files="
             )
         object.__setattr__(self, "reader", reader)

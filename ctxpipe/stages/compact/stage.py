@@ -126,6 +126,11 @@ class Compact:
             raise SettingsError(
                 f"summarize is {excerpt(summarize)}, a storage; give it as archive="
             )
+        if hasattr(summarize, "messages") and not callable(summarize):
+            raise SettingsError(
+                f"summarize is {type(summarize).__name__}, a client; "
+                "give AnthropicSummarizer(client)"
+            )
         check_settings(
             self,
             restore=instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional,

@@ -190,5 +190,5 @@ def test_a_work_dir_that_is_no_folder_is_refused_when_it_is_given(tmp_path, kind
         lambda: presets.coding_agent(storage, work_dir=path),
         lambda: presets.coding_agent(storage, work_dir=path, old_exchanges="lines"),
     ):
-        with pytest.raises(SettingsError, match="which is no folder; give the folder of the"):
+        with pytest.raises(SettingsError, match="which is not a folder; give the folder of the"):
             make()
