@@ -2,7 +2,7 @@
 
     python benchmarks/bench_collapse.py
 
-Each line ends with its limit and a ratio to a baseline measured in the same run.
+Each line ends with its limit, if it has one, and a ratio to a baseline measured in the same run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
-from typing import Any, TypeAlias
+from typing import Any
 
+from benchmarks.bench_session import Row, verdict
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Collapse, ContextPipeline, LocalStorage, presets
 from ctxpipe.messages import Message
 from ctxpipe.stages.protocol import Change, Stage, Turn
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tokens import Ledger, TokenCounter
-
-Row: TypeAlias = tuple[str, float, str, float, str]
-"""What, how much, in which unit, the limit, and what it is compared with."""
 
 LEAN = partial(presets.coding_agent, old_exchanges="lines")
 TOKENS = 150_000
@@ -40,8 +38,7 @@ def main() -> None:
 def table(title: str, rows: Sequence[Row]) -> None:
     print(f"\n{title}")
     for what, figure, unit, limit, against in rows:
-        held = "within" if figure <= limit else "OVER"
-        print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {verdict(figure, limit, unit)}{against}")
         add_figure(what, figure, unit)
 
 
@@ -146,7 +143,7 @@ async def idle() -> list[Row]:
             "old exchanges as lines, in times coding_agent",
             lean / today,
             "x",
-            1.2,
+            None,
             f"{lean * 1e6:.0f} µs, coding_agent {today * 1e6:.0f} µs",
         ),
         await with_a_new_exchange(history),
@@ -185,7 +182,7 @@ async def with_a_new_exchange(history: list[Message]) -> Row:
         "the same with a new exchange, the median",
         lean / today,
         "x",
-        1.2,
+        None,
         f"{lean * 1e6:.0f} µs, coding_agent {today * 1e6:.0f} µs",
     )
 

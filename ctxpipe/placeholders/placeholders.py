@@ -43,7 +43,8 @@ SEARCHABLE = f"\n[{SEARCH_TOOL} finds it.]"
 """Line after either form if the model has the tool `search_history`."""
 SOURCES = "\n[Sources: {}]"
 """Line after either form if the text has search results or documents with a title or an address."""
-FAILURE = "\n[It failed: {}]"
+FAILURE_OPENING = "\n[It failed: "
+FAILURE = FAILURE_OPENING + "{}]"
 """Line after either form if the text is the result of a failed call: what went wrong."""
 _MAX_FAILURE_CHARS = 1_000
 _MAX_SOURCES_CHARS = 1_000

@@ -76,7 +76,7 @@ def with_free_breakpoints(
     breakpoint before that one adds nothing to the bill. So these are added only if the request has
     a later one, in its messages or by automatic caching. *body* is not modified.
     """
-    if rewritten is None:
+    if not _around_rewritten(body.get("messages", ()), rewritten):
         return dict(body)  # the usual turn: looking for breakpoints would read every message
     existing = _Breakpoints.in_body(body)
     if not existing.caller_decides:
@@ -163,10 +163,7 @@ def _best_messages(
     """Return the indices of the messages to mark, best first; only those that may be marked."""
     messages = body.get("messages", ())
     prompt_ends = _last_user_messages(messages, 2)
-    around_rewritten: list[int] = []
-    # What comes after the end of the previous prompt was never cached: no breakpoints around it.
-    if rewritten is not None and prompt_ends and rewritten[0] <= prompt_ends[-1]:
-        around_rewritten = [rewritten[0] - 1, rewritten[1] - 1]
+    around_rewritten = _around_rewritten(messages, rewritten)
 
     if existing.caller_decides:
         last = existing.last_index(len(messages))
@@ -182,6 +179,18 @@ def _best_messages(
 
     distinct = dict.fromkeys(candidates)
     return [index for index in distinct if index >= 0 and _can_be_marked(messages[index])]
+
+
+def _around_rewritten(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:
+    """Return the index of the message before the *rewritten* ones, and that of the last of them.
+
+    Returns an empty list if nothing was rewritten, or only what comes after the end of the previous
+    prompt, which was never cached.
+    """
+    prompt_ends = _last_user_messages(messages, 2)
+    if rewritten is None or not prompt_ends or rewritten[0] > prompt_ends[-1]:
+        return []
+    return [rewritten[0] - 1, rewritten[1] - 1]
 
 
 def _last_user_messages(messages: Sequence[Any], number: int) -> list[int]:

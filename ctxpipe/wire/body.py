@@ -114,26 +114,37 @@ class Body:
     def _encode_items(self, items: Sequence[Any]) -> list[bytes | memoryview]:
         """Return the JSON list of *items* in parts.
 
-        An item of the original body keeps its bytes; any other is encoded, unless the last `write`
+        An item of the original body keeps its bytes. Any other is encoded, unless the last `write`
         has done it.
         """
         raw = memoryview(self.raw)
         earlier_items = self.encoded_items
         self.encoded_items = {}
-        span_of: dict[int, Span] = {}  # by the identity of the item
-        for item, span in zip(self.items, self.spans, strict=True):
-            span_of[id(item)] = span
+        place_of: dict[int, int] = {}  # by the identity of the original item, once it is needed
         parts: list[bytes | memoryview] = []
+        # Most items are originals that follow each other, or stand where an original was. So the
+        # next place is tried first, and looking up an item is the exception.
+        place = 0
         for item in items:
             parts.append(b"," if parts else b"[")
-            old_span = span_of.get(id(item))
-            if old_span is not None:
-                parts.append(raw[old_span.start : old_span.stop])
-                continue
-            # The item is kept with its bytes: as long as it exists, no other one has its identity.
-            pair = earlier_items.get(id(item)) or (item, _encode(item))
-            self.encoded_items[id(item)] = pair
-            parts.append(pair[1])
+            pair = None
+            if place >= len(self.items) or self.items[place] is not item:
+                pair = earlier_items.get(id(item))
+                if pair is None:
+                    if not place_of:
+                        place_of = {id(original): at for at, original in enumerate(self.items)}
+                    if id(item) in place_of:
+                        place = place_of[id(item)]
+                    else:
+                        pair = (item, _encode(item))
+            if pair is None:
+                start, stop = self.spans[place]
+                parts.append(raw[start:stop])
+            else:
+                # The item is kept with its bytes: while it exists, no other has its identity.
+                self.encoded_items[id(item)] = pair
+                parts.append(pair[1])
+            place += 1
         parts.append(b"]" if parts else b"[]")
         return parts
 

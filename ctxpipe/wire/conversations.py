@@ -34,7 +34,16 @@ from .._logs import logger
 from .._threads.bulk import weight
 from .._values import JsonObject
 from ..errors import CtxpipeError
-from ..messages import CALLS, THINKING, Message, as_blocks, as_dict, kind, with_content
+from ..messages import (
+    CALLS,
+    THINKING,
+    Message,
+    as_blocks,
+    as_dict,
+    common_prefix,
+    kind,
+    with_content,
+)
 from ..messages import field as read
 from ..messages.identity import digest, says_the_same
 from ..placeholders.names import ALL_UNNAMED, SIBLING_CHARS, UNNAMED, hashed_name, sibling_id
@@ -245,9 +254,9 @@ class Dialog:
         one item is equal, and no reply in the prompt of that request comes after the last equal
         one.
         """
-        same = 0
-        for one, other in zip(self.items, items, strict=False):
-            if one is not other and not _say_the_same(self.codec, one, other):
+        same = common_prefix(self.items, items)
+        for one, other in zip(self.items[same:], items[same:], strict=False):
+            if not _say_the_same(self.codec, one, other):
                 break
             same += 1
         later_items = self.items[same : max(same, _end_of_prompt(self.codec, self.items))]

@@ -482,7 +482,7 @@ class HttpExchange(Exchange):
         try:
             if not self.format.is_shapeable(body.values, body.items):
                 return
-            if not all(isinstance(item, dict) for item in body.items):
+            if not {type(item) for item in body.items} <= {dict}:
                 return
             arguments = self.format.arguments(body.values)
             if self._make_agent_model is not None:

@@ -34,6 +34,7 @@ from ...messages.diff import Edit
 from ...placeholders.placeholders import (
     BATCH,
     DIRECT,
+    FAILURE_OPENING,
     MAX_PREVIEW_CHARS,
     SEARCHABLE,
     Preview,
@@ -190,10 +191,10 @@ def decision_of(moved: Moved, message_texts: Sequence[str] = ()) -> Decision | N
     first_line = (BATCH if is_of_batch else DIRECT).format(path)
     rest = moved.placeholder.removeprefix(first_line)
     is_searchable = rest.startswith(SEARCHABLE)
-    failure = failure_line(error_lines(plain_text(file_text)))
     after_searchable = rest.removeprefix(SEARCHABLE)
-    is_failure = failure != "" and after_searchable.startswith(failure)
+    is_failure = after_searchable.startswith(FAILURE_OPENING)
     if is_failure:
+        failure = failure_line(error_lines(plain_text(file_text)))
         after_searchable = after_searchable.removeprefix(failure)
     decision = Decision(
         decision_key(moved.call_id, moved.text),
