@@ -6,7 +6,8 @@ The gate, the files, the whole, the memory; one slow answer, and whether turns w
     python benchmarks/bench_compact.py --real-time    # turns of 2 s, a summarizer of 20 s: minutes
 
 Histories come from the transcripts beside the project, or from the standard library's sources where
-they are missing. Each line ends with its limit and a ratio to a baseline measured in the same run.
+they are missing. Each line ends with its limit, if it has one, and a ratio to a baseline measured
+in the same run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
+from benchmarks.bench_session import Row, verdict
 from benchmarks.figures import add_figure, recording
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Turn
 from ctxpipe.functions import restore_files
@@ -37,9 +39,6 @@ from ctxpipe.tokens import Ledger, TokenCounter
 
 TRANSCRIPTS = Path(__file__).resolve().parents[1].parent / "shared" / "transcripts"
 SESSION_TOKENS = 200_000
-
-Row: TypeAlias = tuple[str, float, str, float, str]
-"""What, how much, in which unit, the limit, and what it is compared with."""
 
 
 def main() -> None:
@@ -66,8 +65,7 @@ def main() -> None:
 def table(title: str, rows: Sequence[Row]) -> None:
     print(f"\n{title}")
     for what, figure, unit, limit, against in rows:
-        held = "within" if figure <= limit else "OVER"
-        print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {held} {limit:,g} {unit}; {against}")
+        print(f"  {what:<44} {figure:>9,.2f} {unit:<3} {verdict(figure, limit, unit)}{against}")
         add_figure(what, figure, unit)
 
 
@@ -211,7 +209,7 @@ async def instant(_messages: Sequence[Message], /) -> Summary:
 async def whole() -> list[Row]:
     counter = TokenCounter()
     messages = history(counter, tokens=SESSION_TOKENS)
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
 
         async def plain() -> None:
@@ -235,7 +233,7 @@ async def whole() -> list[Row]:
             await compacted()
             mine = await best(compacted, 5)
             rows.append(
-                (name, mine * 1e3, "ms", 500.0, ratio(mine, baseline, "json.dumps and write"))
+                (name, mine * 1e3, "ms", None, ratio(mine, baseline, "json.dumps and write"))
             )
     return rows
 
