@@ -1,15 +1,24 @@
-"""Share one budget among the answered content that passes a compaction verbatim.
+"""Choose which pieces of a history pass a compaction verbatim, within one budget.
 
 A compaction replaces the answered part of a history by its summary. Some of it must not be
 summarized: pinned messages, the request that is being worked on, blocks that ctxpipe does not know,
 references to files. Each such piece is a `Candidate`, which the module `pieces` finds.
 
-`select` gives the candidates their share of the budget, in the order of `CarryKind`; within a kind
-the newest come first. Restored files and the evidence get the rest. Words of the system and
-definitions of tools govern the model and come from nobody else, so they do not share that budget:
-they stay as long as the whole context is within its target. `arrange` makes valid messages
-of those that were chosen. Candidates that are left out go to a file, which the context names in
-one line (`omissions`).
+`select` returns the `Selection`: which candidates are carried over. It follows these rules.
+
+- Words of the system and definitions of tools govern the model, and nothing else repeats them. They
+  have a budget of their own, which is the target of the whole context. If they exceed it, the
+  largest are left out.
+- All other answered pieces share one budget. They get their part by importance: in the order of
+  `CarryKind`, and within a kind the newest first.
+- A piece that does not fit is left out, and smaller ones after it still get their part: one huge
+  block does not cost a reference of a few bytes its place. If the piece can be shortened, it gets
+  up to half of the free tokens instead; the request gets all of them.
+- A piece that the model has not answered is always carried, and needs no part of the budget.
+
+If the whole context is still too large, `Selection.lighter` removes more pieces. The module
+`arrangement` makes valid messages of the chosen pieces. Those that are left out go to a file, which
+the context names in one line (`omissions`).
 """
 
 from __future__ import annotations
@@ -17,73 +26,165 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import cast
 
-from ...messages import Message, as_blocks, blocks
-from ...placeholders.summaries import CARRIED_LINE, SHORT_REPLY
+from ...messages import Message, blocks
 from ..reading.carry_candidates import (
     BLOCK_KINDS,
-    GOVERNING_KINDS,
     SYSTEM_KINDS,
-    TEXT_KINDS,
     Candidate,
     CarryKind,
     kind_of_block,
-    with_only,
 )
 
-
-def _block_ids(messages: Iterable[Message]) -> set[int]:
-    return {id(block) for message in messages for block in blocks(message)}
-
-
-def _blocks_within(candidates: Iterable[Candidate], block_ids: AbstractSet[int]) -> list[Candidate]:
-    """Return those of *candidates* that have only blocks whose ids are among *block_ids*."""
-    pieces: list[Candidate] = []
-    for candidate in candidates:
-        ids = _block_ids(candidate.messages)
-        if candidate.kind in BLOCK_KINDS and ids and ids <= block_ids:
-            pieces.append(candidate)
-    return pieces
-
-
-def _kind_elsewhere(candidate: Candidate) -> CarryKind:
-    """Return the kind that the unknown block of *candidate* has if it is not at the beginning."""
-    content = blocks(candidate.messages[0])
-    return kind_of_block(content[0]) if content else CarryKind.BLOCK
-
-
-# The choice ---------------------------------------------------------------------------------------
-
 _LEAST_REQUEST_CHARS = 1_000
+"""Fewest characters to which the user's request is shortened."""
 _LEAST_CUT_TOKENS = 200
 """Fewest tokens that a shortened piece may get; with less it is left out."""
 
 
-def _cut_line(piece: Candidate) -> str:
-    """Return the remark that *piece* is shortened."""
-    if piece.kind == CarryKind.REQUEST:
-        return f"of the newest request {piece.chars} characters are in the context"
-    return f"of {piece} {piece.chars} of {piece.whole_chars} characters are in the context"
+def select(
+    candidates: Sequence[Candidate],
+    tokens: Sequence[int],
+    max_tokens: int,
+    max_system_tokens: int,
+) -> Selection:
+    """Return which of *candidates* are carried over; *tokens* are the raw tokens of each.
+
+    Words of the system and definitions of tools share *max_system_tokens*, all other answered
+    pieces share *max_tokens*.
+    """
+    sizes = dict(zip(candidates, tokens, strict=True))
+    _demote_leading_blocks(sizes, max_tokens)
+    choice = _Choice(sizes, max_tokens)
+    choice.add_system_pieces(max_system_tokens)
+    for candidate in _by_importance(sizes):
+        if not _is_system_piece(candidate):
+            choice.offer(candidate)
+    return choice.selection()
+
+
+def _demote_leading_blocks(sizes: dict[Candidate, int], max_tokens: int) -> None:
+    """Give the blocks at the beginning the kind of other blocks if they exceed *max_tokens*.
+
+    Otherwise they would take the whole budget: they are the most important kind.
+    """
+    leading_blocks = [
+        candidate
+        for candidate in sizes
+        if candidate.kind == CarryKind.LEADING and candidate.is_answered
+    ]
+    if sum(sizes[candidate] for candidate in leading_blocks) <= max_tokens:
+        return
+    for candidate in leading_blocks:
+        content = blocks(candidate.messages[0])
+        kind = kind_of_block(content[0]) if content else CarryKind.BLOCK
+        sizes[replace(candidate, kind=kind)] = sizes.pop(candidate)
+
+
+class _Choice:
+    """The candidates chosen so far, and the tokens of the budget that they use.
+
+    *sizes* has the raw tokens of each candidate, and gets those of the shortened ones.
+    """
+
+    def __init__(self, sizes: dict[Candidate, int], max_tokens: int) -> None:
+        self.sizes = sizes
+        self.max_tokens = max_tokens
+        self.used_tokens = 0
+        self.chosen: list[Candidate] = []
+        self.left_out: list[Candidate] = []
+        self._pinned_block_ids: set[int] = set()
+
+    def add_system_pieces(self, max_tokens: int) -> None:
+        """Choose the smallest of the system pieces, as many as *max_tokens* hold."""
+        pieces = [piece for piece in self.sizes if _is_system_piece(piece)]
+        pieces.sort(key=lambda piece: self.sizes[piece])
+        tokens = 0
+        for piece in pieces:
+            tokens += self.sizes[piece]
+            if tokens <= max_tokens:
+                self.chosen.append(piece)
+            else:
+                self.left_out.append(piece)
+
+    def offer(self, candidate: Candidate) -> None:
+        """Choose *candidate*, shorten it, or leave it out."""
+        if not candidate.is_answered:
+            self.chosen.append(candidate)
+            return
+        if _is_within(candidate, self._pinned_block_ids):
+            return  # its pinned message is chosen
+        if candidate.kind == CarryKind.PIN:
+            self._make_room_for_pin(candidate)
+        size = self.sizes[candidate]
+        free_tokens = self.max_tokens - self.used_tokens
+        if size <= free_tokens:
+            self.chosen.append(candidate)
+            self.used_tokens += size
+        elif candidate.shorten is not None and candidate.kind == CarryKind.REQUEST:
+            self._add_shortened_request(candidate, max(0, free_tokens))
+        elif candidate.shorten is not None and free_tokens // 2 >= _LEAST_CUT_TOKENS:
+            self._add_shortened(candidate, free_tokens // 2)
+        else:
+            self.left_out.append(candidate.whole())
+
+    def _make_room_for_pin(self, pin: Candidate) -> None:
+        """If *pin* fits in the place of its own blocks, remove those that are chosen already.
+
+        They come with the pinned message.
+        """
+        block_ids = _block_ids(pin.messages)
+        own_blocks = {piece for piece in self.chosen if _is_within(piece, block_ids)}
+        freed_tokens = sum(self.sizes[piece] for piece in own_blocks if not _is_system_piece(piece))
+        if self.used_tokens - freed_tokens + self.sizes[pin] <= self.max_tokens:
+            self.chosen = [piece for piece in self.chosen if piece not in own_blocks]
+            self.used_tokens -= freed_tokens
+            self._pinned_block_ids |= block_ids
+
+    def _add_shortened_request(self, request: Candidate, free_tokens: int) -> None:
+        """Choose *request* with as many characters as *free_tokens* hold; the budget is used up."""
+        share = free_tokens * 9 // 10  # the rest is for the remark that it is shortened
+        chars = request.chars * share // self.sizes[request]
+        self.chosen.append(request.shorter(max(_LEAST_REQUEST_CHARS, chars)))
+        self.used_tokens = max(self.used_tokens, self.max_tokens)
+
+    def _add_shortened(self, candidate: Candidate, share: int) -> None:
+        """Choose *candidate* with as many characters as *share* tokens hold."""
+        chars = candidate.chars * share * 9 // 10 // self.sizes[candidate]
+        shorter = candidate.shorter(chars)
+        self.sizes[shorter] = share
+        self.chosen.append(shorter)
+        self.used_tokens += share
+
+    def selection(self) -> Selection:
+        """Return what is chosen and left out, in the order of the history."""
+        system_tokens = sum(self.sizes[piece] for piece in self.chosen if _is_system_piece(piece))
+        return Selection(
+            sorted(self.chosen, key=_place),
+            sorted(self.left_out, key=_place),
+            self.sizes,
+            self.used_tokens + system_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The candidates that a context carries, in their order, and those left out.
+    """The pieces that a context carries (*chosen*), and those *left_out*, in their order.
 
-    *used* are the raw *tokens* of the former.
+    *sizes* are the raw tokens of the candidates, whole and shortened. *used_tokens* are those of
+    the chosen ones.
     """
 
     chosen: Sequence[Candidate]
     left_out: Sequence[Candidate]
-    tokens: Mapping[Candidate, int] = field(repr=False)
-    used: int = 0
+    sizes: Mapping[Candidate, int] = field(repr=False)
+    used_tokens: int = 0
 
     @property
     def budget_tokens(self) -> int:
         """The used tokens of the pieces that share the budget."""
-        system_pieces = [piece for piece in self.chosen if _is_of_system(piece)]
-        return self.used - sum(self.tokens[piece] for piece in system_pieces)
+        system_pieces = [piece for piece in self.chosen if _is_system_piece(piece)]
+        return self.used_tokens - sum(self.sizes[piece] for piece in system_pieces)
 
     @property
     def cuts(self) -> list[str]:
@@ -93,38 +194,52 @@ class Selection:
     def lighter(self, tokens: int) -> Selection | None:
         """Return a selection with at least *tokens* tokens less.
 
-        The least important pieces are left out first; the request is shortened last. If a large
-        piece has to go, smaller ones stay as far as its tokens suffice. Returns None if nothing can
-        be left out or shortened any more.
+        The least important pieces are left out first; the request is shortened last. Returns None
+        if nothing can be left out or shortened any more.
         """
-        freed_tokens = 0
-        removed_pieces: list[Candidate] = []
-        retained_pieces: list[Candidate] = []
-        for candidate in reversed(_by_importance(self.chosen)):
-            can_go = candidate.is_answered and candidate.kind != CarryKind.REQUEST
-            if can_go and freed_tokens < tokens:
-                freed_tokens += self.tokens[candidate]
-                removed_pieces.append(candidate)
-            else:
-                retained_pieces.append(candidate)
+        removed_pieces = self._least_important(tokens)
         if not removed_pieces:
             return self._with_short_request()
-        left_out = [*self.left_out]
+        # The last of them may have been much larger than needed. So the others come back as far as
+        # they fit, the most important first. A pinned message that goes leaves its blocks, which
+        # are candidates of their own.
+        freed_tokens = sum(self.sizes[piece] for piece in removed_pieces)
         blocks_of_pins = self._blocks_of_pins(removed_pieces)
-        returned_blocks: set[int] = set()
+        returned_pieces: set[Candidate] = set()
+        returned_block_ids: set[int] = set()
+        left_out = list(self.left_out)
         for candidate in _by_importance([*removed_pieces, *blocks_of_pins]):
             block_ids = _block_ids(candidate.messages)
-            is_small = freed_tokens - self.tokens[candidate] >= tokens and not candidate.is_cut
-            if is_small and returned_blocks.isdisjoint(block_ids):
-                freed_tokens -= self.tokens[candidate]
-                retained_pieces.append(candidate)
-                returned_blocks |= block_ids
+            fits = freed_tokens - self.sizes[candidate] >= tokens and not candidate.is_cut
+            if fits and returned_block_ids.isdisjoint(block_ids):
+                freed_tokens -= self.sizes[candidate]
+                returned_pieces.add(candidate)
+                returned_block_ids |= block_ids
             elif candidate not in blocks_of_pins:
                 left_out.append(candidate.whole())
-        retained_pieces.sort(key=_key)
-        left_out.sort(key=_key)
-        used = self.used - freed_tokens
-        return replace(self, chosen=retained_pieces, left_out=left_out, used=used)
+        gone_pieces = {*removed_pieces, *blocks_of_pins} - returned_pieces
+        chosen = [piece for piece in [*self.chosen, *blocks_of_pins] if piece not in gone_pieces]
+        return replace(
+            self,
+            chosen=sorted(chosen, key=_place),
+            left_out=sorted(left_out, key=_place),
+            used_tokens=self.used_tokens - freed_tokens,
+        )
+
+    def _least_important(self, tokens: int) -> list[Candidate]:
+        """Return the least important of the chosen pieces, as many as have *tokens* tokens.
+
+        The user's request and what the model has not answered are never among them.
+        """
+        pieces: list[Candidate] = []
+        freed_tokens = 0
+        for candidate in reversed(_by_importance(self.chosen)):
+            if freed_tokens >= tokens:
+                break
+            if candidate.is_answered and candidate.kind != CarryKind.REQUEST:
+                pieces.append(candidate)
+                freed_tokens += self.sizes[candidate]
+        return pieces
 
     def _blocks_of_pins(self, pieces: Iterable[Candidate]) -> list[Candidate]:
         """Return the candidates that are blocks of the pinned messages among *pieces*."""
@@ -132,7 +247,8 @@ class Selection:
         for piece in pieces:
             if piece.kind == CarryKind.PIN:
                 pinned_messages += piece.messages
-        return _blocks_within(self.tokens, _block_ids(pinned_messages))
+        block_ids = _block_ids(pinned_messages)
+        return [candidate for candidate in self.sizes if _is_within(candidate, block_ids)]
 
     def _with_short_request(self) -> Selection | None:
         """Return the selection with its user's request shortened; None if it is short already."""
@@ -148,98 +264,27 @@ class Selection:
 NOTHING_CARRIED = Selection((), (), {})
 
 
-def select(
-    candidates: Sequence[Candidate],
-    tokens: Sequence[int],
-    max_tokens: int,
-    max_system_tokens: int,
-) -> Selection:
-    """Return the *candidates* that get a part of *max_tokens*; *tokens* are those of each.
-
-    Those of the `SYSTEM_KINDS` get a part of *max_system_tokens* instead, the smallest first.
-    A piece that does not fit is left out, and smaller ones after it still get their part: one huge
-    block does not cost a reference of a few bytes its place. A piece that can be shortened gets up
-    to half of what is left instead, the request all of it. Unknown blocks at the beginning count
-    as blocks at other places if they do not fit together. Blocks of a pinned message come with the
-    message.
-    """
-    sizes = dict(zip(candidates, tokens, strict=True))
-    leading = [
-        candidate
-        for candidate in candidates
-        if candidate.kind == CarryKind.LEADING and candidate.is_answered
-    ]
-    if sum(sizes[candidate] for candidate in leading) > max_tokens:
-        for candidate in leading:
-            sizes[replace(candidate, kind=_kind_elsewhere(candidate))] = sizes.pop(candidate)
-    chosen, left_out = _choose_system_pieces(sizes, max_system_tokens)
-    pinned_blocks: set[int] = set()
-    used = 0
-    for candidate in _by_importance(sizes):
-        size = sizes[candidate]
-        if _is_of_system(candidate):
-            continue
-        if not candidate.is_answered:
-            chosen.append(candidate)
-            continue
-        if _blocks_within([candidate], pinned_blocks):
-            continue
-        if candidate.kind == CarryKind.PIN:
-            block_ids = _block_ids(candidate.messages)
-            blocks_within = _blocks_within(chosen, block_ids)
-            freed_tokens = sum(sizes[piece] for piece in blocks_within if not _is_of_system(piece))
-            if used - freed_tokens + size <= max_tokens:
-                chosen = [piece for piece in chosen if piece not in blocks_within]
-                used -= freed_tokens
-                pinned_blocks |= block_ids
-        if used + size <= max_tokens:
-            chosen.append(candidate)
-            used += size
-        elif candidate.kind == CarryKind.REQUEST and candidate.shorten is not None:
-            share = max(0, max_tokens - used) * 9 // 10  # the rest is for the remark on the cut
-            chars = max(_LEAST_REQUEST_CHARS, candidate.chars * share // size)
-            chosen.append(candidate.shorter(chars))
-            used = max(used, max_tokens)
-        elif candidate.shorten is not None and (max_tokens - used) // 2 >= _LEAST_CUT_TOKENS:
-            share = (max_tokens - used) // 2
-            shorter = candidate.shorter(candidate.chars * share * 9 // 10 // size)
-            sizes[shorter] = share
-            chosen.append(shorter)
-            used += share
-        else:
-            left_out.append(candidate.whole())
-    chosen.sort(key=_key)
-    left_out.sort(key=_key)
-    used += sum(sizes[candidate] for candidate in chosen if _is_of_system(candidate))
-    return Selection(chosen, left_out, sizes, used)
+def _cut_line(piece: Candidate) -> str:
+    """Return the remark that *piece* is shortened."""
+    if piece.kind == CarryKind.REQUEST:
+        return f"of the newest request {piece.chars} characters are in the context"
+    return f"of {piece} {piece.chars} of {piece.whole_chars} characters are in the context"
 
 
-def _choose_system_pieces(
-    sizes: Mapping[Candidate, int], max_tokens: int
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates of the `SYSTEM_KINDS` that fit in *max_tokens*, and the others of them.
-
-    The largest do not fit. *sizes* are the tokens of all candidates.
-    """
-    pieces = [piece for piece in sizes if _is_of_system(piece)]
-    pieces.sort(key=lambda piece: sizes[piece])
-    chosen: list[Candidate] = []
-    used = 0
-    for piece in pieces:
-        used += sizes[piece]
-        if used > max_tokens:
-            break
-        chosen.append(piece)
-    return chosen, pieces[len(chosen) :]
-
-
-def _is_of_system(piece: Candidate) -> bool:
-    """Return True if *piece* does not share the budget."""
+def _is_system_piece(piece: Candidate) -> bool:
+    """Return True if *piece* governs the model, and so does not share the budget."""
     return piece.kind in SYSTEM_KINDS and piece.is_answered
 
 
-def _key(candidate: Candidate) -> tuple[int, int]:
-    return candidate.key
+def _is_within(candidate: Candidate, block_ids: AbstractSet[int]) -> bool:
+    """Return True if *candidate* consists of blocks, and their ids are all among *block_ids*."""
+    ids = _block_ids(candidate.messages)
+    return candidate.kind in BLOCK_KINDS and bool(ids) and ids <= block_ids
+
+
+def _block_ids(messages: Iterable[Message]) -> set[int]:
+    """Return the identities of the blocks of *messages*."""
+    return {id(block) for message in messages for block in blocks(message)}
 
 
 def _by_importance(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -251,94 +296,5 @@ def _by_importance(candidates: Iterable[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=rank)
 
 
-def with_frame(candidate: Candidate) -> list[Message]:
-    """Return the messages of *candidate* with the lines that may be needed before and after it."""
-    first = [_user_line()] if candidate.messages[0]["role"] == "assistant" else []
-    last = [_assistant_reply()] if candidate.messages[-1]["role"] == "user" else []
-    if _is_text(candidate):
-        return list(candidate.messages)
-    if candidate.kind in (CarryKind.LEADING, CarryKind.SYSTEM, CarryKind.REQUEST):
-        return list(candidate.messages)
-    return [*first, *candidate.messages, *last]
-
-
-def _is_text(candidate: Candidate) -> bool:
-    """Return True if *candidate* still applies and is a text: words, a skill, or a plan.
-
-    A step in a note is none: in a message with other texts it would pass for the user's words.
-    """
-    return candidate.kind in TEXT_KINDS and len(candidate.messages) == 1
-
-
-def arrange(candidates: Iterable[Candidate]) -> list[Message]:
-    """Return the messages of *candidates*, in order, as a valid piece that begins with the user.
-
-    Blocks and words that follow each other, and the request, become one message; if the blocks are
-    a whole message, it is the very same object. Between two messages of the same role, a short
-    reply of the assistant, or a line of the user, is added.
-    """
-    message_groups: list[list[Message]] = []  # those of a list become one message
-    is_open = False  # blocks may be added to the last message
-    last_role = "assistant"
-    for group in _groups(candidates):
-        pieces = _messages_of(group)
-        first = group[0]
-        can_join = _is_text(first) or first.origin is not None or first.kind == CarryKind.REQUEST
-        if can_join and is_open and pieces[0]["role"] == last_role:
-            message_groups[-1] += pieces
-            continue
-        for message in pieces:
-            role = message["role"]
-            if role == last_role:
-                message_groups.append([_user_line() if role == "assistant" else _assistant_reply()])
-            message_groups.append([message])
-            last_role = role
-        is_alone = first.kind in GOVERNING_KINDS and not _is_text(first)
-        is_open = last_role == "user" and first.kind != CarryKind.PIN and not is_alone
-    return [_as_one(messages) for messages in message_groups]
-
-
-def _as_one(messages: Sequence[Message]) -> Message:
-    """Return one message with the blocks of all *messages*; the same object if it is only one."""
-    if len(messages) == 1:
-        return messages[0]
-    content = [block for message in messages for block in as_blocks(message)]
-    return cast("Message", {"role": messages[0]["role"], "content": content})
-
-
-def _groups(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
-    """Return the candidates in groups: neighboring blocks of one message are one group."""
-    groups: list[list[Candidate]] = []
-    for candidate in candidates:
-        origin = candidate.origin
-        if groups and origin is not None and groups[-1][0].origin is origin:
-            groups[-1].append(candidate)
-        else:
-            groups.append([candidate])
-    return groups
-
-
-def _messages_of(group: Sequence[Candidate]) -> Sequence[Message]:
-    """Return the messages of *group*, the chosen candidates of one message.
-
-    Blocks of one message become one message that has only them.
-    """
-    origin = group[0].origin
-    if origin is None:
-        return group[0].messages
-    return [with_only(origin, [block for one in group for block in blocks(one.messages[0])])]
-
-
-def _user_line() -> Message:
-    return {"role": "user", "content": CARRIED_LINE}
-
-
-def _assistant_reply() -> Message:
-    return {"role": "assistant", "content": SHORT_REPLY}
-
-
-def with_reply(messages: Sequence[Message]) -> list[Message]:
-    """Return *messages* with a short fixed reply at the end, if the last one is the user's."""
-    if messages and messages[-1]["role"] == "user":
-        return [*messages, _assistant_reply()]
-    return list(messages)
+def _place(candidate: Candidate) -> tuple[int, int]:
+    return candidate.key

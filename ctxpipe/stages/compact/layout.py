@@ -18,7 +18,8 @@ from ..reading.carry_candidates import GOVERNING_KINDS, CarryKind
 from ..reading.citations import without_dangling_citations
 from ..reading.unanswered import index_after_last_reply
 from ..window import holds_context, is_short, raw_limit, was_shortened, window_holds
-from .carry import NOTHING_CARRIED, Selection, select, with_frame
+from .arrangement import with_frame
+from .carry import NOTHING_CARRIED, Selection, select
 from .evidence import LEAST_REQUEST_CHARS, MAX_REQUEST_CHARS, evidence_block
 from .governing import requests_to_repeat
 from .omissions import OmissionsFile
@@ -98,7 +99,7 @@ async def choose_layout(
     # Above the target, but maybe within the window, with as many pieces as possible.
     is_accepted = await _will_be_accepted(turn, layout)
     while not is_accepted:
-        tokens_to_remove = 1 + layout.selection.used // _REMOVAL_STEPS
+        tokens_to_remove = 1 + layout.selection.used_tokens // _REMOVAL_STEPS
         fewer_pieces = layout.selection.lighter(tokens_to_remove)
         if fewer_pieces is None:
             break

@@ -49,7 +49,8 @@ from ..reading.carry_candidates import (
 )
 from ..reading.conversation_facts import ConversationFacts
 from ..reading.groups import after_compaction, server_spans
-from .carry import arrange, select, with_reply
+from .arrangement import arrange, with_reply
+from .carry import select
 from .evidence import cut_text
 from .governing import without_words
 from .pieces import BLOCKS_ALONE, CarryRules, attach, pieces_to_carry

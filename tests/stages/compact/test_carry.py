@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from compactions import UPLOAD, gadget
-from histories import assistant, histories, tool_result, tool_use, user
+from compactions import gadget
+from histories import assistant, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.messages import Message, blocks, check, is_opaque
-from ctxpipe.placeholders.summaries import CARRIED_LINE, SHORT_REPLY
-from ctxpipe.stages.compact.carry import arrange, select, with_reply
-from ctxpipe.stages.compact.pieces import attach
+from ctxpipe.stages.compact.carry import select
 from ctxpipe.stages.reading.carry_candidates import (
     Candidate,
     CarryKind,
     blocks_to_carry,
-    is_reference,
 )
-
-REFERENCE = {"type": "tool_reference", "tool_name": "create_event"}
 
 
 def piece(carry_kind: CarryKind, index: int, **values: Any) -> Candidate:
@@ -43,7 +37,7 @@ def test_the_share_goes_to_the_more_important_kinds_and_in_them_to_the_newest():
 
     assert [one.index for one in selection.chosen] == [2, 4, 5]
     assert [one.index for one in selection.left_out] == [1, 3]
-    assert selection.used == 30
+    assert selection.used_tokens == 30
 
 
 def test_words_of_the_system_and_definitions_of_tools_do_not_share_the_budget():
@@ -57,7 +51,7 @@ def test_words_of_the_system_and_definitions_of_tools_do_not_share_the_budget():
     selection = select(candidates, [60, 30, 40, 30], 50, 100)
 
     assert [one.index for one in selection.chosen] == [1, 2, 3]
-    assert selection.used == 130
+    assert selection.used_tokens == 130
     assert selection.budget_tokens == 40
 
 
@@ -82,7 +76,7 @@ def test_the_words_of_the_system_are_the_last_that_a_lighter_selection_leaves_ou
 
     assert lighter is not None
     assert [one.index for one in lighter.chosen] == [1]
-    assert lighter.used == 60
+    assert lighter.used_tokens == 60
 
 
 def test_one_huge_piece_does_not_push_out_small_ones():
@@ -142,7 +136,7 @@ def test_a_lighter_selection_loses_the_least_important_and_oldest_pieces_first()
     lighter = selection.lighter(5)
     assert lighter is not None
     assert [one.index for one in lighter.chosen] == [1, 3, 4]
-    assert lighter.used == selection.used - 10
+    assert lighter.used_tokens == selection.used_tokens - 10
     lightest = lighter.lighter(1_000)
     assert lightest is not None
     assert [one.index for one in lightest.chosen] == [4]
@@ -165,7 +159,18 @@ def test_if_a_long_piece_has_to_go_small_ones_that_matter_less_stay():
     assert lighter is not None
     assert [one.index for one in lighter.chosen] == [2, 3, 4, 5]
     assert [one.index for one in lighter.left_out] == [1]
-    assert lighter.used == 100
+    assert lighter.used_tokens == 100
+
+
+def test_references_of_one_result_keep_their_order_in_a_lighter_selection():
+    first = piece(CarryKind.BLOCK, 2)
+    second = piece(CarryKind.BLOCK, 2)
+    selection = select([piece(CarryKind.BLOCK, 1), first, second], [10] * 3, 100, 100)
+
+    lighter = selection.lighter(10)
+
+    assert lighter is not None
+    assert lighter.chosen == [first, second]
 
 
 def test_a_block_that_governs_is_chosen_once_and_stays_if_the_pinned_message_around_it_goes():
@@ -177,9 +182,9 @@ def test_a_block_that_governs_is_chosen_once_and_stays_if_the_pinned_message_aro
     lighter = selection.lighter(10)
 
     assert block.kind == CarryKind.TOOLS
-    assert (selection.chosen, selection.used) == ([pinned], 50)
+    assert (selection.chosen, selection.used_tokens) == ([pinned], 50)
     assert lighter is not None
-    assert (lighter.chosen, lighter.left_out, lighter.used) == ([block], [pinned], 5)
+    assert (lighter.chosen, lighter.left_out, lighter.used_tokens) == ([block], [pinned], 5)
 
 
 @given(
@@ -200,9 +205,9 @@ def test_a_lighter_selection_is_lighter_by_what_was_asked_or_has_nothing_left(
         assert all(one.kind == CarryKind.REQUEST for one in selection.chosen)
         return
     chosen = [one.index for one in lighter.chosen]
-    assert sum(sizes[index] for index in chosen) == lighter.used
+    assert sum(sizes[index] for index in chosen) == lighter.used_tokens
     is_bare = all(one.kind == CarryKind.REQUEST for one in lighter.chosen)
-    assert lighter.used <= selection.used - tokens or is_bare
+    assert lighter.used_tokens <= selection.used_tokens - tokens or is_bare
     assert sorted([*chosen, *(one.index for one in lighter.left_out)]) == list(range(len(pieces)))
 
 
@@ -220,82 +225,7 @@ def test_what_is_chosen_keeps_to_the_budget_and_nothing_vanishes(
 
     chosen = [one.index for one in selection.chosen]
     left_out = [one.index for one in selection.left_out]
-    assert sum(sizes[index] for index in chosen) == selection.used <= 2 * room
+    assert sum(sizes[index] for index in chosen) == selection.used_tokens <= 2 * room
     assert selection.budget_tokens <= room
     assert sorted([*chosen, *left_out]) == list(range(len(pieces)))
     assert chosen == sorted(chosen)
-
-
-# How they stand in a context ----------------------------------------------------------------------
-
-
-def test_blocks_that_follow_each_other_become_one_message_in_their_order():
-    history = [user("a", gadget(1), UPLOAD), assistant("b"), user(gadget(2)), assistant("c")]
-
-    assert arrange(blocks_to_carry(history)) == [user(gadget(1), UPLOAD, gadget(2))]
-
-
-def test_a_message_of_blocks_alone_is_the_very_same_object():
-    message = user(gadget(1), UPLOAD)
-
-    [arranged] = arrange(blocks_to_carry([user("a"), assistant("b"), message]))
-
-    assert arranged is message
-
-
-def test_blocks_in_a_message_of_results_follow_the_exchange_that_is_carried():
-    results = user(tool_result("s", [REFERENCE]), gadget())
-    history = [user("Go."), assistant(tool_use("s")), results]
-
-    assert arrange(blocks_to_carry(history)) == [
-        user(CARRIED_LINE),
-        assistant(tool_use("s")),
-        results,
-    ]
-
-
-def test_blocks_of_the_request_are_placed_around_its_words():
-    message = user(gadget(1), "Go.", UPLOAD)
-    found = attach(blocks_to_carry([assistant("a"), message]), 1)
-    request = Candidate(CarryKind.REQUEST, 1, 1, [user("Go on.")], "request")
-
-    arranged = arrange(sorted([*found, request], key=lambda one: one.key))
-
-    assert {one.kind for one in found} == {CarryKind.ATTACHMENT}
-    assert arranged == [user(gadget(1), "Go on.", UPLOAD)]
-
-
-def test_a_reply_of_the_assistant_ends_a_piece_that_the_user_would_end():
-    assert with_reply([user("a")]) == [user("a"), assistant(SHORT_REPLY)]
-    assert with_reply([user("a"), assistant("b")]) == [user("a"), assistant("b")]
-    assert with_reply([]) == []
-
-
-BLOCKS = st.sampled_from([gadget(1), gadget(2), UPLOAD])
-
-
-@st.composite
-def histories_with_blocks(draw: st.DrawFn) -> list[Message]:
-    """Histories with unknown blocks and references at the end of some of the user's messages."""
-    history: list[Message] = []
-    for message in draw(histories()):
-        added = draw(st.lists(BLOCKS, max_size=2)) if message["role"] == "user" else []
-        content = message["content"]
-        held: list[Any] = [content] if isinstance(content, str) else list(content)
-        history.append(user(*held, *added) if added else message)
-    return history
-
-
-@given(histories_with_blocks())
-def test_carried_pieces_are_a_valid_conversation_with_every_block_in_order(
-    history: list[Message],
-):
-    def held(messages: list[Message]) -> list[Any]:
-        users = [message for message in messages if message["role"] == "user"]
-        found = [block for message in users for block in blocks(message)]
-        return [block for block in found if is_opaque(block) or is_reference(block)]
-
-    arranged = with_reply(arrange(blocks_to_carry(history)))
-
-    assert check([*arranged, user("go on")]) == []
-    assert held(arranged) == held(history)

@@ -8,7 +8,8 @@ from histories import assistant, conversation, step, text, tool_result, tool_use
 
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders.notes import StepsNote
-from ctxpipe.stages.compact.carry import arrange, select
+from ctxpipe.stages.compact.arrangement import arrange
+from ctxpipe.stages.compact.carry import select
 from ctxpipe.stages.compact.governing import (
     MAX_WORDS_CHARS,
     SKILL_TOKENS,

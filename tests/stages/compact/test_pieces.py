@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ctxpipe.messages import Message, check, pending_calls, split_system
 from ctxpipe.placeholders.summaries import restored_text, summary_body
 from ctxpipe.stages.compact import pieces
-from ctxpipe.stages.compact.carry import arrange, with_reply
+from ctxpipe.stages.compact.arrangement import arrange, with_reply
 from ctxpipe.stages.compact.partition import replacements
 from ctxpipe.stages.compact.pieces import CarryRules
 from ctxpipe.stages.compact.source import Source, gather_facts

@@ -9,7 +9,7 @@ import pytest
 from histories import PICTURE, assistant, said, step, system, tool_result, tool_use, user
 
 from ctxpipe.messages import blocks, kind
-from ctxpipe.stages.compact.carry import arrange
+from ctxpipe.stages.compact.arrangement import arrange
 from ctxpipe.stages.reading.carry_candidates import CarryKind, blocks_to_carry, is_reference
 
 UPLOAD = {"type": "container_upload", "file_id": "file_1"}
