@@ -1,4 +1,13 @@
-"""Shorten the middle of a history in steps, until it is short enough."""
+"""Shorten the middle of a history until it is short enough.
+
+One pass, `shorten`, does up to three things: it folds the results that show a file to the names
+that the file defines, it removes tool calls that are not needed any more (`calls`), and, if the
+history is still too long, it deletes one run of messages around the center (`deletion`).
+
+`shorten_until_it_fits` repeats the pass, each time with the new middle. Content that must be
+carried on stays in all these passes. `shorten_carried` removes that as well, the largest messages
+first, if nothing else is left to remove.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +24,7 @@ from ..reading.citations import without_dangling_citations
 from ..reading.groups import after_compaction, has_compaction
 from ..reading.pins import pinned_indices
 from ..reports import Truncated
-from . import selection as truncate
+from . import selection
 from .calls import FileView, file_views, filter_calls
 from .deletion import delete_center
 from .parts import EditableRegion, join_parts
@@ -37,13 +46,20 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class ShorteningTask:
-    """A history to bring down to *limit* tokens, raw and including *overhead*.
+    """A history to shorten, and how far.
 
-    ``sums[n]`` are the tokens of the first n messages. Nothing before message *protected* changes.
-    If *strict* is True, nothing outside the middle changes either, except file views before the
-    last turn. Unless *released* is None, unknown blocks, references, loaded tools and what still
-    applies stay, except the messages in *released*, by their identity. If *aim* is a number, the
-    block that is deleted is only as large as needed to reach it.
+    - ``sums[n]`` are the raw tokens of the first n messages, *overhead* those of the system prompt
+      and the tools, counted by *counter*.
+    - *limit* is the largest number of tokens, raw and with the overhead, that should remain. The
+      run of messages that is deleted saves what is above *aim*, or above *limit* if that is None.
+    - *window* says how long the deleted run is (see `delete_center`). *marker* is added to the
+      user's last message before it.
+    - *folder* folds file views; None is the default one.
+    - Nothing before message *protected* changes. If *strict* is True, nothing outside the middle
+      changes either, except file views before the last turn.
+    - If *released* is None, any message of the middle may be removed. Otherwise unknown blocks,
+      references, loaded tools and what still applies stay; messages in *released*, by their
+      identity, may go all the same.
     """
 
     messages: list[Message]
@@ -65,103 +81,25 @@ class ShorteningTask:
         return self.overhead + self.sums[-1]
 
 
-async def shorten_until_it_fits(
-    rules: MiddleRules, task: ShorteningTask, acceptable: int
-) -> Truncation:
-    """Shorten the middle, and again while more than *acceptable* tokens are left.
-
-    Each time other messages are the middle. The result is a fixed point: the same stage would leave
-    it unchanged.
-    """
-    tokens_before = task.tokens
-    messages = task.messages
-    total = Truncated(0, 0)
-    while True:
-        shortened = await shorten(rules, task)
-        detail = shortened.detail
-        total = replace(
-            detail,
-            filtered=total.filtered + detail.filtered,
-            folded=total.folded + detail.folded,
-            deleted=total.deleted + detail.deleted,
-        )
-        is_shorter = detail.tokens_after < detail.tokens_before
-        if is_shorter:
-            messages = shortened.messages
-        if detail.tokens_after <= acceptable or not is_shorter:
-            break
-        task = await _with_messages(task, messages)
-    return Truncation(messages, replace(total, tokens_before=tokens_before))
-
-
-async def _with_messages(task: ShorteningTask, messages: list[Message]) -> ShorteningTask:
-    """Return *task* for other *messages*."""
-    sums = [0, *accumulate(await task.counter.counts(messages))]
-    return replace(task, messages=messages, sums=sums)
-
-
-async def shorten_carried(
-    rules: MiddleRules, task: ShorteningTask, result: Truncation, acceptable: int
-) -> Truncation:
-    """Shorten *result* to *acceptable* tokens, also of what it should carry on.
-
-    The largest of these messages may go first, then more and more of them.
-    """
-    task = replace(task, aim=acceptable)
-    is_last_try = False
-    while result.detail.tokens_after > acceptable and not is_last_try:
-        task = await _with_messages(task, result.messages)
-        released = await in_thread(_release, task, result.detail.tokens_after - acceptable)
-        is_last_try = len(released) == len(task.released or {})
-        task = replace(task, released=None if is_last_try else released)
-        result = _add_counts(result, await shorten_until_it_fits(rules, task, acceptable))
-    return result
-
-
-def _release(task: ShorteningTask, excess: int) -> dict[int, Message]:
-    """Return the released messages of *task*, and the largest others that have *excess* tokens.
-
-    At least an eighth of the others is released, so that few tries are needed. Words of the system
-    and definitions of tools are released only when everything else is.
-    """
-    messages = task.messages
-    released = dict(task.released or {})
-    held: list[int] = []
-    for indices in truncate.indices_to_carry(messages):
-        held = [index for index in indices if id(messages[index]) not in released]
-        if held:
-            break
-    held.sort(key=lambda index: (task.sums[index] - task.sums[index + 1], index))
-    for number, index in enumerate(held):
-        if excess <= 0 and number > len(held) // 8:
-            break
-        released[id(messages[index])] = messages[index]
-        excess -= task.sums[index + 1] - task.sums[index]
-    return released
-
-
-def _add_counts(first_result: Truncation, second_result: Truncation) -> Truncation:
-    """Return *second_result*, whose detail also counts what *first_result* has removed."""
-    first = first_result.detail
-    second = second_result.detail
-    detail = replace(
-        second,
-        tokens_before=first.tokens_before,
-        filtered=first.filtered + second.filtered,
-        folded=first.folded + second.folded,
-        deleted=first.deleted + second.deleted,
-    )
-    return Truncation(second_result.messages, detail)
+# One pass -----------------------------------------------------------------------------------------
 
 
 async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
-    """Fold file views, filter calls, and delete one block if the result is still too long."""
+    """Fold file views, remove tool calls, and delete one run if the result is still too long.
+
+    The result has the very same list if nothing has changed.
+    """
     messages = task.messages
     region, views, foldable_views = await in_thread(_survey, rules, task)
+
     folds = await _fold_views(foldable_views, task.folder, task.counter)
-    folded_messages = await in_thread(rewrite, messages, folds) if folds else messages
-    places = {view.place for view in views}
-    parts, call_count = await in_thread(filter_calls, folded_messages, region, places)
+    folded_messages = messages
+    if folds:
+        folded_messages = await in_thread(rewrite, messages, folds)
+
+    places_of_views = {view.place for view in views}
+    parts, call_count = await in_thread(filter_calls, folded_messages, region, places_of_views)
+
     tokens = await task.counter.counts(part.message for part in parts)
     aim = task.limit if task.aim is None else task.aim
     excess = task.overhead + sum(tokens) - aim
@@ -169,12 +107,15 @@ async def shorten(rules: MiddleRules, task: ShorteningTask) -> Truncation:
         delete_center, parts, tokens, region, excess, task.window, task.marker
     )
     deleted_count = len(parts) - len(remaining)
+
     tokens = await task.counter.counts(part.message for part in remaining)
     tokens_after = task.overhead + sum(tokens)
-    detail = Truncated(task.tokens, tokens_after, call_count, len(folds), deleted_count)
+    detail = Truncated(
+        task.tokens, tokens_after, filtered=call_count, folded=len(folds), deleted=deleted_count
+    )
     if tokens_after > task.limit:
         holds = await in_thread(
-            truncate.breakdown_by_source, remaining, tokens, region, task.overhead
+            selection.breakdown_by_source, remaining, tokens, region, task.overhead
         )
         detail = replace(detail, still_over=True, holds=holds)
     if not call_count and not deleted_count:
@@ -191,25 +132,24 @@ def _survey(
     """Return the region that may be edited, all file views, and those that may be folded.
 
     The region is the middle of the history, without pinned messages, summaries by the server and
-    what must be carried over. A file view is a result that shows a file.
+    what must be carried on. A file view is a result that shows a file.
     """
     messages = task.messages
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     joinable: set[int] = set()
     if task.released is not None:
-        joinable = truncate.joinable_indices(messages) - stays
-        for index in set[int]().union(*truncate.indices_to_carry(messages)):
-            if id(messages[index]) not in task.released:
-                stays.add(index)
+        joinable = selection.joinable_indices(messages) - stays
+        for indices in selection.indices_to_carry(messages):
+            stays |= {index for index in indices if id(messages[index]) not in task.released}
     if rules.pin:
         pinned = pinned_indices(messages, rules.pin)
         stays |= pinned
         joinable -= pinned
     # The server reads nothing before its own summary.
     protected = max(task.protected, after_compaction(messages))
-    ends = truncate.find_ends(messages)
-    middle = truncate.middle(messages, task.sums, ends, rules.start, rules.end, protected)
-    region = truncate.editable_region(
+    ends = selection.find_ends(messages)
+    middle = selection.middle(messages, task.sums, ends, rules.start, rules.end, protected)
+    region = selection.editable_region(
         messages, ends, middle, strict=task.strict, pinned=stays, joinable=joinable
     )
     views = file_views(messages, rules.reading_tools, rules.shell)
@@ -234,3 +174,89 @@ async def _fold_views(
         if after < before:
             folds[view.place] = text
     return folds
+
+
+# Several passes -----------------------------------------------------------------------------------
+
+
+async def shorten_until_it_fits(
+    rules: MiddleRules, task: ShorteningTask, acceptable: int
+) -> Truncation:
+    """Shorten the middle, and again while more than *acceptable* raw tokens are left.
+
+    Each time other messages are the middle. It ends when a pass saves nothing, so that a second run
+    of the same stage would not change the result.
+    """
+    messages = task.messages
+    total: Truncated | None = None
+    while True:
+        shortened = await shorten(rules, task)
+        detail = shortened.detail
+        total = detail if total is None else _after_both(total, detail)
+        is_shorter = detail.tokens_after < detail.tokens_before
+        if is_shorter:
+            messages = shortened.messages
+        if detail.tokens_after <= acceptable or not is_shorter:
+            return Truncation(messages, total)
+        task = await _with_messages(task, messages)
+
+
+async def shorten_carried(
+    rules: MiddleRules, task: ShorteningTask, result: Truncation, acceptable: int
+) -> Truncation:
+    """Shorten *result* to *acceptable* raw tokens, also messages that it should carry on.
+
+    The largest of these messages may go first, then more and more of them. In the last try, any
+    message of the middle may go.
+    """
+    task = replace(task, aim=acceptable)
+    is_last_try = False
+    while result.detail.tokens_after > acceptable and not is_last_try:
+        task = await _with_messages(task, result.messages)
+        excess = result.detail.tokens_after - acceptable
+        released = await in_thread(_release_largest, task, excess)
+        is_last_try = len(released) == len(task.released or {})
+        task = replace(task, released=None if is_last_try else released)
+        shorter = await shorten_until_it_fits(rules, task, acceptable)
+        result = Truncation(shorter.messages, _after_both(result.detail, shorter.detail))
+    return result
+
+
+async def _with_messages(task: ShorteningTask, messages: list[Message]) -> ShorteningTask:
+    """Return *task* for other *messages*."""
+    sums = [0, *accumulate(await task.counter.counts(messages))]
+    return replace(task, messages=messages, sums=sums)
+
+
+def _after_both(first: Truncated, second: Truncated) -> Truncated:
+    """Return the report on two passes, of which *second* shortened the result of *first*."""
+    return replace(
+        second,
+        tokens_before=first.tokens_before,
+        filtered=first.filtered + second.filtered,
+        folded=first.folded + second.folded,
+        deleted=first.deleted + second.deleted,
+    )
+
+
+def _release_largest(task: ShorteningTask, excess: int) -> dict[int, Message]:
+    """Return the released messages of *task*, and the largest others that have *excess* tokens.
+
+    At least an eighth of the others is released, so that few tries are needed. Words of the system
+    and definitions of tools are released only when everything else is.
+    """
+    messages = task.messages
+    released = dict(task.released or {})
+    sizes = {index: task.sums[index + 1] - task.sums[index] for index in range(len(messages))}
+    held_indices: list[int] = []
+    for indices in selection.indices_to_carry(messages):
+        held_indices = [index for index in indices if id(messages[index]) not in released]
+        if held_indices:
+            break
+    held_indices.sort(key=lambda index: (-sizes[index], index))
+    for number, index in enumerate(held_indices):
+        if excess <= 0 and number > len(held_indices) // 8:
+            break
+        released[id(messages[index])] = messages[index]
+        excess -= sizes[index]
+    return released
