@@ -44,8 +44,8 @@ from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
+from .turn.report_log import stage_name
 from .turn.run import TurnRun, run_turn
-from .turn.stages import stage_name
 from .turn.state import PipelineSettings, Request, State, Thinking, Veto, observe_cut
 
 __all__ = ["ContextPipeline"]

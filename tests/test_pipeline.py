@@ -1067,7 +1067,7 @@ async def test_a_stage_that_cannot_plan_reports_it_and_does_not_run():
     assert planned.messages is HISTORY
     assert (planned.reports[0].outcome, planned.reports[0].reason) == (
         Outcome.PLANNED,
-        "it cannot say beforehand: it has no plan of its own",
+        "it cannot say in advance: it has no plan of its own",
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..messages import FactSums, Problem, check, common_prefix, ensure_messages, is_bulky
 from ..messages.thinking import index_after_thinking
 from ..providers.prices import Prices, RewriteCost, rewrite_cost
 from ..stages.protocol import Change, Turn
 from ..stages.reading.unanswered import index_after_last_reply
-from ..stages.reports import Outcome
+from ..stages.reports import Outcome, StageReport
 from .repair import encodable
 from .state import PipelineSettings
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from .run import TurnRun
 
 
-async def judge(run: TurnRun, turn: Turn, proposal: Change) -> tuple[Change | None, dict[str, Any]]:
-    """Return the *proposal* if it is accepted, and fields of the report on it.
+async def judge(
+    run: TurnRun, turn: Turn, proposal: Change, report: StageReport
+) -> tuple[Change | None, StageReport]:
+    """Return the *proposal*, or None if it is not accepted, and *report* with the reason.
 
-    Lone surrogates in the texts that the stage wrote are replaced. A proposal that must not be used
-    is refused, and the report says why. One that is no list of messages is a fault in the stage:
-    then InvalidHistory is raised.
+    Lone surrogates in the texts that the stage wrote are replaced. Raises InvalidHistory if the
+    proposal is not a list of messages, which is a fault in the stage.
     """
     settings = run.state.settings
     step = run.step
-    facts: dict[str, Any] = {"detail": proposal.detail}
+    report = replace(report, detail=proposal.detail)
     first = common_prefix(turn.messages, proposal.messages)
     if first == len(turn.messages) == len(proposal.messages):
-        return None, {**facts, "reason": "the proposal changes nothing"}
+        return None, replace(report, reason="the proposal changes nothing")
     if not step.exceeds_inline_limit:
         # A change may rewrite much more than is new in the turn, or add much. Then the rest of the
         # turn works in a worker thread, so that the event loop is not blocked.
@@ -44,17 +45,21 @@ async def judge(run: TurnRun, turn: Turn, proposal: Change) -> tuple[Change | No
     problem = await run.call(_new_problem, turn, proposal, fact_sums, first)
     refusal = _refusal(settings, turn, proposal, first, savings.saved, problem)
     if refusal:
-        return None, {**facts, "outcome": Outcome.REFUSED, "reason": refusal}
-    tokens_before = savings.sums[-1] + turn.overhead
-    facts |= {
-        "tokens_before": tokens_before,
-        "tokens_after": tokens_before - savings.saved,
-        "is_estimate": savings.is_estimate,
-        "first_changed_index": first,
-    }
+        return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
+    cost: RewriteCost | None = None
     if settings.prices:
-        facts["cost"] = await _cost(settings.prices, turn, proposal, first, savings.sums)
-    return proposal, facts
+        cost = await _cost(settings.prices, turn, proposal, first, savings.sums)
+    tokens_before = savings.sums[-1] + turn.overhead
+    accepted_report = replace(
+        report,
+        outcome=Outcome.PLANNED if run.is_plan else Outcome.CHANGED,
+        tokens_before=tokens_before,
+        tokens_after=tokens_before - savings.saved,
+        is_estimate=savings.is_estimate,
+        first_changed_index=first,
+        cost=cost,
+    )
+    return proposal, accepted_report
 
 
 def _refusal(

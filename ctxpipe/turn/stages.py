@@ -1,18 +1,24 @@
-"""Ask the stages of a turn in their order, and report on each."""
+"""Ask the stages of a turn in their order, and report on each.
+
+A stage gets a read-only `Turn` with the context as the stages before it have left it. Its answer is
+a `Change`, a `Skip` or None. `judge` decides on a change; if it is accepted, it becomes the context
+of the turn. Each answer becomes a `StageReport`, which is logged (`report_log`) and passed to the
+caller's ``on_report``. A stage that raises an error is reported as failed, and the turn continues
+without it, unless the setting ``on_error`` is "raise".
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
 from time import perf_counter
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .._logs import describe, logger, span_of
+from .._logs import describe, span_of
 from .._threads.threads import in_thread
 from ..errors import CtxpipeError, InvalidHistory, SessionDeleted, SettingsError, safe_text
 from ..messages import is_equal
@@ -22,19 +28,14 @@ from ..providers.agent_tools import SEARCH_TOOL
 from ..providers.prices import context_window
 from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Tracked, Turn
 from ..stages.reading.moved_texts import first_batch_placeholder
-from ..stages.reports import Compacted, Offloaded, Outcome, StageReport
+from ..stages.reports import Compacted, Outcome, StageReport
 from ..summarizers.retry import is_own_cancellation
 from .judge import judge
+from .report_log import publish, stage_name
 from .state import Overhead, model_of
 
 if TYPE_CHECKING:
     from .run import TurnRun
-
-_LEVELS = {
-    Outcome.FAILED: logging.WARNING,
-    Outcome.REFUSED: logging.WARNING,
-    Outcome.SKIPPED: logging.DEBUG,
-}
 
 
 async def ask_stages(run: TurnRun) -> None:
@@ -126,12 +127,10 @@ async def _ask_each(
 ) -> None:
     """Ask *stages*, apply their changes to the context, and add their reports to those of the turn.
 
-    For a plan the stages report what they would do; these reports are not logged, and not passed
-    to ``on_report``.
+    Raises the error of a stage if the setting ``on_error`` is "raise".
     """
     step = run.step
     settings = run.state.settings
-    is_debugging = logger.isEnabledFor(logging.DEBUG)
     tokens: int | None = None  # counted after the first answer: removed text is never counted
     for place, stage in stages.items():
         turn = turn_of(run.messages, memory=run.state.memories.setdefault(place, {}))
@@ -141,12 +140,8 @@ async def _ask_each(
             with span_of(run.tracer, stage_name(stage), run.session_id) as span:
                 change, report = await _ask_stage(run, stage, turn, tokens)
                 describe(span, report)
-        if not run.is_plan:
-            # A stage that had nothing to do is logged only for debugging.
-            if is_debugging or report.detail is not None or report.outcome is not Outcome.SKIPPED:
-                _log(report, settings.logged_failures)
-            if settings.on_report is not None:
-                _hand_over(report, settings.on_report)
+        if not run.is_plan:  # a plan only returns its reports
+            publish(report, settings)
         run.reports.append(report)
         tokens = report.tokens_after
         if report.error is not None and settings.on_error == "raise":
@@ -174,7 +169,7 @@ def _apply_change(run: TurnRun, change: Change, first: int) -> None:
 
 
 async def _ask_stage(
-    run: TurnRun, stage: Callable[[Turn], Any], turn: Turn, tokens: int | None
+    run: TurnRun, stage: Stage, turn: Turn, tokens: int | None
 ) -> tuple[Change | None, StageReport]:
     """Ask one stage, and return its change, if it is accepted, and the report.
 
@@ -183,113 +178,70 @@ async def _ask_stage(
     """
     started = perf_counter()
     change: Change | None = None
-    acted = Outcome.PLANNED if run.is_plan else Outcome.CHANGED
-    facts: dict[str, Any] = {"outcome": Outcome.SKIPPED}
+    report = StageReport(
+        stage_name(stage), run.session_id, Outcome.SKIPPED, seconds=0, turn=run.turn
+    )
     try:
-        answers = stage
-        if run.is_plan:
-            answers = stage.plan if isinstance(stage, PlannedStage) else _no_plan
-        answer = await _answer_of(answers, turn)
-        if isinstance(answer, Change):
-            change, judged = await judge(run, turn, answer)
-            facts |= judged
-        elif isinstance(answer, Skip):
-            facts |= {"reason": answer.reason, "detail": answer.detail}
-        elif run.is_plan and isinstance(answer, Intent):
-            facts |= {"outcome": acted, "reason": answer.reason}
-        elif answer is not None:
-            raise SettingsError(  # noqa: TRY301
-                f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
-            )
-        if change is not None:
-            facts["outcome"] = acted
+        answer = await _answer_of(_plan_of(stage) if run.is_plan else stage, turn)
+        change, report = await _evaluate(run, turn, answer, report)
     except SessionDeleted:
         raise
     except Exception as error:  # noqa: BLE001  the turn goes on without this stage
-        facts |= {"outcome": Outcome.FAILED, "reason": safe_text(error), "error": error}
+        report = replace(report, outcome=Outcome.FAILED, reason=safe_text(error), error=error)
     seconds = perf_counter() - started
-    if change is None:
-        if tokens is None:
-            tokens = await run.count(turn.messages)
-        facts |= {"tokens_before": tokens, "tokens_after": tokens}
-    report = StageReport(stage_name(stage), run.session_id, seconds=seconds, turn=run.turn, **facts)
-    return change, report
+    if change is not None:
+        return change, replace(report, seconds=seconds)
+    if tokens is None:
+        tokens = await run.count(turn.messages)
+    return None, replace(report, seconds=seconds, tokens_before=tokens, tokens_after=tokens)
 
 
-async def _answer_of(stage: Callable[[Turn], Any], turn: Turn) -> object:
+def _plan_of(stage: Stage) -> Callable[[Turn], Awaitable[object]]:
+    """Return the function that answers for *stage* in a plan."""
+    return stage.plan if isinstance(stage, PlannedStage) else _no_plan
+
+
+async def _no_plan(_turn: Turn) -> Intent:
+    """Answer for a stage that has no plan of its own."""
+    return Intent("it cannot say in advance: it has no plan of its own")
+
+
+async def _answer_of(stage: Callable[[Turn], object], turn: Turn) -> object:
     """Return what *stage* answers.
 
     Raises SettingsError if the stage returns something that cannot be awaited, and CtxpipeError if
     something that the stage waited for was cancelled and the turn itself was not.
     """
-    asked = stage(turn)
-    if not (isinstance(asked, CoroutineType) or isawaitable(asked)):
-        name = type(asked).__name__
+    awaitable = stage(turn)
+    if not (isinstance(awaitable, CoroutineType) or isawaitable(awaitable)):
+        name = type(awaitable).__name__
         raise SettingsError(
             f"its answer, {name}, cannot be awaited; write the stage as `async def`"
         )
     try:
-        return await asked
+        return await awaitable
     except asyncio.CancelledError as error:
         if is_own_cancellation():
             raise
         raise CtxpipeError("what the stage waited for was cancelled") from error
 
 
-async def _no_plan(_turn: Turn) -> Intent:
-    """Answer for a stage that has no plan of its own."""
-    return Intent("it cannot say beforehand: it has no plan of its own")
+async def _evaluate(
+    run: TurnRun, turn: Turn, answer: object, report: StageReport
+) -> tuple[Change | None, StageReport]:
+    """Return the change in *answer*, if it is accepted, and *report* with the outcome.
 
-
-# Reports ------------------------------------------------------------------------------------------
-
-
-def stage_name(stage: object) -> str:
-    """Return the name of a stage in reports: that of the function, or of the object's class."""
-    return getattr(stage, "__name__", None) or type(stage).__name__
-
-
-def _hand_over(report: StageReport, on_report: Callable[[StageReport], object]) -> None:
-    """Pass *report* to the caller's *on_report*; an error in it is logged."""
-    try:
-        on_report(report)
-    except Exception as error:
-        # No traceback: its text may quote anything.
-        logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400
-        logger.debug("on_report failed with", exc_info=error)
-
-
-def _storage_failure(report: StageReport) -> str:
-    """Return why the storage failed in *report*, without the name of the file; "" if it did not."""
-    if isinstance(report.error, OSError):
-        return str(report.error.errno)
-    if isinstance(report.detail, Offloaded) and report.detail.failed:
-        return report.detail.failed[-1].rpartition(": ")[2]
-    return ""
-
-
-def _log(report: StageReport, logged_failures: dict[str, str]) -> None:
-    """Log *report*. Texts of errors and paths of files are logged only for debugging.
-
-    A failure with the cause of the stage's last one, in any session of the pipeline, such as a full
-    disk, is logged only for debugging as well. *logged_failures* has these causes, by stage.
+    Raises SettingsError if *answer* is not what a stage may return, and InvalidHistory if the
+    proposed context is not a list of messages.
     """
-    offloaded = report.detail if isinstance(report.detail, Offloaded) else None
-    level = _LEVELS.get(report.outcome, logging.INFO)
-    if offloaded is not None and offloaded.failed:
-        level = logging.WARNING
-    cause = _storage_failure(report)
-    if cause and logged_failures.get(report.stage) == cause:
-        level = logging.DEBUG
-    elif cause:
-        logged_failures[report.stage] = cause
-    elif report.outcome is Outcome.CHANGED:
-        logged_failures.pop(report.stage, None)
-    logger.log(level, "%s", report)
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    if report.error is not None:
-        logger.debug("%s failed with", report.stage, exc_info=report.error)
-    elif offloaded is not None and (offloaded.files or offloaded.failed):
-        files = offloaded.files
-        logger.debug("%s wrote %s; failed: %s", report.stage, files, offloaded.failed)
+    if answer is None:
+        return None, report
+    if isinstance(answer, Skip):
+        return None, replace(report, reason=answer.reason, detail=answer.detail)
+    if isinstance(answer, Intent) and run.is_plan:
+        return None, replace(report, outcome=Outcome.PLANNED, reason=answer.reason)
+    if isinstance(answer, Change):
+        return await judge(run, turn, answer, report)
+    raise SettingsError(
+        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
+    )
