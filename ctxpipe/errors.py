@@ -27,23 +27,27 @@ class CtxpipeError(Exception):
 
 
 class InvalidHistory(CtxpipeError, ValueError):
-    """A history is not a valid list of Anthropic messages; the error text names the index."""
+    """Error for a history that is not a valid list of messages; its text names the index.
+
+    Valid are the messages of Anthropic's Messages API.
+    """
 
 
 class SessionDeleted(CtxpipeError):
-    """The conversation was deleted while a session used it; the session has dropped its memory.
+    """Error of a session whose conversation was deleted while the session was in use.
 
-    No message of the deleted conversation is sent or written again. The session object stays
-    usable: the next messages that it gets begin a new conversation of the same name.
+    The session has dropped its memory: no message of the deleted conversation is sent or written
+    again. The session object stays usable. The next messages that it gets begin a new conversation
+    of the same name.
     """
 
 
 class SettingsError(CtxpipeError, ValueError):
-    """A setting in code or in the environment is invalid; the error text names the setting."""
+    """Error for an invalid setting in code or in the environment; its text names the setting."""
 
 
 class StorageError(CtxpipeError, OSError):
-    """A text could not be written to a storage, or read from it.
+    """Error of a storage: a text could not be written or read.
 
     Its ``__cause__`` is the error of the operating system, or of the driver of the storage.
     """
@@ -68,17 +72,17 @@ def storage_errors() -> Iterator[None]:
 
 
 class SummaryFailed(CtxpipeError):
-    """No summary could be written, after all retries; the history stays unchanged."""
+    """Error after all attempts to get a summary have failed; the history stays unchanged."""
 
 
 class TranscriptError(CtxpipeError, ValueError):
-    """A recorded conversation cannot be read; the text names the file and the line."""
+    """Error for a recording that cannot be read; its text names the file and the line."""
 
 
 class VocabularyError(CtxpipeError, OSError):
-    """A rank file of the tokenizer is missing or damaged.
+    """Error for a rank file of the tokenizer that is missing or damaged.
 
-    The error text names the file and says how to repair it.
+    Its text names the file and says how to repair it.
     """
 
 

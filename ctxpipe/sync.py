@@ -220,7 +220,8 @@ class Session:
 
         *refusal* is the refusal or the text of the error. *sent* is the `Result` of the `run` whose
         messages the model refused; *history* and *arguments* are those of that `run`. `create` and
-        `stream` call this method themselves. Returns None if sending again would not help.
+        `stream` call this method themselves. Returns None if sending again would not help. The
+        errors are those of `run`.
         """
         return wait_for(self._session.recover(refusal, history, sent, **arguments))
 
@@ -312,7 +313,7 @@ class Session:
         """Return what the stages have removed from the context, in *turn* or in all turns.
 
         Each `Removal` has the turn, the stage, what it has removed, and the files that have it.
-        With a journal the list goes on in another process. Raises StorageError if the journal
+        With a journal the list continues in another process. Raises StorageError if the journal
         cannot be read.
         """
         return wait_for(self._session.removals(turn=turn))

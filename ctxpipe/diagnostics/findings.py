@@ -50,12 +50,13 @@ class Signals:
 class Diagnostics:
     """Findings of a session's observers, from the replies that the session has seen.
 
-    *cache_misses* are the newest misses of the provider's prompt cache. *cache_tally* has all
-    misses by cause, the cause with the most tokens first. Costs are in dollars, by the ``prices=``
-    of the pipeline. Without these, they are by the prices that genai-prices lists for the model:
-    the turn after the first miss looks them up, so costs are None before that turn, and if the
-    model is not listed. *signals* show whether the agent misses collapsed exchanges, in a pipeline
-    with a `Collapse` stage; a notice and a warning report once when a count is too high.
+    *cache_misses* are the newest misses of the provider's prompt cache, at most 200, the oldest
+    first. *cache_tally* has all misses by cause, the cause with the most tokens first. Costs are in
+    dollars, by the ``prices=`` of the pipeline. Without these, they are by the prices that
+    genai-prices lists for the model: the turn after the first miss looks them up, so costs are None
+    before that turn, and if the model is not listed. *signals* show whether the agent misses
+    collapsed exchanges, in a pipeline with a `Collapse` stage; a notice and a warning report once
+    when a count is too high.
     """
 
     cache_misses: Sequence[CacheMiss] = ()

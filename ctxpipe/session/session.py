@@ -198,6 +198,8 @@ class Session:
         it, unless the number cannot be that of *sent*. If it names a context window smaller than
         that of the budget, the budget of this session is lowered for that model, and a notice
         reports it.
+
+        The errors are those of `run`.
         """
         refused_request = Request(system, tools, request or {})
         return await self._conversation.turns.recover(
@@ -265,7 +267,7 @@ class Session:
 
         Each `Removal` has the turn, the stage, what it has removed, and the files that have it.
         Turns are numbered from 1 on; `Result.turn`, the reports and the log have the number. With a
-        journal the list goes on in another process. What an undone turn has removed stays listed.
+        journal the list continues in another process. What an undone turn has removed stays listed.
 
         Raises StorageError if the journal cannot be read.
         """

@@ -52,10 +52,12 @@ class Tracked(NamedTuple):
 class Turn:
     """The context before a stage, and all that a stage may know; only *memory* may be changed.
 
-    *force* is True if the caller wants a shorter context also below the thresholds, as after a
-    refusal. *overhead* is the raw token count of the system prompt and the tools.
+    *messages* are the context as the stages before have left it. *budget* has the limits of the
+    context in estimated tokens, and *ledger* counts and estimates tokens. *overhead* is the raw
+    token count of the system prompt and the tools. *force* is True if the caller wants a shorter
+    context also below the thresholds, as after a refusal.
 
-    *memory* has the stages' own records of this session, by type (see `recall`), for things like a
+    *memory* has the stage's own records of this session, by type (see `recall`), for things like a
     circuit breaker or running totals. A stage may use a record to decide whether it tries something
     expensive, such as a summary. The new messages must not depend on it, because a record can be
     lost. If a record has a method ``rewind(length)``, the pipeline calls it whenever messages from

@@ -29,8 +29,9 @@ class ToolInputError(CtxpipeError, ValueError):
 class Tool:
     """Tool for the model: its definition for the Messages API, and the async function that runs it.
 
-    The *handler* takes the call's arguments and returns a text, or blocks of a tool result, such as
-    an image.
+    *definition* is an item for ``tools=`` of a request. The *handler* takes the call's arguments
+    and returns a text, or blocks of a tool result, such as an image. It raises `ToolInputError` for
+    an invalid argument; the model reads its text.
     """
 
     definition: ToolParam
