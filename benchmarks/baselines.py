@@ -1,4 +1,4 @@
-"""What others do with a long context, written plainly, as something to measure ours against.
+"""Simple versions of what others do with a long context, to compare ctxpipe with.
 
 Each is a stage like any other; tokens are raw. They keep calls and results together and the first
 request in place, because the API would refuse the context otherwise; beyond that they take no
@@ -182,7 +182,7 @@ def _ratio_gate(bench: Workbench, prices: Prices) -> list[Stage]:
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
-    """As `_ratio_gate`, except for the gate."""
+    """Return the stages of `_ratio_gate` with another gate."""
     gate = RentOrBuyGate(prices)
     return [
         BatchOffload(
@@ -249,7 +249,7 @@ class BudgetedPolicy:
 
 
 def _estimate(raw_tokens: int) -> int:
-    """How the stages count *raw_tokens* before they have seen a bill."""
+    """Return the estimate that the stages make of *raw_tokens* before any usage was reported."""
     return Ledger().estimate(raw_tokens)
 
 

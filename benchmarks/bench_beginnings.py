@@ -1,4 +1,4 @@
-"""What comes back into a context when a client changes how its history begins.
+"""Content that returns to a context when a client changes how its history begins.
 
     python benchmarks/bench_beginnings.py [--rounds N]
 
@@ -148,7 +148,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 
 def result(number: int) -> str:
-    """What a tool says in round *number*."""
+    """Return the result of a tool in round *number*."""
     line = f"2026-11-23 09:00:{number:02} INFO request {number} was served in 12 ms\n"
     return line * (SIZES[number % len(SIZES)] // len(line))
 

@@ -1,4 +1,4 @@
-"""Whether the cache doctor names the cause of every miss, on recorded sessions with faults.
+"""Share of cache misses whose cause the doctor names, on recorded sessions with faults.
 
     python benchmarks/bench_cache_doctor.py FOLDER [--seed 1] [--share 0.2] [--files 46]
     python benchmarks/bench_cache_doctor.py --times
@@ -163,7 +163,7 @@ def edit_message(history: list[Message], random: random.Random) -> list[Message]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What happened before a turn, what it was billed for, and what the doctor says of it.
+    """Faults before a turn, its reported usage, and the findings of the doctor.
 
     *missed* are the tokens that would have been read if nothing had happened; *unharmed* is the
     bill of that case, None where the pipeline has rewritten the context.
@@ -177,18 +177,18 @@ class Turn:
 
     @property
     def has_missed(self) -> bool:
-        """Whether so much was missed that it has to be found."""
+        """True if so much was missed that the doctor has to report it."""
         return self.missed > max(LEAST_MISSED, TOLERANCE * self.usage.total)
 
     @property
     def is_named_right(self) -> bool:
-        """Whether the cause of most of the tokens is one of those that happened."""
+        """True if the cause of most of the tokens is one of those that happened."""
         main = max(self.found, key=lambda miss: miss.tokens, default=None)
         return main is not None and main.cause in self.faults
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the doctor has named another cause, or seen a miss where the cache hit."""
+        """True if the doctor has named another cause, or reported a miss where the cache hit."""
         if self.has_missed:
             return not self.is_named_right
         return bool(self.claimed) and self.missed <= 0
@@ -200,12 +200,12 @@ class Turn:
 
     @property
     def unexplained(self) -> int:
-        """Those of them for which it has no cause."""
+        """Missed tokens for which the doctor has no cause."""
         return sum(miss.tokens for miss in self.found if miss.cause is Cause.UNEXPLAINED)
 
     @property
     def loss(self) -> float:
-        """What the faults cost: the difference of the two bills, in input tokens."""
+        """Cost of the faults: the difference of the two usages, in input tokens."""
         return 0.0 if self.unharmed is None else _price(self.usage) - _price(self.unharmed)
 
     @property
@@ -358,7 +358,7 @@ async def drive_file(path: Path, seed: int, share: float, root: Path) -> list[Tu
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How right the doctor is about *turns*."""
+    """Score of the doctor's findings about *turns*."""
 
     turns: Sequence[Turn]
 
@@ -369,12 +369,12 @@ class Score:
 
     @property
     def share_named_right(self) -> float:
-        """Of the turns that have missed."""
+        """Share of the turns with a miss whose cause is named."""
         return share(sum(turn.is_named_right for turn in self.missed), len(self.missed))
 
     @property
     def share_unexplained(self) -> float:
-        """Of the tokens that were missed."""
+        """Share of the missed tokens without a cause."""
         unexplained = sum(turn.unexplained for turn in self.turns)
         return share(unexplained, sum(turn.missed for turn in self.missed))
 
@@ -385,7 +385,7 @@ class Score:
 
     @property
     def price_error(self) -> float:
-        """What all misses cost by the doctor's reckoning, against the difference of the bills."""
+        """Error of the doctor's costs, relative to the difference of the usages."""
         priced = [turn for turn in self.missed if turn.unharmed is not None]
         loss = sum(turn.loss for turn in priced)
         return share(abs(sum(turn.found_loss for turn in priced) - loss), loss)
@@ -420,7 +420,7 @@ def print_table(turns: Sequence[Turn]) -> None:
 
 
 def print_times() -> None:
-    """What a turn costs, with nothing new in it and with a call and a result of 2,000 characters.
+    """Print the time of a turn with nothing new, and with a call and a result of 2,000 characters.
 
     The request is noted in `send`; `observe` reads it. Medians of 100 turns.
     """

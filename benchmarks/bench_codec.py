@@ -1,4 +1,4 @@
-"""What translating another API's conversation costs, beyond the session's own turn.
+"""Time to translate a conversation of another API, beyond the session's own turn.
 
 A turn with nothing to do over 2,000 items of two forms: with the objects of the last turn, as a
 framework that keeps them has it, and with equal objects, as every HTTP request has them.
@@ -68,7 +68,7 @@ def responses(result: str) -> list[dict[str, Any]]:
 
 
 async def rows(name: str, codec: Codec, items: list[dict[str, Any]]) -> None:
-    """One table: both kinds of objects, and the baselines."""
+    """Print one table: both kinds of objects, and the baselines."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
         translation = Translation(codec)
@@ -100,7 +100,7 @@ def show(name: str, what: str, figure: float, limit: float, unit: str) -> None:
 
 
 async def turn(session: Session, translation: Translation, items: list[Any]) -> None:
-    """What a mount does for a request."""
+    """Do what an adapter does for a request."""
     units = translation.read(items)
     result = await session.run(units.messages)
     translation.items(units, result.messages)

@@ -1,4 +1,4 @@
-"""What collapsing costs: a rewrite at 150,000 tokens, and a turn with nothing to do.
+"""Time of collapsing: a rewrite at 150,000 tokens, and a turn with nothing to do.
 
     python benchmarks/bench_collapse.py
 
@@ -105,7 +105,7 @@ async def ready(history: list[Message]) -> tuple[Collapse, Turn]:
 
 
 async def longest_stall(work: Coroutine[Any, Any, object]) -> float:
-    """For how many seconds *work* runs on the event loop at a stretch.
+    """Return the longest time in seconds for which *work* blocks the event loop.
 
     Time in which a thread holds the interpreter is the interpreter's to share: only the CPU time of
     the loop's own thread counts.
@@ -161,7 +161,7 @@ async def session_of(preset: Callable[..., list[Stage]], history: list[Message])
 
 
 async def with_a_new_exchange(history: list[Message]) -> Row:
-    """As before, with one new exchange in each turn: the median of pairs measured in turn."""
+    """Measure turns with one new exchange each; return the median of alternating pairs."""
     sessions = [await session_of(preset, history) for preset in (presets.coding_agent, LEAN)]
     longer = list(history)
     pairs: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""What compaction costs beside the model call.
+"""Time of a compaction without the model call.
 
 The gate, the files, the whole, the memory; one slow answer, and whether turns wait for it.
 
@@ -344,7 +344,7 @@ async def slow_answer() -> list[Row]:
 
 
 async def longest_turn(seconds: float) -> list[Row]:
-    """Of loops whose own model takes *seconds* for a turn, and a summary ten times as long."""
+    """Measure loops whose model takes *seconds* for a turn, and ten times that for a summary."""
     waits, summaries = await play_loop(seconds, background=False)
     longest, more = await play_loop(seconds, background=True)
     against = f"{longest / waits:.2f} x without ({waits:.2f} s); summaries: {more}, not {summaries}"

@@ -150,7 +150,7 @@ ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy at one read price: its bill for each file, with blocks or pages read back.
+    """Results of one policy at one read price: the cost of each file, with what was read back.
 
     *marked* are the bills with all four cache marks and whole blocks.
     """
@@ -184,7 +184,7 @@ class Row:
         return mine / theirs
 
     def interval(self, other: Row) -> tuple[float | None, float | None]:
-        """Where nine of ten of the ratios lie that other sessions of this kind would give."""
+        """Interval of 90 % of the ratios that other sessions of this kind would give."""
         return ratio_interval(list(self.blocks.values()), list(other.blocks.values()))
 
     def marked_of(self, other: Row) -> float:
@@ -330,7 +330,7 @@ def print_costs(rows: Sequence[Row], calls: int, case: str, *, has_pages: bool =
 
 
 def print_intervals(rows: Sequence[Row], case: str) -> None:
-    """Each policy beside no management and beside compaction alone."""
+    """Print each policy beside no management and beside compaction alone."""
     for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         print(f"\nread price {read}: cost in that of no management, and in that of compact")

@@ -1,4 +1,4 @@
-"""What the gateway adds to a request, beside a proxy that reads each body and writes it again.
+"""Time that the gateway adds to a request, beside a proxy that parses and rewrites each body.
 
     python benchmarks/bench_gateway.py [--turns N] [--only turns|many|streams|memory]
 
@@ -182,7 +182,7 @@ class Server:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     async def report(self) -> dict[str, float]:
-        """What `serve_gateway` has measured since the last time."""
+        """Return what `serve_gateway` has measured since the last report."""
         os.kill(self.pid, signal.SIGUSR1)
         return cast("dict[str, float]", json.loads(await self.output.readline()))
 
@@ -328,7 +328,7 @@ async def latest(
     messages: Sequence[Mapping[str, Any]],
     pause: float = PAUSE,
 ) -> float:
-    """How late the latest chunk of a stream was."""
+    """Return the delay of the latest chunk of a stream."""
     body = {"model": "m", "messages": messages, "stream": True}
     target = f"{url}/v1/messages?pause={pause}"
     late, chunks = 0.0, 0
@@ -360,7 +360,7 @@ def send_large(url: str, headers: Mapping[str, str]) -> None:
 async def lateness(
     client: httpx2.AsyncClient, server: Server, headers: Mapping[str, str], *, is_large: bool
 ) -> float:
-    """How late chunks are, while large bodies are sent if *is_large*."""
+    """Return the delays of chunks, while large bodies are sent if *is_large*."""
     command = [__file__, "--send", server.url, *(["--off"] if headers else [])]
     if not is_large:
         command = ["-c", ""]
@@ -378,7 +378,7 @@ async def lateness(
 async def latest_of_many(
     client: httpx2.AsyncClient, server: Server, headers: Mapping[str, str]
 ) -> float:
-    """How late the latest chunk of many streams was, each of a conversation of its own."""
+    """Return the delay of the latest chunk of many streams, each of a conversation of its own."""
     messages = conversation(20, 50_000)
     streams = []
     for number in range(STREAMS):
@@ -405,7 +405,7 @@ async def remember(client: httpx2.AsyncClient, server: Server, name: str, count:
 async def print_turns(
     client: httpx2.AsyncClient, plain: Server, gateway: Server, turns: int
 ) -> None:
-    """What a turn takes."""
+    """Print the time of a turn."""
     print(f"{'':24}        median of a turn, ms | processor time of a turn, ms")
     print(f"{'':24}      plain     gateway    | plain   gateway   ratio  target")
     for case in CASES:
@@ -443,7 +443,7 @@ async def print_many(client: httpx2.AsyncClient, url: str) -> None:
 
 
 async def print_streams(client: httpx2.AsyncClient, plain: Server, gateway: Server) -> None:
-    """How late chunks are, beside large bodies and of many streams."""
+    """Print the delays of chunks, beside large bodies and of many streams."""
     servers: Sequence[tuple[str, Server, Mapping[str, str]]] = (
         ("plain", plain, {}),
         ("switched off", gateway, OFF),
@@ -477,7 +477,7 @@ def _best(found: Mapping[str, Sequence[float]]) -> str:
 
 
 async def print_memory(client: httpx2.AsyncClient, gateway: Server, count: int) -> None:
-    """What stays in memory of conversations that are over."""
+    """Print the memory that ended conversations still use."""
     before = gateway.memory
     once = await remember(client, gateway, "a", count)
     twice = await remember(client, gateway, "b", count)

@@ -1,4 +1,4 @@
-"""What recorded sessions cost through a gateway, beside the same preset in the laboratory.
+"""Cost of recorded sessions through a gateway, beside the same preset in the laboratory.
 
     python benchmarks/bench_gateway_replay.py FILES… [--preset coding] [--window 200000]
 
@@ -53,7 +53,7 @@ MARK = {"type": "ephemeral"}
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the requests of a session have cost over HTTP.
+    """Cost of the requests of a session over HTTP.
 
     *longest* is the largest prompt in tokens, *refused* counts the requests that the API has not
     taken.
@@ -152,7 +152,7 @@ async def laboratory(transcript: Transcript, preset: str, window: int) -> float:
 
 
 async def compare(path: Path, preset: str, window: int) -> tuple[Spent, Spent, float]:
-    """What the session at *path* costs bare, through a gateway, and in the laboratory."""
+    """Return the cost of the session at *path* bare, through a gateway, and in the laboratory."""
     transcript = without_times(path)
     async with server(transcript, UNLIMITED) as api:
         bare = await send_all(transcript, api, api.url)

@@ -1,4 +1,4 @@
-"""What Claude Code waits for at each tool call: the hook, a process of its own.
+"""Time that Claude Code waits at each tool call for the hook, a process of its own.
 
     python benchmarks/bench_hook.py
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def event(folder: str, output: str) -> str:
-    """What Claude Code tells the hook of a command with this *output*."""
+    """Return the event that Claude Code passes to the hook for a command with this *output*."""
     told = {
         "session_id": "job",
         "tool_use_id": "toolu_1",

@@ -123,7 +123,7 @@ async def serve(latency: float) -> None:
     refused: list[str] = []
 
     def take_stock(server: MessagesServer) -> None:
-        """What came in is counted, and not kept: a hundred thousand bodies are gigabytes."""
+        """Count the requests and drop them: a hundred thousand bodies are gigabytes."""
         done = [request for request in server.requests if request.reply is not None]
         for request in done:
             seen[str(request.body.get("model"))] += 1
@@ -164,7 +164,7 @@ def api(latency: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 class Waiting:
-    """How long this thread has waited for a processor that others had, in milliseconds.
+    """Milliseconds that this thread has waited for a processor.
 
     Linux tells.
     """
@@ -183,7 +183,7 @@ class Waiting:
 
 @dataclass
 class Lag:
-    """How late the event loop wakes who asked to be woken, in milliseconds.
+    """Milliseconds by which the event loop wakes a waiting task too late.
 
     *own* is without the time that the thread waited for a processor: what the loop itself was busy
     with.
@@ -206,7 +206,7 @@ class Lag:
 
 
 class Collections:
-    """How long the garbage collector stopped everything."""
+    """Time for which the garbage collector stopped everything."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -371,7 +371,7 @@ TOOLS: Any = [
 
 @dataclass
 class Told:
-    """What the reports of all sessions tell."""
+    """Counts of the outcomes, files and errors in the reports of all sessions."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     files: int = 0
@@ -422,7 +422,7 @@ def modules(root: Path) -> None:
 
 
 async def restored(sessions: Sequence[Session], histories: Sequence[list[Message]]) -> list[str]:
-    """Which histories cannot be rebuilt from context and disk, and why."""
+    """Return the histories that cannot be rebuilt from context and disk, each with the reason."""
     lost = []
     for session, history in zip(sessions, histories, strict=True):
         await session.run(history)  # the last result is in no context yet
@@ -582,7 +582,7 @@ class Day:
 
 
 def step(number: int, turn: int, source: random.Random) -> list[Message]:
-    """What the model says, and the result of what it has called."""
+    """Return a reply of the model, and the result of its call."""
     call = {
         "type": "tool_use",
         "id": f"toolu_{number}_{turn}",

@@ -87,7 +87,7 @@ def server_of(name: str) -> ScriptedServer:
 
 
 def script() -> list[Reply]:
-    """What the model says, in order."""
+    """Return the replies of the model, in order."""
     replies: list[Reply] = []
     for turn in range(ROUNDS):
         numbers = (2 * turn, 2 * turn + 1)
@@ -97,7 +97,7 @@ def script() -> list[Reply]:
 
 
 def prefixes(requests: Sequence[Received]) -> tuple[int, int]:
-    """How many accepted requests begin as the one before did, and of how many."""
+    """Return how many accepted requests begin as the one before, and the number of all."""
     sent: list[Any] = [request.body["messages"] for request in requests if not request.problems]
     pairs = list(pairwise(sent))
     kept = sum(after[: len(before)] == before for before, after in pairs)

@@ -1,4 +1,4 @@
-"""What offloading costs: a closed gate, a hundred files, one file without its disk, the import.
+"""Time of offloading: a closed gate, a hundred files, one file without its disk, the import.
 
     python benchmarks/bench_offload.py
 
@@ -188,7 +188,7 @@ async def files() -> list[Row]:
 
 
 def moved(folder: str, texts: Sequence[str]) -> None:
-    """Each text into a draft, then under its name: what a careful program without us would do."""
+    """Write each text to a draft, then rename it, as a careful program without ctxpipe would."""
     for number, text in enumerate(texts):
         draft, name = f"{folder}/.{number}", f"{folder}/{number}.md"
         with open(draft, "w", encoding="utf-8") as file:

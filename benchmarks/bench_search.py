@@ -1,4 +1,4 @@
-"""What the search in all that has left a context takes, and what it finds.
+"""Time of the search in all that has left a context, and the facts that it finds.
 
     python benchmarks/bench_search.py           # 1,000 results of 5 kB: the index, and a question
     python benchmarks/bench_search.py FOLDER    # facts of FOLDER/probes in FOLDER/transcripts
@@ -200,7 +200,7 @@ WORDS = [
 
 @dataclass(slots=True)
 class Score:
-    """Of facts that were used again: how many were *in_sight*, *asked* for, and *found*."""
+    """Numbers of facts that were used again: *in_sight*, *asked* for, and *found*."""
 
     in_sight: int = 0
     asked: int = 0

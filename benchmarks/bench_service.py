@@ -83,7 +83,7 @@ class Worker:
 
 @dataclass
 class Outcome:
-    """What the callers saw: seconds of each turn, and of those that were sent again."""
+    """Results that the callers saw: seconds of each turn, and of those that were sent again."""
 
     seconds: list[float] = field(default_factory=list)
     seconds_again: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ def result_text(name: str, turn: int) -> str:
 
 
 async def post(port: int, path: str, body: object) -> dict[str, Any]:
-    """What the event "done" says. Raises OSError when it does not come."""
+    """Return the data of the event "done". Raises OSError if it does not come."""
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -127,7 +127,7 @@ async def post(port: int, path: str, body: object) -> dict[str, Any]:
 
 
 async def converse(name: str, turns: int, workers: list[Worker], outcome: Outcome) -> None:
-    """One session, each turn at any worker."""
+    """Run one session, each turn at any worker."""
     choose = random.Random(name)
     history: list[Any] = []
     message: Any = {"role": "user", "content": f"Read the modules, {name}."}

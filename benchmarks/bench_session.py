@@ -1,4 +1,4 @@
-"""What a session costs.
+"""Time and memory that a session takes.
 
 A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory, and
 with --beside a session that another process resumes.
@@ -194,7 +194,7 @@ def text_of(turn: int) -> str:
 
 
 async def restored() -> list[Row]:
-    """What a new process takes for it, and the journals' bytes beside those of the histories."""
+    """Measure resuming in a new process, and the journals' bytes beside those of the histories."""
     root = tempfile.mkdtemp()
     storage = LocalStorage(root)
     whole = 0

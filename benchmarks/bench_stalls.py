@@ -1,4 +1,4 @@
-"""How long the event loop stands still for ugly inputs.
+"""Time for which unusual inputs block the event loop.
 
 Huge texts, long histories, hostile patterns and sources.
 

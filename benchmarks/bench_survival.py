@@ -1,4 +1,4 @@
-"""What survives a compaction: in sight, in a file whose path is in sight, or found by search.
+"""Facts that survive a compaction: in sight, in a file that is named there, or found by search.
 
     python benchmarks/bench_survival.py FOLDER [--sessions N] [--peers a,b]
 
@@ -85,7 +85,7 @@ class Fact:
     is_atom: bool = True
 
     def question(self) -> str:
-        """What somebody asks who remembers what was about it, and not it."""
+        """Return the question of a user who remembers the words around a fact, and not the fact."""
         if self.is_atom:
             words = self.line.replace(self.text[1:], " ").split()
         else:
@@ -107,7 +107,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What stands in *sight*, in the files *named* there, and *further* in those these name."""
+    """Content in *sight*, in the files *named* there, and *further* in files that these name."""
 
     sight: Held
     named: Held
@@ -121,7 +121,7 @@ class Places:
         named_in: Callable[[Iterable[Message]], set[str]],
         index: AtomIndex,
     ) -> Places:
-        """Of a *context* and *files*, the names of which *named_in* finds in messages."""
+        """Return those of a *context* and *files*; *named_in* finds their names in messages."""
         named = named_in(context)
         further = named_in(chain.from_iterable(files[name] for name in named)) - named
         return cls(
@@ -133,7 +133,7 @@ class Places:
 
 @dataclass(slots=True)
 class Survival:
-    """What became of the facts of all compactions, by kind, and the share of tokens *left*."""
+    """Fate of the facts of all compactions, by kind, and the share of tokens *left*."""
 
     total: Counter[str] = field(default_factory=Counter)
     sight: Counter[str] = field(default_factory=Counter)
@@ -233,7 +233,7 @@ async def summary_alone(turn: Turn) -> Change:
 
 
 def pipeline(name: str, bench: Workbench) -> ContextPipeline:
-    """That of our preset called *name*, or of a summary alone."""
+    """Return the pipeline of the preset *name*, or of a summary alone."""
     writer = PromptSummarizer(ask)
     stages: Sequence[Stage] = [summary_alone]
     if name == "chat":
@@ -313,7 +313,7 @@ def compact_by_peer(
     index: AtomIndex,
     survival: Survival,
 ) -> None:
-    """As `compact`, by one of the peers of `bench-peers`; none has a search by words."""
+    """Compact like `compact`, by one of the peers of `bench-peers`; none has a search by words."""
     counter = TokenCounter()
     tokens = counter.total(history)
     keep = int(SHARE * tokens)
@@ -334,7 +334,7 @@ def compact_by_peer(
 
 
 def survivals(paths: Sequence[Path], peers: Sequence[Peer]) -> dict[str, Survival]:
-    """What survives, by the name of each that is compared; a peer that fails is left out."""
+    """Return what survives, by the name of each program; a peer that fails is left out."""
     done: defaultdict[str, Survival] = defaultdict(Survival)
     failed: set[str] = set()  # may have taken minutes to fail: not asked again
     for number, path in enumerate(paths, 1):
@@ -358,7 +358,7 @@ def survivals(paths: Sequence[Path], peers: Sequence[Peer]) -> dict[str, Surviva
 
 
 def tried(name: str, work: Callable[[], object]) -> bool:
-    """Whether the peer *name* has done its *work*; the reason is printed where it has not."""
+    """Return True if the peer *name* has done its *work*; print the reason if it has not."""
     try:
         work()
     except PeerFailed as error:

@@ -1,4 +1,4 @@
-"""What counting costs, and how good it is.
+"""Time of counting tokens, and the error of the estimates.
 
 Loading, the first count, a turn, a session, the event loop, the memory.
 
@@ -230,7 +230,7 @@ def view(number: int, source: Path) -> list[Message]:
 
 
 def texts_of(messages: list[Message]) -> Iterator[str]:
-    """What a counter looks at."""
+    """Return the texts that a counter reads."""
     for message in messages:
         for part in parts.content_parts(message["content"]):
             if isinstance(part, str):
@@ -266,7 +266,7 @@ def one_session() -> list[Message]:
 
 
 def recount(messages: list[Message]) -> int:
-    """What a counter without memory does each turn."""
+    """Count all messages again, as a counter without memory does in each turn."""
     encode = vocabulary.load("cl100k_base").encode
     return sum(len(encode(text, disallowed_special=())) for text in texts_of(messages))
 
@@ -405,7 +405,7 @@ async def stalls() -> list[Row]:
 
 
 def loading_stall(name: str) -> Row:
-    """In a process of its own: an encoding is loaded once."""
+    """Measure the loading of an encoding in a process of its own: it is loaded once."""
     script = (
         f"import asyncio, bench_tokens as b; from ctxpipe.tokens import TokenCounter;"
         f"print(asyncio.run(b.stall(TokenCounter({name!r}).warm)))"

@@ -1,4 +1,4 @@
-"""How long smart truncation takes, how it grows, and what it has tiktoken count.
+"""Time of smart truncation, how it grows, and the text that tiktoken counts for it.
 
     python benchmarks/bench_truncate.py [--tokens 500000]
 
@@ -104,7 +104,7 @@ async def best(runs: int, work: Callable[[], Awaitable[object]]) -> float:
 
 
 class Bench:
-    """One history, and the ways to truncate it.
+    """History, and the ways to truncate it.
 
     No two seeds share a text, so that nothing of a new one is known.
     """
@@ -144,7 +144,7 @@ class Bench:
 
 
 async def times(tokens: int, seeds: Iterator[int]) -> list[tuple[str, float]]:
-    """What each way takes, in seconds."""
+    """Return the seconds that each way takes."""
     all_cold, folds_cold = [], []
     for _ in range(3):
         bench = Bench(tokens, next(seeds))
@@ -162,7 +162,7 @@ async def times(tokens: int, seeds: Iterator[int]) -> list[tuple[str, float]]:
 
 
 async def counted(bench: Bench) -> None:
-    """What tiktoken had to encode, against the distinct text there is."""
+    """Return the text that tiktoken encodes, relative to the distinct text of the history."""
     loaded = bench.counter.encoded_chars
     result = await bench.function()
     first = bench.counter.encoded_chars - loaded

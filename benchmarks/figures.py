@@ -163,7 +163,7 @@ def _with_cells(row: str, names: list[str], figures: dict[str, Figure]) -> str:
 
 
 def quoted_count(page: str) -> int:
-    """How many numbers of *page* are quotations, a table with figures being one."""
+    """Return how many numbers of *page* are quotations; a table with figures is one."""
     return len(QUOTED.findall(page)) + len(TABLE.findall(page))
 
 

@@ -108,7 +108,7 @@ class Cut:
         return sum(map(weight, self.future))
 
     def use(self, visible: AbstractSet[Atom], pointed: AbstractSet[Atom] = frozenset()) -> Use:
-        """What is used, by where it is: *visible*, or in files that can be read (*pointed*)."""
+        """Return what is used, by its place: *visible*, or in files to be read (*pointed*)."""
         seen = hop = 0.0
         for atom in self.future:
             if atom in visible:
@@ -124,7 +124,7 @@ def _future_uses(
     index: AtomIndex,
     past: Past,
 ) -> set[Atom]:
-    """What the replies in *future* use of the past, as long as nothing newer has said it."""
+    """Return what the replies in *future* use of the past, as long as nothing newer has said it."""
     used: set[Atom] = set()
     repeated: set[Atom] = set()
     for message in future:
@@ -175,7 +175,7 @@ async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
 
 
 def score_context(cut: Cut, messages: Sequence[Message]) -> Scored:
-    """What *messages*, a context before the call of *cut*, show of what is used later."""
+    """Score what *messages*, a context before the call of *cut*, show of what is used later."""
     context = Context(cut.index, cut.name)
     context.update(list(messages))
     shown = {atom for atom in cut.future if atom in context}
@@ -221,7 +221,7 @@ def oracle_blocks(cut: Cut, budget: int) -> Scored:
 
 
 def oracle_pointers(cut: Cut, budget: int) -> Scored:
-    """As `oracle_blocks`, with a pointer in place of each result.
+    """Return the context of `oracle_blocks` with a pointer in place of each result.
 
     What one reading call leads to counts as well.
     """
@@ -322,7 +322,7 @@ def one_hop(use: Use) -> float:
 
 
 def lines_around(text: str, wanted: AbstractSet[Atom], lines: int) -> str:
-    """Of a long *text*: *lines* on each side of every line that holds one of the *wanted* atoms.
+    """Return *lines* on each side of every line of *text* that has one of the *wanted* atoms.
 
     The whole *text* where it is short, or where no line holds one.
     """

@@ -46,7 +46,7 @@ SUMMARY_TOKENS = 160
 
 @dataclass
 class Outcome:
-    """What happened in a chat.
+    """Results of a chat.
 
     *prompt_tokens* has the tokens of each answered prompt, as the server counted them. *refused* is
     the number of requests that the server refused, *empty_replies* that of the replies without any

@@ -77,7 +77,7 @@ def prose(seed: int, chars: int) -> str:
 
 
 def bulky(results: int, chars: int, begin: int = 0) -> list[Message]:
-    """So many *results* of *chars* characters each."""
+    """Return a history with this number of *results*, each of *chars* characters."""
     opening = [] if begin else [_message("user", "Go.")]
     steps = (
         exchange(number, f"File src/{number}.py\n{prose(number, chars)}", f"Step {number}.")

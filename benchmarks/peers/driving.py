@@ -1,6 +1,6 @@
-"""What the drivers share.
+"""Functions that the drivers share.
 
-How messages of the Messages API are read, and what lies in a peer's folder.
+They read messages of the Messages API, and the files in the folder of a peer.
 
 Standard library only: it runs inside each peer's environment.
 """
@@ -16,7 +16,7 @@ __all__ = ["as_chat", "blocks", "files_in", "read_back", "texts", "versions", "w
 
 
 def read_back(call_id: str) -> bool:
-    """Whether a result is what the agent has just read back.
+    """Return True if a result is a text that the agent has just read back.
 
     Each peer spares those of its own reading tool.
     """

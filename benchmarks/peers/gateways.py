@@ -61,7 +61,7 @@ REMARK = "cache share / refused / words in sight or one reference away / ms more
 
 
 def result_texts(reads: int, chars: int) -> tuple[list[str], list[str]]:
-    """What the files say, each with a word of its own; and these words."""
+    """Return the texts of the files, each with a word of its own, and these words."""
     history, planted = conversations.facts(reads, chars, asking=False)
     words = planted[::2]
     texts = []
@@ -84,7 +84,7 @@ def result_texts(reads: int, chars: int) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """How a proxy is started: its *command*, with the port and upstream to be filled in."""
+    """Proxy to start: its *command*, with places for the port and the upstream."""
 
     name: str
     python: Path
@@ -153,7 +153,7 @@ async def _until_open(process: subprocess.Popen[bytes], port: int, log: Path) ->
 
 @dataclass(slots=True)
 class Played:
-    """What a client and the API saw of one loop."""
+    """Results of one loop, as a client and the API saw it."""
 
     done: int = 0
     dollars: float = 0.0
@@ -170,7 +170,7 @@ async def play(
     chars: int = CHARS,
     agents: Sequence[str] = ("You read files.",),
 ) -> Played:
-    """One loop through *gateway*, None for the bare client, before a model of that *window*.
+    """Play a loop through *gateway* (None: without one) with a model that has this *window*.
 
     With more *agents*, which are system prompts, so many loops at once, under no name: their
     requests begin with the same message.
@@ -269,7 +269,7 @@ def expanded(text: str) -> str:
 
 
 async def _retrieved(url: str, last: str) -> AsyncIterator[str]:
-    """What headroom gives back for the references that stand in the last request."""
+    """Return the texts that headroom returns for the references in the last request."""
     async with httpx2.AsyncClient(timeout=30, trust_env=False) as client:
         for name in dict.fromkeys(_REFERENCE.findall(last)):
             told = await client.get(f"{url}/v1/retrieve/{name}")
@@ -279,7 +279,7 @@ async def _retrieved(url: str, last: str) -> AsyncIterator[str]:
 
 
 def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> Iterator[Row]:
-    """What a loop costs through each, and how far it gets where the window is too small."""
+    """Return the rows of a loop through each gateway: its cost, and its end in a small window."""
     cost = Row(
         "a gateway: what a loop costs",
         NOTE.format(READS, CHARS, READ, WRITE),
@@ -320,7 +320,7 @@ def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> 
 
 
 def unnamed_row(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> Row:
-    """What two agents at once cost through one address, neither of which says who it is."""
+    """Return the row of two agents without a name that share one address."""
     row = Row(
         "a gateway: what two unnamed agents at once cost",
         (

@@ -47,7 +47,7 @@ def load(path: str) -> Any:
 
 @dataclass
 class Conversation:
-    """One conversation in the hands of the driver."""
+    """Conversation that the driver works with."""
 
     peer: Any
     sent: list[Any] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Host:
         self.open: dict[str, Conversation] = {}
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the runner is told."""
+        """Return the answer for the runner."""
         match asked["op"]:
             case "about":
                 return {
@@ -86,7 +86,7 @@ class Host:
                 return await self.ask(op, self.peer(asked), asked)
 
     async def ask(self, op: str, peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is told of a conversation between its turns."""
+        """Return the facts about a conversation between its turns."""
         told: dict[str, Any] = {}
         match op:
             case "save":

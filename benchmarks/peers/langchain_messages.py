@@ -34,7 +34,7 @@ class FakeChat(BaseChatModel):
 
 
 def chatted(messages: list[BaseMessage]) -> list[dict[str, Any]]:
-    """As `ChatOpenAI` sends them to chat completions."""
+    """Return the messages as `ChatOpenAI` sends them to chat completions."""
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(model="gpt-4.1", api_key="none", use_responses_api=False)
@@ -90,7 +90,7 @@ def _answer(content: Any, usage: dict[str, int] | None) -> AIMessage:
 
 
 def wired(messages: list[BaseMessage]) -> list[dict[str, Any]]:
-    """What the adapter would put into the request; a system prompt stands first, as a message."""
+    """Return the messages of the adapter's request; a system prompt comes first, as a message."""
     system, rest = _format_messages(messages, model=None)
     return [*([{"role": "system", "content": system}] if system else []), *rest]
 

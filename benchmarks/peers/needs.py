@@ -99,7 +99,7 @@ def _waited(peer: Peer, turns: Sequence[list[Message]]) -> Iterator[tuple[float,
 
 
 def search_row(peers: Iterable[Peer], results: int = 40) -> Row:
-    """Of lines that left the context, those that a question by words finds."""
+    """Return the row of the lines that left the context and that a search by words finds."""
     row = Row(
         "found by words in what has left",
         (
@@ -130,7 +130,7 @@ def search_row(peers: Iterable[Peer], results: int = 40) -> Row:
 
 
 def deletion_row(peers: Iterable[Peer], results: int = 24) -> Row:
-    """What is left on disk of a conversation that was deleted."""
+    """Return the row of what is left on disk of a conversation that was deleted."""
     row = Row(
         "a conversation deleted: words that are gone from the disk",
         (

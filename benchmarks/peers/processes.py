@@ -55,7 +55,7 @@ def python_of(name: str) -> Path:
 
 
 class Peer:
-    """One peer's process, given up when an answer takes longer than so many *seconds*.
+    """Process of one peer; it is ended if an answer takes longer than *seconds*.
 
     A *driver* of its own is run by this interpreter. Raises PeerFailed when the process cannot
     start.
@@ -140,18 +140,18 @@ class Peer:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """True if the process has ended."""
         return self._process.poll() is not None
 
     @property
     def ways(self) -> dict[str, str]:
-        """What it can be asked to do, by name, and what that is."""
+        """Ways to run the peer, by name, each with a description."""
         ways: dict[str, str] = self.about["ways"]
         return ways
 
     @property
     def originals(self) -> dict[str, str]:
-        """Where what left the context is afterwards, by way.
+        """Place of the content that has left the context, by way.
 
         "files", "memory" or "nowhere", of the ways worth timing.
         """
@@ -233,7 +233,7 @@ class Peer:
         return told["files"], told["state"]
 
     def search(self, query: str) -> str:
-        """What its own tool finds of what left the context."""
+        """Return what the peer's own tool finds of the content that has left the context."""
         found: str = self._ask(op="search", query=query, name=MAIN)["text"]
         return found
 

@@ -58,7 +58,7 @@ LIKE_FOR_LIKE: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class Recorded:
-    """What became of one transcript or of all, by column.
+    """Results of one transcript or of all, by column.
 
     Cuts after a compaction, bills at each read price.
     """
@@ -79,7 +79,7 @@ class Recorded:
         self.failed.update(other.failed)
 
     def relative(self, column: str, read: float) -> float | None:
-        """What the sessions cost of what they cost without management.
+        """Cost of the sessions relative to the cost without management.
 
         None where one of them failed.
         """
@@ -95,7 +95,7 @@ class Recorded:
 
 
 def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> Iterator[Recorded]:
-    """What each of *paths* shows, as it is done.
+    """Yield the results of each of *paths* as soon as they are complete.
 
     A process works on one transcript with every peer of *names*.
 
@@ -147,7 +147,7 @@ def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
 
 
 def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """How a peer is run through whole sessions: a heading, the way and its settings."""
+    """Yield the columns of a peer for whole sessions: a heading, the way and its settings."""
     yield f"{peer.name}, defaults", "default", {}
     if "coding" in peer.ways:
         yield f"{peer.name}, preset", "coding", {}
@@ -178,7 +178,7 @@ def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], told: Recorde
 
 @contextmanager
 def _listed(told: Recorded, column: str, transcript: Transcript) -> Iterator[None]:
-    """Whatever goes wrong is a result of that column, and no reason to stop the others."""
+    """Record any error in the block as the result of that column, so that the others continue."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  a peer's request may be anything, and so what the judges make of it

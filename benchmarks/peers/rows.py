@@ -89,7 +89,7 @@ def told(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
+    """Row of a table: each peer's spread of seconds, its share, or the reason for having none.
 
     *note* says what is measured, *worth* what a user has of it. With *least_wins* the smallest
     figure is the best. *remarks* say one more thing of each peer, under the heading *remark*; where
@@ -115,7 +115,7 @@ class Row:
         return found
 
     def does_less(self, column: str) -> bool:
-        """Whether a peer is spared what we do: to keep the originals in files."""
+        """Return True if a peer, unlike ctxpipe, does not keep the originals in files."""
         return self.remarks.get(column) in set(ORIGINALS.values()) - {SAME}
 
     def competing(self) -> dict[str, float]:
@@ -127,7 +127,7 @@ class Row:
         }
 
     def winners(self) -> list[str]:
-        """Those with the best figure among those that do the same."""
+        """Return the peers with the best figure among those that do the same."""
         figures = self.competing()
         if not figures:
             return []
@@ -135,7 +135,7 @@ class Row:
         return [peer for peer, figure in figures.items() if abs(figure - best) <= 1e-9]
 
     def lead(self) -> float | None:
-        """How many times as long the fastest peer that does the same takes as we do.
+        """Return the time of the fastest peer that does the same, relative to that of ctxpipe.
 
         Below 1 where it is faster.
         """
@@ -153,7 +153,7 @@ def each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
 
 @contextmanager
 def listed(row: Row, column: str) -> Iterator[None]:
-    """Whatever goes wrong is that peer's answer, and no reason to stop the run."""
+    """Record any error in the block as the answer of that peer, so that the run continues."""
     try:
         yield
     except PeerFailed as error:
@@ -293,7 +293,7 @@ def _repeated(
     once: Callable[[Peer, int], float],
     repetitions: int,
 ) -> Iterator[float]:
-    """One conversation after another, the first of which only loads what the peer loads once.
+    """Play one conversation after another; the first only loads what the peer loads once.
 
     A peer that takes seconds is asked less often, but twice at least.
     """
@@ -361,7 +361,7 @@ def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
 
 @dataclass(slots=True)
 class _Loop:
-    """What became of one loop: its requests, and whether it got to its end."""
+    """Results of one loop: its requests, and whether it reached its end."""
 
     rewritten: int = 0
     unbound: int = 0
@@ -394,7 +394,7 @@ def _played(peer: Peer, history: Sequence[Message], shortened: bool) -> _Loop:
 
 
 def _asked(peer: Peer, new: Sequence[Message], loop: _Loop) -> bool:
-    """Whether the next request is accepted."""
+    """Return True if the next request is accepted."""
     loop.requests += 1
     try:
         shaped = peer.turn(new)
@@ -458,7 +458,7 @@ def share_row(
     chars: int = 4900,
     trigger: int = 100_000,
 ) -> Row:
-    """Of the facts that a compaction removed, the share that the summarizing model was shown."""
+    """Return the row of the removed facts that the summarizing model was shown."""
     kind = "the user speaks every tenth step" if asking else "one request's loop"
     row = Row(
         f"share of the history that the summarizer sees, {kind}",

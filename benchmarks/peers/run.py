@@ -114,7 +114,7 @@ def _sessions(folder: Path | None, count: int) -> list[str]:
 
 
 def _written(parts: Sequence[str], file: Path | None) -> None:
-    """What is known so far: a run that is ended early leaves what it has measured."""
+    """Write the results so far, so that a run that is ended early leaves what it has measured."""
     if file is not None:
         file.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -170,7 +170,7 @@ def _rows(
 
 
 def _survival_row(peers: Sequence[Peer], paths: Sequence[str]) -> Row:
-    """What survives a compaction of recorded sessions, each thing that was said once."""
+    """Return the row of what survives a compaction of recorded sessions, of facts said once."""
     row = Row(
         "what was said, in sight or in a named file after a compaction",
         (
@@ -287,7 +287,7 @@ def _lines(lines: Sequence[str]) -> str:
 
 
 def session_tables(found: Recorded, transcripts: int, names: Sequence[str]) -> list[str]:
-    """What so many *transcripts* have shown of the peers called *names*."""
+    """Return the tables of the peers *names* for this number of *transcripts*."""
     return [_recoverable(found, transcripts, names), _dollars(found, transcripts, names)]
 
 
@@ -348,7 +348,7 @@ def _name(column: str) -> str:
 
 
 def _failures(found: Recorded, columns: Mapping[str, object], names: Sequence[str]) -> list[str]:
-    """What is missing in a table, and why: single columns, and peers that did not start."""
+    """Return what is missing in a table, and why: single columns, and peers that did not start."""
     told = [
         f"- {column} failed: {reason}"
         for column, reason in found.failed.items()

@@ -51,12 +51,12 @@ BILLED_PER_RAW = 1.25
 
 
 def refused(wire: Sequence[Any]) -> list[str]:
-    """What the Messages API would refuse in a request of these messages."""
+    """Return what the Messages API would refuse in a request of these messages."""
     return problems(_body(wire), Model())
 
 
 def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-    """What a model of late 2026 would refuse besides: thinking bound to another conversation.
+    """Return what a model of late 2026 would refuse too: thinking bound to another conversation.
 
     *options* are the arguments of `messages.create` beside the messages. The rule is that of the
     platform's pages on preserved thinking ("fix bound to a different conversation"), which Amazon's
@@ -75,7 +75,7 @@ def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
 
 
 def continues(before: Sequence[Any], wire: Sequence[Any]) -> bool:
-    """Whether a request begins with all of the one *before* it; cache marks are no difference."""
+    """Return True if a request begins with the one *before* it; cache marks are no difference."""
     return _bare(wire[: len(before)]) == _bare(before)
 
 
@@ -108,7 +108,7 @@ def _body(wire: Sequence[Any]) -> dict[str, Any]:
 
 
 def seen(planted: Sequence[str], prompts: Sequence[str], wire: Sequence[Any]) -> float | None:
-    """Of the facts that left the context, the share that the summarizer was shown.
+    """Return the share of the facts that left the context which the summarizer was shown.
 
     None when nothing left.
     """
@@ -137,7 +137,7 @@ class Found:
 def found(
     cut: Cut, wire: Sequence[Message], files: Mapping[str, str], state: Sequence[str]
 ) -> Found:
-    """Where what the recorded agent went on to use stands after *wire* is all that it is sent."""
+    """Return where the facts that the agent used later are, if *wire* is all that it is sent."""
     visible = set().union(*map(cut.index.message, wire)) if wire else set()
     sent = str(wire)
     shown = [text for path, text in files.items() if path in sent]
@@ -183,7 +183,7 @@ class PeerPipeline:
 
 
 class _PeerSession:
-    """What the replay asks of a session.
+    """Session of a peer, as the replay uses it.
 
     The peer hears each message once, and each reply with its bill.
     """

@@ -36,7 +36,7 @@ WITHOUT_STATE = "nothing to save is known of it"
 
 
 def way_of(peer: Peer) -> str:
-    """What takes out most, files included."""
+    """Return the way that removes most from the context, with files if the peer has them."""
     return next(way for way in ("both", "compact", "free", "default") if way in peer.ways)
 
 
@@ -106,7 +106,7 @@ def _reached(peer: Peer, names: Sequence[str]) -> _Reached:
 
 @dataclass(slots=True)
 class _Played:
-    """What the turns of one conversation kept of the request before, and the summaries paid."""
+    """Results of a conversation: what each turn kept of the request before, and the summaries."""
 
     kept: list[float] = field(default_factory=list)
     paid: list[int] = field(default_factory=list)

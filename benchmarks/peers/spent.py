@@ -1,4 +1,4 @@
-"""Where our own time goes in the rows of speed, by what it buys.
+"""Time that ctxpipe takes in the rows of speed, by what it is for.
 
     python -m benchmarks.peers.spent
 

@@ -21,7 +21,7 @@ HEAD = """## In short
 
 
 def summary(rows: Sequence[Row], found: Recorded | None = None) -> str:
-    """One line for each of *rows*, and for recorded sessions.
+    """Return one line for each of *rows*, and for recorded sessions.
 
     The better of us and those that do the same is bold.
     """

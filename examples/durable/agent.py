@@ -33,7 +33,7 @@ class HistoryDiffers(RuntimeError):
 
 
 class Steps:
-    """What a worker runs. Workers that share the journal may run any step of any session.
+    """Steps that a worker runs. Workers that share the journal may run any step of any session.
 
     *root* is the folder of the journal and of offloaded texts; workers on several machines need a
     journal that all of them reach. *client* leaves retries to the engine (``max_retries=0``), and

@@ -51,7 +51,7 @@ def command(what: str) -> str:
 
 
 def looks(name: str) -> Any:
-    """What the API answers the client *name*: two calls at a time, and then "Done."."""
+    """Return the script of the API for the client *name*: two calls at a time, then "Done."."""
     client = CLIENTS[name]
     if client.observation:
         commands = [command(f"round {number}") for number in range(ROUNDS)]
@@ -72,7 +72,7 @@ def looks(name: str) -> Any:
 
 
 def delegates(name: str, delegate: dict[str, Any]) -> Callable[[Any], Any]:
-    """What the API answers a client whose agent lets a subagent count: by the call *delegate*."""
+    """Return the script for an agent that lets a subagent count, by the call *delegate*."""
 
     def reply(body: Any) -> Any:
         if not has_tools(body):

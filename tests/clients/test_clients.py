@@ -82,7 +82,7 @@ async def test_with_a_window_too_small_for_it_alone_the_task_still_ends_well(cli
 
 
 def shortens(run: Run) -> bool:
-    """Whether the agent itself has taken results out of its history, or has given up."""
+    """Return True if the agent itself has removed results from its history, or has given up."""
     own = [request.body for request in run.api.requests if run.client.is_own(request.body)]
     counts = [result_count(body) for body in own]
     return run.status != 0 or any(after < before for before, after in pairwise(counts))

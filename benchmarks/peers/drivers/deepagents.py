@@ -131,7 +131,7 @@ class Peer:
         return chatted(shaped)
 
     def search(self, query: str) -> str:
-        """Its grep takes a literal text: what an agent would look for is the name."""
+        """Search with its grep, which takes a literal text: an agent would look for the name."""
         return str(self.backend.grep(query.rsplit(maxsplit=1)[-1]))
 
     def kept(self) -> tuple[dict[str, str], list[str]]:

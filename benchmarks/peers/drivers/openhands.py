@@ -53,7 +53,7 @@ class FakeLLM(LLM):
 
 
 class Said(Observation):
-    """What a tool said."""
+    """Result of a tool."""
 
     @property
     def to_llm_content(self) -> Sequence[Any]:
