@@ -1,4 +1,4 @@
-"""What every test stands on.
+"""Settings and fixtures of all tests.
 
 asyncio under anyio's plugin, in debug mode, no blocking call, and no other machine.
 """
@@ -86,13 +86,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(autouse=True, scope="module")
 def what_is_there_stays() -> None:
-    """What is imported and remembered by now: no later collection of garbage looks through it."""
+    """Freeze what is imported by now: no later collection of garbage looks through it."""
     gc.collect()
     gc.freeze()
 
 
 def is_here(host: object) -> bool:
-    """Whether *host* means this machine."""
+    """Return True if *host* is this machine."""
     if host in (None, "", "localhost", socket.gethostname()):
         return True
     try:
@@ -148,7 +148,7 @@ def pytest_report_to_serializable() -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)  # adapters are tested without pytest-xdist
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """One more than cores: a third of the time a test waits, for a disk, a process or a socket.
+    """Return one more than cores: a third of the time a test waits, for a disk or a socket.
 
     Each process collects all tests, which takes six seconds.
     """
@@ -172,7 +172,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 
 
 def processor_seconds() -> float:
-    """What this process and those that it has waited for have used of a processor."""
+    """Return the seconds of a processor that this process and its ended children have used."""
     return sum(os.times()[:4])
 
 

@@ -1,4 +1,4 @@
-"""What every adapter promises, whatever the framework: a contract that each one's tests inherit."""
+"""Contract of every adapter, which the tests of each adapter inherit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOO_LONG = ("long", "context", "exceeds the maximum number of tokens")
 
 @dataclass(frozen=True)
 class Done:
-    """What a run came to: its last word, and the *results* and the *history* that are kept.
+    """Outcome of a run: its last text, and the *results* and the *history* that are kept.
 
     Another run can go on from *history*, which ends before the last word.
     """
@@ -91,11 +91,11 @@ class AdapterContract(ABC):
         return api
 
     def compacting(self, folder: Path) -> ContextPipeline:
-        """What makes room once the API has refused a request."""
+        """Return the pipeline that makes room once the API has refused a request."""
         return compacting(folder)
 
     def sent(self, received: Received) -> Any:
-        """What of a request is the same in another process."""
+        """Return the part of a request that is the same in another process."""
         return received.raw
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc):

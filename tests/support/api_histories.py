@@ -246,7 +246,7 @@ class Builder:
         return as_models([message])[0] if self.sdk else message
 
     def speech(self) -> dict[str, Any]:
-        """What the user says: bare text, or blocks of every type that is the user's."""
+        """Return a message of the user: bare text, or blocks of every type that is the user's."""
         if self.chance(2):
             return {"role": "user", "content": self.words("user")}
         kinds = [self.random.choice(USER_TYPES) for _ in range(self.random.randrange(1, 4))]
@@ -256,7 +256,7 @@ class Builder:
         return self.said("user", blocks)
 
     def thoughts(self) -> list[dict[str, Any]]:
-        """How a reply may begin: thinking, and whatever else stands in replies."""
+        """Return the beginning of a reply: thinking, and other blocks of replies."""
         held = [self.block("thinking")] if self.chance(3) else []
         held += [
             self.block(self.random.choice(ASSISTANT_TYPES)) for _ in range(self.random.randrange(3))
@@ -471,12 +471,12 @@ def body_of(messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, A
 def refusals(
     messages: Sequence[Mapping[str, Any]], model: Model = MODEL, **fields: Any
 ) -> list[str]:
-    """What the API would say to *messages*; empty when it accepts them."""
+    """Return what the API would refuse in *messages*; empty if it accepts them."""
     return problems(body_of(messages, **fields), model)
 
 
 def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the API refuses *messages* only because of their end.
+    """Return True if the API refuses *messages* only because of their end.
 
     Calls wait there, or a reply to be continued.
     """
@@ -571,7 +571,7 @@ def broken_histories(
 def _blocks(
     history: Sequence[dict[str, Any]], *kinds: str
 ) -> list[tuple[int, int, dict[str, Any]]]:
-    """Each block of these *kinds* with the places of its message and of itself."""
+    """Yield each block of these *kinds* with the places of its message and of itself."""
     return [
         (index, place, block)
         for index, message in enumerate(history)

@@ -1,4 +1,4 @@
-"""What the Messages API demands of a conversation, told a second time.
+"""Rules of the Messages API for a conversation, written a second time.
 
 Written without ctxpipe on purpose, so that a mistake in its own checks cannot hide in the tests
 too.
@@ -22,7 +22,7 @@ def faults(
     end_user: bool = False,
     pending_ok: bool = True,
 ) -> list[str]:
-    """What the API would refuse, as sentences; empty for a sound conversation.
+    """Return what the API would refuse, as sentences; empty for a valid conversation.
 
     With *alternate* the roles must alternate strictly behind the head, with *end_user* the user
     must speak last; without *pending_ok* even the last calls need their results.
@@ -95,7 +95,7 @@ def _faults_within(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_of_place(body: Sequence[Mapping[str, Any]], index: int) -> Iterator[str]:
-    """What is wrong with the place of a system message in the middle."""
+    """Return what is wrong with the place of a system message in the middle."""
     if body[index]["role"] != "system":
         return
     spoken = [message for message in body[:index] if message["role"] != "system"]

@@ -45,7 +45,7 @@ def _sender(work: Coroutine[Any, Any, T], value: object) -> Callable[[], Any]:
 async def cancelled(
     work: Coroutine[Any, Any, T], at: int, how: Literal["task", "scope"]
 ) -> T | None:
-    """What *work* gives when it is cancelled at its *at*-th await.
+    """Return the result of *work* if it is cancelled at its await number *at*.
 
     None when the cancellation came through.
     """

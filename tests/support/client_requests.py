@@ -145,7 +145,7 @@ def _similar(segment: str, chooser: random.Random, is_uuid: bool) -> str:
 
 
 def is_form(sent: Sent) -> bool:
-    """Whether *sent* is kept: a request for a message, or a handshake of a WebSocket."""
+    """Return True if *sent* is kept: a request for a message, or a handshake of a WebSocket."""
     path = sent.target.partition("?")[0]
     if dict(sent.headers).get("upgrade") == "websocket":
         return True

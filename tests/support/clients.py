@@ -55,7 +55,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Client:
-    """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
+    """Agent to run: its *binary*, the *arguments* with the task, and the files that it reads first.
 
     *configure* writes its settings into a home folder, as for an API at a URL, and adds to its
     environment. *call* has a command run, and *window* is one that it cannot end its task in
@@ -85,11 +85,11 @@ class Client:
 
     @property
     def options(self) -> list[str]:
-        """What a gateway is told of it."""
+        """Options of a gateway for this agent."""
         return ["--observation", self.observation] if self.observation else []
 
     def is_own(self, body: RequestBody) -> bool:
-        """Whether *body* is of the task itself, and not of a title for it."""
+        """Return True if *body* is of the task itself, and not of a title for it."""
         return bool(has_tools(body) or self.observation)
 
 
@@ -314,7 +314,7 @@ def only_file(pattern: str) -> Callable[[Path], bytes]:
 
 
 def _exported(home: Path) -> bytes:
-    """What opencode exports of its only session."""
+    """Return what opencode exports of its only session."""
     opencode = str(CLIENTS["opencode"].binary)
     beside: dict[str, Any] = {"env": {"PATH": os.environ["PATH"], "HOME": str(home)}}
     beside |= {"cwd": home / "work", "timeout": SECONDS}
@@ -517,7 +517,7 @@ RECORDED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a *client* has done."""
+    """Record of what a *client* has done."""
 
     client: Client
     status: int
@@ -540,7 +540,7 @@ class Run:
 
     @property
     def breaks(self) -> int:
-        """How often a request of the agent does not begin as the one before it, but for marks."""
+        """Number of requests of the agent that do not begin as the one before, but for marks."""
         own = filter(self.client.is_own, (request.body for request in self.api.requests))
         sent = list(map(parts_of, own))
         pairs = itertools.pairwise(sent)
@@ -548,7 +548,7 @@ class Run:
 
 
 def parts_of(body: RequestBody) -> list[object]:
-    """What *body* says from its beginning on."""
+    """Return the parts of *body* from its beginning on."""
     given: Mapping[str, Any] = body
     head = [given.get(name) for name in ("tools", "system", "instructions", "systemInstruction")]
     items = next(given[name] for name in ("messages", "input", "contents") if name in given)
@@ -706,7 +706,7 @@ def long_script(client: Client) -> Script:
 
 
 def has_tools(body: RequestBody) -> bool:
-    """Whether *body* says which tools there are: beside its items, or in the first of them."""
+    """Return True if *body* defines tools: beside its items, or in the first of them."""
     given: Mapping[str, Any] = body
     items = given.get("input")
     first = items[0] if isinstance(items, list) and items else {}
@@ -714,7 +714,7 @@ def has_tools(body: RequestBody) -> bool:
 
 
 def result_count(body: RequestBody) -> int:
-    """How many results of calls *body* has."""
+    """Return the number of results of calls in *body*."""
     given: Mapping[str, Any] = body
     number = sum("call_output" in str(item.get("type")) for item in given.get("input", ()))
     for content in given.get("contents", ()):

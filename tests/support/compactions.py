@@ -1,4 +1,4 @@
-"""What tests of compactions begin with: a summarizer, long histories, their replacements."""
+"""Helpers for tests of compactions: a summarizer, long histories, their replacements."""
 
 from __future__ import annotations
 

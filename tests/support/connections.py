@@ -1,4 +1,4 @@
-"""Where a test's programs send something: every connection, and every name that is looked up."""
+"""Record of what a test's programs connect to: every connection and every name looked up."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def is_about_a_summary(body: RequestBody) -> bool:
 
 
 def summaries(requests: list[Received]) -> list[Any]:
-    """Those of *requests* that ask for a summary."""
+    """Return those of *requests* that ask for a summary."""
     return [request for request in requests if is_about_a_summary(request.body)]
 
 

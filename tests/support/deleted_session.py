@@ -58,7 +58,7 @@ def storages(kind: str, place: str) -> list[Any]:
 
 
 def talk() -> list[Message]:
-    """What a person has said, with a result that leaves the context."""
+    """Return the words of a person, with a result that leaves the context."""
     return conversation(user(WORDS), step("t1", "bash", result=f"{WORDS}\n" * 500))
 
 

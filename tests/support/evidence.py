@@ -1,4 +1,4 @@
-"""What stands in an evidence block, read back for the tests. The library itself never does so."""
+"""Reader of an evidence block, for the tests. The library itself never reads one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class FailingDisk:
         self.mend()
 
     def mend(self) -> None:
-        """From now on nothing fails."""
+        """Let nothing fail from now on."""
         self.room: int | None = None
         self.denied = self.unreadable = False
 

@@ -232,7 +232,7 @@ def gemini_parts(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def gemini_words(draw: st.DrawFn, _: int) -> list[dict[str, Any]]:
-    """What the model says, in as many contents as chunks came."""
+    """Return the words of the model, in as many contents as chunks came."""
     parts: list[dict[str, Any]] = [{"text": draw(SAID)} for _ in range(draw(st.integers(1, 3)))]
     if draw(st.booleans()):
         parts.insert(0, {"text": draw(SAID), "thought": True})

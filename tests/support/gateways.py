@@ -208,7 +208,7 @@ def replies(count: int) -> list[str]:
 
 
 def prefix_breaks(requests: list[Any]) -> int:
-    """How often a request does not begin as the one before it."""
+    """Return the number of requests that do not begin as the one before."""
     pairs = itertools.pairwise(requests)
     bodies = [(before.body["messages"], after.body["messages"]) for before, after in pairs]
     return sum(after[: len(before)] != before for before, after in bodies)

@@ -96,7 +96,7 @@ def step(
     say: str = "",
     think: str = "",
 ) -> list[Message]:
-    """One tool call and its result, as two messages; *say* and *think* stand before the call."""
+    """Return a tool call and its result as two messages; *say* and *think* precede the call."""
     before = [*([thinking(think)] if think else []), *([text(say)] if say else [])]
     return [assistant(*before, tool_use(id, name, given)), user(tool_result(id, result))]
 
@@ -140,7 +140,7 @@ RESULTS = ("ok", "", None, python_source(4), python_source(40, 9), "line of a lo
 
 
 def pick(draw: st.DrawFn, options: Sequence[Picked]) -> Picked:
-    """One of *options*, of which the first is the simplest.
+    """Return one of *options*, of which the first is the simplest.
 
     A strategy is costly to make, and these are of integers, which hypothesis makes once:
     `sampled_from` of options that a history has just made would be a new one for each.
@@ -229,7 +229,7 @@ class _Draft:
         return tool_result(call["id"], body, is_error=is_error)
 
     def step(self, say: bool = True) -> list[Message]:
-        """One model call with one to four tool calls, and their results."""
+        """Return one model call with one to four tool calls, and their results."""
         calls = {
             made["id"]: made for made in (self.call() for _ in range(self.draw(st.integers(1, 4))))
         }

@@ -33,7 +33,7 @@ def spin(texts: Sequence[str]) -> Iterator[object]:
 
 
 def spin_in_c(texts: Sequence[str]) -> Iterator[object]:
-    """One call that holds the interpreter, so that no thread and no handler of a signal runs."""
+    """Make a call that holds the interpreter, so that no thread and no signal handler runs."""
     _tell(texts)
     re.match(r"(a+)+$", "a" * 60 + "!")
     yield "never"

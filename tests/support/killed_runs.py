@@ -99,7 +99,7 @@ def started(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
 
 
 def ended(child: int, pipe: int) -> dict[str, Any] | None:
-    """What the process found; None when it was killed."""
+    """Return the result of the process; None if it was killed."""
     with os.fdopen(pipe) as stream:
         text = stream.read()
     _, status = os.waitpid(child, 0)

@@ -151,7 +151,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 
 
 def told(context: Sequence[Message], root: Path) -> str:
-    """What *context* says, without the numbers of archives.
+    """Return the texts of *context*, without the numbers of archives.
 
     The archive of a compaction that was killed stays, so the next one has another number. A later
     archive holds that number in the summary before it, and so has another digest.
@@ -194,7 +194,7 @@ def inject(last: int | None):
 
 
 def in_a_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    """What *work* finds in a process of its own; None when that was killed."""
+    """Return the result of *work* in a process of its own; None if that was killed."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -227,12 +227,12 @@ def write(descriptor: int, found: dict[str, Any]):
 
 
 def deaths(point: int) -> list[int]:
-    """Where the processes that play the conversation are killed, one after another."""
+    """Return the points at which the processes of a conversation are killed, one after another."""
     return [point] if point % 4 else [point, point * 7 % 100]
 
 
 def survived(root: Path, last: int | None) -> dict[str, Any] | None:
-    """What a process finds that goes on in *root* and is killed at fault point *last*.
+    """Return what a process finds that continues in *root* and is killed at fault point *last*.
 
     It ends by itself if there are not so many.
     """
@@ -253,7 +253,7 @@ def survived(root: Path, last: int | None) -> dict[str, Any] | None:
 
 
 def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
-    """What is found after each murder that is this worker's, and at last without one."""
+    """Yield what is found after each kill that is this worker's, and at last without one."""
     for point in itertools.count(worker * step, WORKERS * step):
         # of one length each time: paths stand in contexts, and tokens are counted
         root = folder / f"root{worker}"

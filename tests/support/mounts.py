@@ -1,4 +1,4 @@
-"""What the tests of all mounts share: an agent's script, and pipelines."""
+"""Helpers for the tests of all adapters: an agent's script, and pipelines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = 2 * ROUNDS
 
 
 def result(number: int) -> str:
-    """What the tool ``look`` says."""
+    """Return the result of the tool ``look``."""
     return f"result {number}\n{LINES}"
 
 
@@ -85,7 +85,7 @@ def sent_text(received: Received) -> str:
 
 
 def placeholders(received: Received) -> int:
-    """How many placeholders a request has."""
+    """Return the number of placeholders in a request."""
     return sent_text(received).count("[Tool result offloaded to file: ")
 
 

@@ -1,4 +1,4 @@
-"""What tests know of an object store: its objects, and what it was asked."""
+"""View of an object store for tests: its objects, and the requests to it."""
 
 from __future__ import annotations
 

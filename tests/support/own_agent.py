@@ -59,7 +59,7 @@ async def api(
 
 
 def asked(server: MessagesServer, model: str = MODEL) -> list[Received]:
-    """What was asked of *model*, in order."""
+    """Return the requests to *model*, in order."""
     return [request for request in server.requests if request.body.get("model") == model]
 
 
@@ -91,7 +91,7 @@ class Agent:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     async def turn(self) -> str:
-        """One call of the model and of its tools; the text of the reply."""
+        """Call the model and its tools once; return the text of the reply."""
         request: dict[str, Any] = {"model": MODEL, "max_tokens": 1000, **self.options}
         reply = await self.session.create(self.client, messages=self.history, **request)
         self.history.append({"role": "assistant", "content": reply.content})

@@ -1,4 +1,4 @@
-"""Where things are in this repository."""
+"""Paths of the folders and files in this repository."""
 
 from __future__ import annotations
 

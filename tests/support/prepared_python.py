@@ -68,7 +68,7 @@ def ask(address: str, arguments: list[str]):
 
 
 def serve(address: str) -> list[str] | None:
-    """In the process of a program its arguments; None once standard input has ended."""
+    """Return the arguments in the process of a program; None once standard input has ended."""
     import contextlib
     import gc
     import importlib

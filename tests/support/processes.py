@@ -34,12 +34,12 @@ if os.getuid() == 0:
 
 
 def python(script: str, *arguments: object, seconds: float = 120) -> str:
-    """What *script* prints, run by a prepared Python, which may take so many *seconds*."""
+    """Return what *script* prints, run by a prepared Python for at most *seconds*."""
     return printed(prepared_python(), script, *arguments, seconds=seconds)
 
 
 def new_python(script: str, *arguments: object, seconds: float = 120) -> str:
-    """What *script* prints, run by a new interpreter: for what an import or its memory is about."""
+    """Return what *script* prints, run by a new interpreter: for tests of imports and memory."""
     return printed([sys.executable], script, *arguments, seconds=seconds)
 
 
@@ -51,7 +51,7 @@ def printed(python: list[str], script: str, *arguments: object, seconds: float) 
 
 
 def python_of_another_user(script: str, *arguments: object) -> str:
-    """What *script* prints, run by a user to whom permissions apply: root runs it as nobody."""
+    """Return what *script* prints, run by a user to whom permissions apply: not by root."""
     return python(BECOMING_ANOTHER_USER + script, *arguments)
 
 
@@ -107,7 +107,7 @@ def shared_python() -> list[str]:
 
 
 def is_read(pipe: Path) -> bool:
-    """Whether *pipe* is there, and a process reads it."""
+    """Return True if *pipe* exists, and a process reads it."""
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

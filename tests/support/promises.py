@@ -82,7 +82,7 @@ class Originals:
                         )
 
     def learn_folds(self, messages: Iterable[Mapping[str, Any]]):
-        """What a truncation has made of file views.
+        """Record what a truncation has made of file views.
 
         Whoever adopts it, or goes on with it, may offload it.
         """
@@ -105,7 +105,7 @@ class Originals:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, seen from outside.
+    """Run of a pipeline, seen from outside.
 
     *before* are the messages handed in as JSON, *objects* the very objects, both taken before the
     run. *proposals* are those that counted, *told* the reports as they came. *sent* is what the
@@ -231,9 +231,9 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
 
 
 def _new_neighbours(before: Sequence[Message], after: Sequence[Message]) -> Iterator[str]:
-    """What is rewritten alternates.
+    """Check that the messages of a change alternate between the roles.
 
-    Neighbours of one role that stood so in what was handed in stay as they are.
+    Neighbours of one role that were neighbours in the input may stay.
     """
     stood = {(id(one), id(other)) for one, other in pairwise(before)}
     for index, (one, other) in enumerate(pairwise(after), 1):
@@ -328,7 +328,7 @@ def _known(originals: Originals, name: str) -> set[str]:
 
 
 def _names(given: str) -> tuple[str, ...]:
-    """What a call is known by.
+    """Return the names by which a call is recognized.
 
     Its id as it can be sent, and another where the API does not take it.
     """
@@ -341,7 +341,7 @@ def _names(given: str) -> tuple[str, ...]:
 def _pointers(
     messages: Iterable[Mapping[str, Any]], originals: Originals
 ) -> Iterator[tuple[str, str, str]]:
-    """Each placeholder of ours: the id of its call, the path, the text.
+    """Yield each placeholder of ctxpipe: the id of its call, the path, the text.
 
     One that a tool made up is no such thing.
     """
@@ -396,7 +396,7 @@ def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
 
 
 def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
-    """What was sent last is a byte prefix of what is sent now.
+    """Check that the last context is a byte prefix of the new one.
 
     It is so up to the index that the result tells.
     """
@@ -424,7 +424,7 @@ def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
 
 
 def each_text_is_counted_once(run: Run) -> Iterator[str]:
-    """Each distinct text of the conversation is encoded once, however often it is asked for."""
+    """Check that each distinct text of the conversation is encoded once."""
     if not run.raced:  # two at the same time may find the same thing out
         texts = {
             text for message in run.given for part in parts(message) for text in _strings(part)
@@ -449,7 +449,7 @@ def only_one_layer_retries(run: Run) -> Iterator[str]:
 
 
 def names_stay_inside(run: Run) -> Iterator[str]:
-    """Whatever ids and sessions are called, nothing lies outside the root.
+    """Check that nothing is outside the root, whatever the names of ids and sessions.
 
     Nobody else may read what lies there.
     """
@@ -469,7 +469,7 @@ def names_stay_inside(run: Run) -> Iterator[str]:
 
 
 def every_turn_explains_itself(run: Run) -> Iterator[str]:
-    """One immutable report per stage, in order, with reason, index and saving as they are."""
+    """Check that each stage has one immutable report, in order, with a true reason and saving."""
     reports = run.result.reports
     if [report.stage for report in reports] != [type(stage).__name__ for stage in run.stages]:
         yield f"reports of {[report.stage for report in reports]}"
@@ -524,7 +524,7 @@ PROMISES: tuple[Callable[[Run], Iterator[str]], ...] = (
 
 
 def breaches(run: Run) -> list[str]:
-    """How *run* has broken a promise; empty when all were kept."""
+    """Return how *run* has broken a promise; empty if all were kept."""
     return [f"{promise.__name__}: {text}" for promise in PROMISES for text in promise(run)]
 
 
@@ -551,7 +551,7 @@ def plain_json(message: Mapping[str, Any]) -> str:
 
 
 def snapshot(messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Each message as JSON, marks and all."""
+    """Return each message as JSON, with its marks."""
     return [json.dumps(message, default=_dumped) for message in messages]
 
 
@@ -592,7 +592,7 @@ def mended(text: str) -> str:
 
 
 def text_at(root: Path, where: str) -> str | None:
-    """What lies where a placeholder points to.
+    """Return the text that a placeholder points to.
 
     An absolute path, or one below the root or the current folder.
     """

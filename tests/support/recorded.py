@@ -37,7 +37,7 @@ def each_sample(step: int, start: int = 0) -> pytest.MarkDecorator:
 
 
 def in_turn(*axes: Collection[object], last: Sequence[object]) -> list[tuple[Any, ...]]:
-    """Each combination of *axes* with one value of *last*, in turn; at night with all of them.
+    """Return each combination of *axes* with a value of *last*, in turn; at night with all of them.
 
     Use it in a long test, for an axis that depends little on the others.
     """
@@ -61,7 +61,7 @@ def recorded(file: Path) -> list[Message]:
 
 
 def turns(history: list[Message]) -> Iterator[list[Message]]:
-    """What is new at each model call: the reply to the one before, and what came behind it."""
+    """Yield what is new at each model call: the reply to the one before, and what follows it."""
     start = 0
     for index, message in enumerate(history):
         if message["role"] == "assistant" and history[index - 1]["role"] != "assistant":

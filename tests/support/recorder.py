@@ -19,7 +19,7 @@ from ctxpipe.wire.encodings import decode
 
 @dataclass(frozen=True)
 class Sent:
-    """One request: *body* is its decoded JSON, None if it has none."""
+    """Request that was sent: *body* is its decoded JSON, None if it has none."""
 
     method: str
     target: str

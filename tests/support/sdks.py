@@ -1,4 +1,4 @@
-"""What the installed SDKs know, and a loop on the anthropic SDK.
+"""Facts about the installed SDKs, and a loop on the anthropic SDK.
 
 A test that needs more than the oldest SDK knows is skipped.
 """
@@ -51,14 +51,14 @@ def refusal_of(error: anthropic.APIStatusError) -> dict[str, Any]:
 
 
 def responses_of(client: Any) -> Any:
-    """What makes the responses of an openai *client*; without it the test is skipped."""
+    """Return the method for the responses of an openai *client*; without it the test is skipped."""
     if not hasattr(client, "responses"):
         pytest.skip(f"openai {version('openai')} does not know the responses API")
     return client.responses
 
 
 async def ask_openai(client: Any, wire: str, model: str, items: list[Any]) -> str:
-    """What the model answers an openai *client* by *wire*, "chat" or "responses".
+    """Return the answer of the model to an openai *client* by *wire*, "chat" or "responses".
 
     `create` first walks through every value of the items, which takes most of the time of a long
     loop. `post` sends them as they are, by the same client.

@@ -115,7 +115,7 @@ class Talk:
         return tool_use(self._id(), *self._random.choice(calls))
 
     def result(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """What *call* gives: nothing, a line, a log, source; as text, as blocks, with a picture."""
+        """Return a result of *call*: nothing, a line, a log or source; as text or as blocks."""
         sources = (
             "ok",
             "",
@@ -161,7 +161,7 @@ class Talk:
     # Messages -------------------------------------------------------------------------------------
 
     def user(self) -> Message:
-        """What the user says: bare text, blocks, a picture, a document, a cache mark."""
+        """Return a message of the user: bare text, blocks, a picture, a document, a cache mark."""
         if self._one_in(2):
             return cast("Message", {"role": "user", "content": self.words("u")})
         content: list[dict[str, Any]] = [
@@ -175,7 +175,7 @@ class Talk:
         return cast("Message", {"role": "user", "content": content})
 
     def reply(self, seen: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Message:
-        """What the model answers to the messages it has *seen*.
+        """Return the answer of the model to the messages that it has *seen*.
 
         Thinking, words, server tools, *calls*.
         """

@@ -105,7 +105,7 @@ def free_port() -> int:
 
 
 def ordinary_user() -> dict[str, Any]:
-    """How a server is started: PostgreSQL refuses root."""
+    """Return the arguments that start a server as an ordinary user: PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam("nobody")
@@ -360,7 +360,7 @@ class RedisNode(RedisServer):
         return [*super().command(), *self.options]
 
     def ask(self, *command: object) -> Any:
-        """What the node answers to *command*."""
+        """Return the answer of the node to *command*."""
         import redis
 
         with redis.Redis(port=self.port) as client:
@@ -537,7 +537,7 @@ class S3(Server):
         client.close()
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach the bucket by its URL."""
+        """Return the environment with which a process reaches the bucket by its URL."""
         return {
             "AWS_ENDPOINT": self.url,
             "AWS_ALLOW_HTTP": "true",

@@ -1,4 +1,4 @@
-"""What sessions and stages make of a storage, as checks that run on any."""
+"""Checks of sessions and stages that run on any storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLDERS = 4
 
 
 def session_checks(factory: Factory) -> list[StorageCheck]:
-    """What must hold of sessions on the storages that *factory* gives, as `storage_conformance`."""
+    """Return the checks of sessions on the storages of *factory*, like `storage_conformance`."""
     place = partial(StoragePlace, factory)
     return [StorageCheck(check.__name__.replace("_", " "), check, place) for check in CHECKS]
 

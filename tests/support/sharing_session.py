@@ -27,7 +27,7 @@ TURNS = 32
 
 
 def history() -> list[Message]:
-    """What each process hands in, as far as the conversation has come."""
+    """Return the history that each process passes, as far as the conversation has come."""
     results = [
         "a long line of output\n" * 200 if i % 5 == 0 else f"line {i} " * 60 for i in range(TURNS)
     ]

@@ -29,7 +29,7 @@ def official(name: str) -> bytes:
 
 @functools.cache
 def encoding(name: str) -> tiktoken.Encoding:
-    """What ``tiktoken.get_encoding`` makes of the official file.
+    """Return the encoding that ``tiktoken.get_encoding`` makes of the official file.
 
     It checks OpenAI's sha256 itself.
     """

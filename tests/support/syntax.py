@@ -16,7 +16,7 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def modules() -> tuple[tuple[str, ast.Module], ...]:
-    """Each module below ctxpipe: its dotted name without ``ctxpipe``, and its tree.
+    """Yield each module below ctxpipe: its dotted name without ``ctxpipe``, and its tree.
 
     Garbage is not collected meanwhile. A collection looks through all trees, which stay, and there
     would be so many that they took four fifths of the time.
@@ -41,7 +41,7 @@ def names_of_functions(path: Path) -> set[str]:
 
 
 def functions() -> Iterator[tuple[str, Function]]:
-    """Each function and method, those within functions included: "sync.Session.run"."""
+    """Yield each function and method, those within functions included: "sync.Session.run"."""
     for module, tree in modules():
         for name, node in named_nodes(tree, module):
             if isinstance(node, Function):
@@ -49,7 +49,7 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    """Each class: "stage.Turn"."""
+    """Yield each class: "stage.Turn"."""
     for module, tree in modules():
         for name, node in named_nodes(tree, module):
             if isinstance(node, ast.ClassDef):
@@ -57,7 +57,7 @@ def classes() -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def named_nodes(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Each function and class below *tree*, with the names of all that it is in.
+    """Yield each function and class below *tree*, with the names of all that it is in.
 
     Expressions, which are most of a tree, hold none.
     """

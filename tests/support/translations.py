@@ -1,4 +1,4 @@
-"""What must hold for the items of every framework: they come back, paired, with their prefix."""
+"""Checks of the items of every framework: they come back, paired, with their prefix."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PIPELINES = [offloading, truncating, compacting]
 
 
 def check_untouched(codec: Codec, items: list[Any]):
-    """What no stage touches comes back as the very same objects, unchanged."""
+    """Check that items which no stage changes come back as the very same objects."""
     before = copy.deepcopy(items)
     translation = Translation(codec)
 
@@ -88,7 +88,7 @@ async def check_life(
 
 
 async def sent_items(folder: Path, codec: Codec, items: list[Any]) -> list[Any]:
-    """What a process that finds its journal in *folder* sends for *items*."""
+    """Return what a process that finds its journal in *folder* sends for *items*."""
     storage = LocalStorage(folder, clock=float)
     session = offloading(storage).session("s", journal=storage)
     translation = Translation(codec)

@@ -18,7 +18,7 @@ SECTION = "\n## Frameworks on the openai SDK\n"
 
 
 class Report(BaseModel):
-    """What an agent with a structured output says."""
+    """Structured output of an agent."""
 
     text: str
 
@@ -34,7 +34,7 @@ def look(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an agent is to do.
+    """Job of an agent.
 
     With a *history* it goes on. It may have an *output* with fields, and a *helper*, an agent with
     the same tools to which it hands over.

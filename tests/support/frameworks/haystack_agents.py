@@ -45,4 +45,4 @@ class Haystack(Framework):
 
 
 async def ignore(chunk: Any) -> None:
-    """What is done with each chunk of a stream."""
+    """Ignore a chunk of a stream."""
