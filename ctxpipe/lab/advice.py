@@ -114,17 +114,17 @@ def advice_sentence(
     if row is baseline:
         return f"{advice.verb} {advice.policy}: {_beginning_small(advice.reason)}"
     change = f"costs {as_percent(row.ratio)} of {baseline.policy}"
-    seen = f"leaves {as_percent(row.seen)} of what the replies used in sight"
+    visible = f"leaves {as_percent(row.seen)} of what the replies used in sight"
     share = (rules or {}).get(row.policy)
     if share is not None:
-        seen += f" ({as_percent(share.share)} of skills, plans, rules, open errors and jobs)"
+        visible += f" ({as_percent(share.share)} of skills, plans, rules, open errors and jobs)"
     peak = f"has prompts of at most {as_number(row.peak)} tokens"
     if baseline.peak > WINDOW:
         peak += (
             f" ({baseline.policy}: {as_number(baseline.peak)}, which a window of "
             f"{as_number(WINDOW)} refuses)"
         )
-    return f"{advice.verb} {advice.policy}: it {change}, {seen} and {peak}."
+    return f"{advice.verb} {advice.policy}: it {change}, {visible} and {peak}."
 
 
 def _beginning_small(sentence: str) -> str:

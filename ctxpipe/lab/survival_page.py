@@ -113,10 +113,10 @@ def _missing_part(missing: Sequence[Missing]) -> Markup:
         return Markup("<p>Each text was in the context whenever it was looked for.</p>")
     parts = []
     for policy in dict.fromkeys(one.policy for one in missing):
-        ours = [one for one in missing if one.policy == policy]
-        rows = [_missing_row(one) for one in ours[:MAX_MISSING]]
-        title = f"{policy}: {count_phrase(len(ours), 'text')}"
-        if len(ours) > MAX_MISSING:
+        missing_texts = [one for one in missing if one.policy == policy]
+        rows = [_missing_row(one) for one in missing_texts[:MAX_MISSING]]
+        title = f"{policy}: {count_phrase(len(missing_texts), 'text')}"
+        if len(missing_texts) > MAX_MISSING:
             title += f", the first {as_number(MAX_MISSING)}"
         table = _table("", _MISSING_HEADINGS, rows)
         parts.append(markup("<details><summary>{}</summary>{}</details>", title, table))
@@ -130,5 +130,7 @@ def _missing_row(missing: Missing) -> tuple[str, ...]:
     if len(missing.calls) > MAX_CALLS:
         calls += f" and {len(missing.calls) - MAX_CALLS:,} more"
     line = one_line(order.lines[0], MAX_LINE_CHARS)
-    lost = count_phrase(missing.lost_count, "time") if missing.lost_count else "in a file"
-    return line, order.kind, order.transcript, missing.policy, f"calls {calls}", lost
+    place = "in a file"
+    if missing.lost_count:
+        place = count_phrase(missing.lost_count, "time")
+    return line, order.kind, order.transcript, missing.policy, f"calls {calls}", place

@@ -354,8 +354,8 @@ def shares_of(survival: Survival) -> tuple[float | None, float | None, float | N
 
 def _survival_as_json(survival: Survival) -> JsonDict:
     """Return *survival* as an object for JSON."""
-    in_context, in_file, lost = shares_of(survival)
-    return {"looks": survival.looks, "in_context": in_context, "in_file": in_file, "lost": lost}
+    in_context, in_file, loss = shares_of(survival)
+    return {"looks": survival.looks, "in_context": in_context, "in_file": in_file, "lost": loss}
 
 
 def _file_as_json(file: FileReplay) -> JsonDict:

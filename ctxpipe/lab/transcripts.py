@@ -58,7 +58,7 @@ class Transcript:
     *system*, *tools* and *model* are those of the request, if the file has them. *seconds* has the
     time of messages in seconds since 1970, *usages* the usage of replies and *models* the model
     that wrote them, all by message index and only as far as the file has them. *repaired* lists the
-    problems in the file that are repaired in *messages*. *coverage* tells how much of the file was
+    problems in the file that are repaired in *messages*. *coverage* says how much of the file was
     read. *agent* is the name of the subagent whose conversation this is, "" for the main agent.
     """
 
@@ -299,14 +299,14 @@ def _coverage(name: str, reader: Reader, recording: Recording, file: JsonFile) -
         record_count = len(file.records)
     unknown_count = sum(recording.unknown_counts.values())
     share = max(0.0, 1 - unknown_count / record_count) if record_count else 1.0
-    known = f"only {as_percent(share)} of the records are known in the format {reader.format!r}"
+    coverage = f"only {as_percent(share)} of the records are known in the format {reader.format!r}"
     if share < REFUSE_BELOW:
-        raise TranscriptError(f"{name}: {known}, so another program wrote them; {FORMATS}")
+        raise TranscriptError(f"{name}: {coverage}, so another program wrote them; {FORMATS}")
     reasons = []
     if share < WARN_BELOW:
         by_count = sorted(recording.unknown_counts.items(), key=lambda pair: -pair[1])
         kinds = [f"{kind[:MAX_KIND]} ({as_number(count)})" for kind, count in by_count[:5]]
-        reasons.append(f"{known}; left out: {', '.join(kinds)}")
+        reasons.append(f"{coverage}; left out: {', '.join(kinds)}")
     omitted_counts = dict(recording.omitted_counts)
     if file.damaged_count:
         omitted_counts["part of a damaged line"] = file.damaged_count

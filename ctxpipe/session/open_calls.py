@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 """Treatment of tool calls without a result at the end of a history.
 
-With "raise" an InvalidHistory names them. With "interrupted" each gets an error result, which tells
-the model that the call was interrupted.
+With "raise" an InvalidHistory names them. With "interrupted" each gets an error result that
+reports the interruption to the model.
 """
 
 OPEN_CALLS = one_of("raise", "interrupted")

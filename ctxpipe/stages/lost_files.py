@@ -37,20 +37,20 @@ async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int
     texts: dict[str, str] = {}
     for location, text in _texts_by_location(timeline):
         texts.setdefault(location, text)
-    lost = await _missing(storage, list(texts))
+    missing_locations = await _missing(storage, list(texts))
     if not isinstance(storage, TextWriter):
-        return 0, len(lost)
+        return 0, len(missing_locations)
     # The files of a session from which this one was forked were deleted with it.
     folders = {session_folder(ancestor) for ancestor in timeline.ancestors}
     batch: list[tuple[str, str]] = []
-    for location in lost:
+    for location in missing_locations:
         key = _key(location)
         # A journal that refers to a file has an empty text instead, which is not the file's.
         if texts[location] and key.partition("/")[0] not in folders:
             batch.append((key, texts[location]))
     if batch:
         await storage.write(batch)
-    return len(batch), len(lost) - len(batch)
+    return len(batch), len(missing_locations) - len(batch)
 
 
 def _key(location: str) -> str:

@@ -264,10 +264,10 @@ class _Walk:
         pending: set[str] = set()
         for message in self._context:
             pending |= file_keys_in(message, self._folder)
-        seen: set[str] = set()
-        while pending - seen:
-            key = min(pending - seen)
-            seen.add(key)
+        read_keys: set[str] = set()
+        while pending - read_keys:
+            key = min(pending - read_keys)
+            read_keys.add(key)
             for reader in readers:
                 try:
                     page = await reader.read(key)

@@ -72,9 +72,9 @@ class History:
                     answer, content = await search.in_memory(b"")
                 self._contents = {session_id: (generation, content)}
                 return answer
-            found = await search.in_file()
-            if found is not None:
-                return found
+            file_answer = await search.in_file()
+            if file_answer is not None:
+                return file_answer
             answer, _ = await search.in_memory(b"")  # the next search tries the file again
             return answer
 

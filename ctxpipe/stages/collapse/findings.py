@@ -81,12 +81,12 @@ def sentences_to_keep(words: str, start: int = 0) -> list[str]:
     max_others = MAX_SENTENCES
     if is_english:  # a sentence that names a finding makes the others unnecessary
         max_others = 0 if findings else 1
-    chosen = [*findings, *others[:max_others]][:MAX_SENTENCES]
-    return [_cut(sentence) for _, sentence in sorted(chosen)]
+    sentences = [*findings, *others[:max_others]][:MAX_SENTENCES]
+    return [_cut(sentence) for _, sentence in sorted(sentences)]
 
 
 def _says_something(sentence: str, *, is_english: bool) -> bool:
-    """Return False if *sentence* only announces the next step, or in English only tells a fact."""
+    """Return False if *sentence* only announces the next step, or in English only states a fact."""
     if sentence.endswith((":", "：")) or _ANNOUNCEMENT.match(sentence):
         return False
     return not is_english or _CONTRAST.search(sentence) is not None

@@ -81,8 +81,8 @@ class CollapseStep:
     """A numbered step of a note: a *call* and its *result*, or a text.
 
     *message* is the index of its message. *verb* is "answered" for a reply without calls,
-    "reported" for a text of a harness, and "" for a call. *said* is that text; for the first call
-    of a message it is what the assistant said before the call.
+    "reported" for a text of a harness, and "" for a call. *words* are that text; for the first call
+    of a message they are what the assistant said before the call.
     """
 
     number: int
@@ -90,7 +90,7 @@ class CollapseStep:
     call: ToolCall | None = None
     result: ToolResult | None = None
     verb: Literal["", "answered", "reported"] = ""
-    said: str = field(default="", repr=False)
+    words: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +178,20 @@ def _steps_at(messages: Sequence[Message], index: int, number: int) -> Iterator[
         results = {
             result.tool_use_id: result for result in tool_results(messages, after, after + 1)
         }
-        said = answer_of(message)
+        words = answer_of(message)
         for call in tool_calls(messages, index, after):
-            yield CollapseStep(number, index, call, results.get(call.id), said=said)
+            yield CollapseStep(number, index, call, results.get(call.id), words=words)
             number += 1
-            said = ""
+            words = ""
         if after == len(messages):
             return
         index = after
         message = messages[after]
     elif message["role"] == "assistant":
-        yield CollapseStep(number, index, verb="answered", said=answer_of(message))
+        yield CollapseStep(number, index, verb="answered", words=answer_of(message))
         return
     for report in reports_in(message):
-        yield CollapseStep(number, index, verb="reported", said=report)
+        yield CollapseStep(number, index, verb="reported", words=report)
         number += 1
 
 
@@ -224,17 +224,17 @@ def _step_text(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
     Texts in *offloaded_texts*, which are placeholders, are replaced by the original text.
     """
     if step.call is None:
-        return step.said
+        return step.words
     arguments = [offloaded_texts.get(text, text) for text in strings(step.call.input)]
     lines = [step.call.name, "\n".join(arguments), "---", _result_text(step, offloaded_texts)]
     text = "\n".join(lines)
-    return f"{step.said}\n\n{text}" if step.said else text
+    return f"{step.words}\n\n{text}" if step.words else text
 
 
 def _result_text(step: CollapseStep, offloaded_texts: Mapping[str, str]) -> str:
     """Return the whole result of *step*; for a step without a call, its text."""
     if step.call is None:
-        return step.said
+        return step.words
     if step.result is None:
         return ""
     text = text_of(step.result.content)
@@ -385,8 +385,8 @@ def _line_of_step(
     jobs_over = _jobs_ended_in(step, governing)
     if step.call is None:
         # The beginning of a skill follows on lines of its own.
-        shown_chars = LINE_CHARS if step.said in governing.skill_heads else ANSWER_CHARS
-        beginning = one_line(step.said[:shown_chars])
+        shown_chars = LINE_CHARS if step.words in governing.skill_heads else ANSWER_CHARS
+        beginning = one_line(step.words[:shown_chars])
         return step_line(step.number, f"{step.verb}: {beginning}…", chars, jobs_over=jobs_over)
     return step_line(
         step.number,
@@ -413,7 +413,7 @@ def _findings_of(step: CollapseStep) -> list[str]:
     if step.verb == "reported":
         return []
     start = ANSWER_CHARS if step.verb == "answered" else 0
-    return [one_line(sentence) for sentence in sentences_to_keep(step.said, start)]
+    return [one_line(sentence) for sentence in sentences_to_keep(step.words, start)]
 
 
 def _governing_lines(
@@ -459,7 +459,7 @@ def _leaving_texts(plan: CollapsePlan, offloaded_texts: Mapping[str, str]) -> It
             if plan.messages[message]["role"] == "assistant":
                 yield LeavingText(answer_of(plan.messages[message]), "text", step.number)
         if step.verb == "reported":
-            yield LeavingText(step.said, "result", step.number)
+            yield LeavingText(step.words, "result", step.number)
         if step.call is None:
             continue
         call = blocks(plan.messages[message])[step.call.block]

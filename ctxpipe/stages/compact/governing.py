@@ -101,7 +101,7 @@ def governing_pieces(
     surplus_errors = errors[: max(0, len(errors) - _MOST_ERRORS)]
     words = [piece.place for piece in ordered if piece.kind is ApplicableKind.WORDS]
     first_words = min(words, default=None)
-    found: list[tuple[int, Candidate]] = []
+    indexed_candidates: list[tuple[int, Candidate]] = []
     calls: set[str] = set()
     for piece in ordered:
         if piece in surplus_errors or (piece.call is not None and piece.call.id in calls):
@@ -111,22 +111,22 @@ def governing_pieces(
         tier = 0 if piece.place == first_words else _tier(piece)
         candidate = _candidate(messages, piece, place_of, shortening, tier)
         if candidate is not None:
-            found.append((piece.first_message, candidate))
-    return _in_order(found)
+            indexed_candidates.append((piece.first_message, candidate))
+    return _in_order(indexed_candidates)
 
 
-def _in_order(found: Iterable[tuple[int, Candidate]]) -> list[Candidate]:
-    """Return the candidates in *found*, each of which is preceded by its index in the history.
+def _in_order(indexed_candidates: Iterable[tuple[int, Candidate]]) -> list[Candidate]:
+    """Return the candidates of *indexed_candidates*; each has its index in the history before it.
 
     One message of the context, such as a summary, may represent many messages of the history. The
     places of the candidates in it are numbered in the order of the history.
     """
     messages_by_index: dict[int, set[int]] = {}
-    for message, candidate in found:
+    for message, candidate in indexed_candidates:
         messages_by_index.setdefault(candidate.index, set()).add(message)
     candidates: list[Candidate] = []
     for number, (_, candidate) in enumerate(
-        sorted(found, key=lambda pair: (pair[1].index, pair[0], pair[1].place))
+        sorted(indexed_candidates, key=lambda pair: (pair[1].index, pair[0], pair[1].place))
     ):
         if len(messages_by_index[candidate.index]) > 1:
             candidates.append(replace(candidate, place=number))
@@ -339,14 +339,15 @@ class _UserText(NamedTuple):
 
 @dataclass(slots=True)
 class _UserTexts:
-    """The texts of the user that may be carried, in order; *taken* are the places of those found.
+    """The texts of the user that may be carried, in order.
 
-    *ends* has the places of the texts by their last word, the newest place last.
+    *ends* has the places of the texts by their last word, the newest place last. *used_places* are
+    those of texts that were matched with a request.
     """
 
     texts: list[_UserText]
     ends: dict[str, list[int]]
-    taken: set[int]
+    used_places: set[int]
 
     @classmethod
     def of(
@@ -387,13 +388,13 @@ class _UserTexts:
             start = self._start(words, end)
             if start is None:
                 continue
-            self.taken.update(range(start, end + 1))
-            while places and places[-1] in self.taken:
+            self.used_places.update(range(start, end + 1))
+            while places and places[-1] in self.used_places:
                 places.pop()
-            found = self.texts[start : end + 1]
-            if not any(text.is_carried for text in found):
+            request_texts = self.texts[start : end + 1]
+            if not any(text.is_carried for text in request_texts):
                 return request
-            return "\n\n".join(text.text for text in found if not text.is_carried)
+            return "\n\n".join(text.text for text in request_texts if not text.is_carried)
         return request
 
     def _start(self, request: str, end: int) -> int | None:
@@ -401,7 +402,7 @@ class _UserTexts:
         rest = request
         for place in range(end, -1, -1):
             words = self.texts[place].words
-            if place in self.taken or not rest.endswith(words):
+            if place in self.used_places or not rest.endswith(words):
                 return None
             if rest == words:
                 return place

@@ -531,9 +531,11 @@ def error_lines(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    chosen = [line for line in lines if _ERROR_WORD.search(line)] or lines[:1]
-    shown = [*chosen[:_ERROR_LINES_EACH], *chosen[-_ERROR_LINES_EACH:], lines[-1]]
-    return "\n".join(dict.fromkeys(line[:_MAX_ERROR_LINE] for line in shown))
+    failure_lines = [line for line in lines if _ERROR_WORD.search(line)] or lines[:1]
+    first_lines = failure_lines[:_ERROR_LINES_EACH]
+    last_lines = failure_lines[-_ERROR_LINES_EACH:]
+    short_lines = [line[:_MAX_ERROR_LINE] for line in [*first_lines, *last_lines, lines[-1]]]
+    return "\n".join(dict.fromkeys(short_lines))
 
 
 def error_line(text: str) -> str:
