@@ -35,7 +35,7 @@ from .stages.collapse.stage import Collapse
 from .stages.compact.stage import Compact
 from .stages.media.stage import MediaOffload
 from .stages.offload.stage import BatchOffload, DirectOffload
-from .stages.protocol import Stage
+from .stages.protocol import Stage, stage_name
 from .stages.read_backs.stage import TrimReadBacks
 from .stages.reports import Result, StageReport
 from .stages.truncate.stage import SmartTruncate
@@ -44,7 +44,6 @@ from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
-from .turn.report_log import stage_name
 from .turn.run import TurnRun, run_turn
 from .turn.state import PipelineSettings, Request, State, Thinking, Veto, observe_cut
 

@@ -206,6 +206,11 @@ Stage: TypeAlias = Callable[[Turn], Awaitable[Proposal]]
 """An async callable that reads a turn and returns a proposal."""
 
 
+def stage_name(stage: object) -> str:
+    """Return the name of a stage in reports: that of the function, or of the object's class."""
+    return getattr(stage, "__name__", None) or type(stage).__name__
+
+
 @runtime_checkable
 class PlannedStage(Protocol):
     """A stage that can report what it would do."""

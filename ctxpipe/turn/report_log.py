@@ -20,11 +20,6 @@ _LEVELS = {
 }
 
 
-def stage_name(stage: object) -> str:
-    """Return the name of a stage in reports: that of the function, or of the object's class."""
-    return getattr(stage, "__name__", None) or type(stage).__name__
-
-
 def publish(report: StageReport, settings: PipelineSettings) -> None:
     """Log *report*, and pass it to ``on_report`` of *settings*."""
     # A stage that had nothing to do is logged only for debugging. This is asked here, because most

@@ -26,12 +26,21 @@ from ..messages.thinking import index_after_thinking, mark_stale
 from ..messages.vocabulary import tool_name
 from ..providers.agent_tools import SEARCH_TOOL
 from ..providers.prices import context_window
-from ..stages.protocol import Change, Intent, PlannedStage, Skip, Stage, Tracked, Turn
+from ..stages.protocol import (
+    Change,
+    Intent,
+    PlannedStage,
+    Skip,
+    Stage,
+    Tracked,
+    Turn,
+    stage_name,
+)
 from ..stages.reading.moved_texts import first_batch_placeholder
 from ..stages.reports import Compacted, Outcome, StageReport
 from ..summarizers.retry import is_own_cancellation
 from .judge import judge
-from .report_log import publish, stage_name
+from .report_log import publish
 from .state import Overhead, model_of
 
 if TYPE_CHECKING:
@@ -183,7 +192,10 @@ async def _ask_stage(
     )
     try:
         answer = await _answer_of(_plan_of(stage) if run.is_plan else stage, turn)
-        change, report = await _evaluate(run, turn, answer, report)
+        if isinstance(answer, Change):
+            change, report = await judge(run, turn, answer, report)
+        else:
+            report = _with_answer(report, answer, is_plan=run.is_plan)
     except SessionDeleted:
         raise
     except Exception as error:  # noqa: BLE001  the turn goes on without this stage
@@ -226,22 +238,17 @@ async def _answer_of(stage: Callable[[Turn], object], turn: Turn) -> object:
         raise CtxpipeError("what the stage waited for was cancelled") from error
 
 
-async def _evaluate(
-    run: TurnRun, turn: Turn, answer: object, report: StageReport
-) -> tuple[Change | None, StageReport]:
-    """Return the change in *answer*, if it is accepted, and *report* with the outcome.
+def _with_answer(report: StageReport, answer: object, *, is_plan: bool) -> StageReport:
+    """Return *report* on a stage with an *answer* other than a change.
 
-    Raises SettingsError if *answer* is not what a stage may return, and InvalidHistory if the
-    proposed context is not a list of messages.
+    Raises SettingsError if *answer* is not what a stage may return.
     """
     if answer is None:
-        return None, report
+        return report
     if isinstance(answer, Skip):
-        return None, replace(report, reason=answer.reason, detail=answer.detail)
-    if isinstance(answer, Intent) and run.is_plan:
-        return None, replace(report, outcome=Outcome.PLANNED, reason=answer.reason)
-    if isinstance(answer, Change):
-        return await judge(run, turn, answer, report)
+        return replace(report, reason=answer.reason, detail=answer.detail)
+    if isinstance(answer, Intent) and is_plan:
+        return replace(report, outcome=Outcome.PLANNED, reason=answer.reason)
     raise SettingsError(
         f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
     )
