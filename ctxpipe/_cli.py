@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from .storage.shared_journals import SharedJournal
 
 app: typer.Typer = typer.Typer(
-    help="See what an agent's context costs and what it forgets, "
-    "on recorded conversations of your own.\n\n"
+    help="Shape the context of an agent, and measure on your own recordings what it costs and what "
+    "it forgets.\n\n"
     "A first look: ctxpipe demo. Each command has a --help.\n\n"
-    "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
+    "Exit codes: 0 success, 1 a file failed, 2 wrong arguments, 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # which joins the lines of a paragraph
     add_completion=False,

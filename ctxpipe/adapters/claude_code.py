@@ -170,10 +170,14 @@ def _read(settings: str) -> JsonDict:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise SettingsError(f"{settings} is no JSON ({error}); it was not changed") from error
+        raise SettingsError(
+            f"{settings} is not valid JSON ({error}); it was not changed"
+        ) from error
     hooks = value.get("hooks", {}) if isinstance(value, dict) else None
     if not (isinstance(hooks, dict) and isinstance(hooks.get(EVENT, []), list)):
-        raise SettingsError(f"{settings} has not the form of Claude Code; it was not changed")
+        raise SettingsError(
+            f"{settings} does not have the form of Claude Code's settings; it was not changed"
+        )
     return dict(value)
 
 
@@ -253,7 +257,10 @@ def main(arguments: Sequence[str]) -> int:
             is_changed = uninstall(settings)
     except (CtxpipeError, OSError) as error:
         parser.error(str(error))
-    outcome = "changed" if is_changed else "as it should be already"
+    if options.action == "install":
+        outcome = "the hook was added" if is_changed else "the hook is there already"
+    else:
+        outcome = "the hook was removed" if is_changed else "there is no hook of ctxpipe"
     sys.stdout.write(f"{settings}: {outcome}\n")
     return 0
 

@@ -203,7 +203,7 @@ def open_serving(settings: GatewaySettings) -> Serving:
         where = "{}:{}".format(*settings.address)
         why = error.strerror or "no reason is given"
         if error.errno == errno.EADDRINUSE:
-            why += "; several gateways share a port where each is given the same --journal"
+            why += "; give another port with --listen, or the same --journal to all on this port"
         raise SettingsError(f"{where} cannot be listened on: {why}") from error
 
 

@@ -83,8 +83,9 @@ def trial(
         raise SettingsError(f"no argument of the agent has {PROMPT}, where the task's prompt goes")
     digest = content_hash(repr((command, preset, tasks)), 16)
     completed_rows = read_rows(rows, digest)
-    # An absolute path, because the runs have other working folders.
-    program = os.path.abspath(shutil.which(command[0]) or command[0])
+    program = shutil.which(command[0]) or command[0]
+    if os.sep in program:
+        program = os.path.abspath(program)  # because the runs have other working folders
     agent_trial = Trial(
         command=[program, *command[1:]],
         preset=preset,

@@ -246,7 +246,9 @@ def test_the_command_installs_what_claude_code_can_run(tmp_path, capsys):
     assert main(["install", "--settings", str(settings)]) == 0
     assert main(["install", "--settings", str(settings)]) == 0
 
-    assert "already" in capsys.readouterr().out
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{settings}: the hook was added"
+    assert second == f"{settings}: the hook is there already"
     command = read(settings)["hooks"]["PostToolUse"][0]["hooks"][0]["command"]
     done = subprocess.run(
         ["sh", "-c", command],

@@ -204,4 +204,4 @@ async def test_a_port_in_use_is_said(tmp_path):
         )
         _, error = await run.communicate()
     assert run.returncode == 2
-    assert "cannot be listened on" in error.decode()
+    assert "give another port with --listen" in error.decode()

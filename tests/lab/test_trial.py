@@ -364,7 +364,10 @@ def test_what_is_wrong_with_the_tasks_is_said_in_one_sentence(folder, tasks, sai
 
 @pytest.mark.parametrize(
     ("agent", "said"),
-    [(["no-such-agent", "{prompt}"], "cannot be run"), (["claude"], "no argument of the agent")],
+    [
+        (["no-such-agent", "{prompt}"], "no-such-agent cannot be run: no program on the PATH"),
+        (["claude"], "no argument of the agent"),
+    ],
 )
 def test_what_is_wrong_with_the_agent_is_said(folder, agent, said):
     result = CliRunner().invoke(app, arguments(agent=agent))
