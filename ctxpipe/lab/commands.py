@@ -672,7 +672,7 @@ def prices_of_options(
     if prices is None:
         raise SettingsError(
             f"no prices are known for the model {model!r}; "
-            "give another name, such as claude-opus-5, or none: costs are then in input tokens"
+            f"give another name, such as {EXAMPLE_MODEL}, or none: costs are then in input tokens"
         )
     if read_price is None:
         return prices
