@@ -92,7 +92,7 @@ coverage:  ## all tests with branch coverage; fails below fail_under in pyprojec
 		langchain-openai langchain-anthropic deepagents
 	$(VENV)/coverage/bin/python $(PYTEST) --cov --cov-report=term
 
-test-deep: $(STAMP)  ## all tests, the slow ones too, and 1,000 examples of each property instead of 30
+test-deep: $(STAMP)  ## all tests, the slow ones too, and 1,000 examples of each property instead of 20
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
 mutants: $(STAMP)  ## insert a hundred faults into a copy, one at a time; a test must find each (20 minutes)
