@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,27 +11,19 @@ from typing import Annotated, Protocol, TypeVar
 
 import anyio
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from .. import __version__
 from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
-from ..errors import CtxpipeError, SettingsError, TranscriptError
+from ..errors import CtxpipeError, SettingsError
 from ..providers.cache_rules import (
-    ANTHROPIC,
-    CACHE_RULES,
     CacheRules,
     assumptions_in,
-    cache_rules,
-    rules_of_model,
 )
-from ..providers.prices import HOUR, Prices, find_prices
-from ..settings import EXAMPLE_MODEL
+from ..providers.prices import HOUR
 from ..stages.reports import Outcome, Result
 from ..tokens import TokenCounter
 from .advice import advice_sentence, advise, code_to_paste, next_command
-from .batch import FileReplay, Reporter, cluster, replay_files, with_subagents, workers
+from .batch import FileReplay, Reporter, with_subagents
 from .cache import (
     HEADINGS,
     MAX_SHARE_DIFFERENCE,
@@ -47,12 +35,32 @@ from .cache import (
 )
 from .contents import Contents, contents, total_contents
 from .narration import narrate
+from .options import (
+    AsJson,
+    CheckUsage,
+    Files,
+    HitRate,
+    Model,
+    PrefixTokens,
+    Processes,
+    Provider,
+    ReadPrice,
+    Rest,
+    Scheduler,
+    cache_rules_of_options,
+    check_page,
+    origin_line,
+    prices_of_options,
+    replay_recordings,
+    write_page,
+)
 from .orders import RulesShare, rules_share
 from .page import page
 from .policies import NONE, POLICIES, policies
 from .prefix import PREFIX_TOKENS
 from .proposals import propose_orders
-from .replay import LAPSES_EVERY, PipelineMaker, ReplaySettings
+from .recording_files import Recordings, recordings
+from .replay import PipelineMaker, ReplaySettings
 from .report import DOLLARS, FIGURES, Figures, figures
 from .terminal import (
     SHOWN,
@@ -63,88 +71,12 @@ from .terminal import (
     print_notice,
     print_table,
     print_warning,
+    progress_bar,
 )
-from .transcripts import STDIN, Transcript, read_transcript, read_transcripts
+from .transcripts import STDIN, Transcript, read_transcripts
 from .workbench import Workbench
 
 PRESET = "coding"
-MAX_NAMED_FILES = 2
-"""Number of files that a report names in its command; it only counts the others."""
-
-Files = Annotated[
-    list[str],
-    typer.Argument(
-        help="Transcripts (JSON, JSONL), or folders, in which all transcripts are read; "
-        "- is standard input.",
-        show_default=False,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        help=f"Model whose prices apply, such as {EXAMPLE_MODEL}; default: costs in input tokens."
-    ),
-]
-ReadPrice = Annotated[
-    float | None,
-    typer.Option(
-        "--read",
-        help="The price of a cached token, relative to an input token; default: the price of "
-        "the model, or 0.1 without --model.",
-        max=1,
-    ),
-]
-Provider = Annotated[
-    str,
-    typer.Option(
-        help="Rules of the prompt cache: "
-        f"{', '.join(CACHE_RULES)}; default: those of --model, or anthropic."
-    ),
-]
-HitRate = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of the possible cache hits that happen, for caches without a guarantee "
-        "such as gemini; default: 1.",
-        min=0,
-        max=1,
-    ),
-]
-PrefixTokens = Annotated[
-    int,
-    typer.Option(
-        "--prefix",
-        help="Tokens of the system prompt and the tools, for recordings that show them neither "
-        "by their content nor by their usage.",
-        min=0,
-    ),
-]
-Rest = Annotated[
-    int,
-    typer.Option(
-        help="For recordings without times: a pause in which the cache expires before every Nth "
-        f"call; 0: no pause. With a person in the loop about {LAPSES_EVERY}.",
-        min=0,
-    ),
-]
-CheckUsage = Annotated[
-    bool,
-    typer.Option(
-        "--check-usage",
-        help="Only compare the simulated cache with the usage in the recordings; no policies.",
-    ),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option(help="Number of worker processes; default: one for each processor.", min=1),
-]
-Scheduler = Annotated[
-    str,
-    typer.Option(
-        help="Address of the Dask scheduler whose workers replay the files: tcp://host:8786."
-    ),
-]
 
 
 def replay(
@@ -192,19 +124,15 @@ def replay(
     if html:
         check_page(html)
         reporter = partial(narrate, prices=prices if model else None)
-    process_count = min(processes or os.cpu_count() or 1, len(sources.files))
-    executor_context = cluster(scheduler) if scheduler else workers(process_count)
-    with executor_context as executor, progress_bar() as progress:
-        task = progress.add_task("replaying", total=len(sources.files))
-        file_replays = replay_files(
-            sources.files,
-            makers,
-            ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
-            executor=executor,
-            reporter=reporter,
-            orders_of=propose_orders,
-            progress=lambda _file: progress.advance(task),
-        )
+    file_replays = replay_recordings(
+        sources.files,
+        makers,
+        ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
+        processes=processes,
+        scheduler=scheduler,
+        reporter=reporter,
+        orders_of=propose_orders,
+    )
     replays = with_subagents(file_replays)
     by_file = {file.path: figures([file.replays], prices) for file in replays}
     totals = figures([file.replays for file in replays], prices)
@@ -268,14 +196,6 @@ def replay(
         print_notice(f"page: {html}")
     if failures or (check_usage and not any(file.calibration for file in successes)):
         raise typer.Exit(1)
-
-
-def cache_rules_of_options(provider: str, model: str) -> CacheRules:
-    """Return the rules called *provider*; for "" those of *model*, or else Anthropic's."""
-    rules = rules_of_model(model or None) or ANTHROPIC
-    if provider:
-        rules = cache_rules(provider)
-    return replace(rules, min_tokens=rules.min_tokens_of(model))
 
 
 def _describe_rules(rules: CacheRules, rest: int) -> str:
@@ -373,46 +293,6 @@ def _print_advice(advice: JsonDict) -> None:
             print_line(line)
         print_line("")
     print_line(f"next: {advice['next']}")
-
-
-def origin_line(files: Sequence[str], prices: str) -> str:
-    """Return a line with the version, the date, the *prices* and the command of a report."""
-    others = files[MAX_NAMED_FILES:]  # a pattern of the shell may match hundreds
-    arguments = [argument for argument in sys.argv[1:] if argument not in others]
-    command = shlex.join(["ctxpipe", *arguments])
-    if others:
-        command += f", and {len(others)} more"
-    return f"ctxpipe {__version__}, {time.strftime('%Y-%m-%d')}, {prices}: {command}"
-
-
-def check_page(html: Path) -> None:
-    """Check that the page can be written: replays may take minutes, so this is done before them.
-
-    Raises SettingsError if it cannot be written.
-    """
-    is_new = not html.exists()
-    write_page(html, "", mode="a")
-    if is_new:  # an interruption must not leave an empty file
-        html.resolve().unlink()
-
-
-def write_page(html: Path, text: str, mode: str) -> None:
-    """Write *text* to the file of the page; the *mode* is that of `open`.
-
-    Raises SettingsError if the file cannot be written.
-    """
-    try:
-        with html.open(mode, encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except OSError as error:
-        reason = error.strerror or error
-        raise SettingsError(f"--html: {html} cannot be written: {reason}") from error
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar on standard error; it is disabled if that is not a terminal."""
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _print_replays(
@@ -659,119 +539,3 @@ def _print_plan(name: str, plan: _Plan) -> None:
         print_table(title, ("stage", "outcome", "what, why"), plans)
     else:
         print_line(title)
-
-
-def prices_of_options(
-    model: str, read_price: float | None, rules: CacheRules = ANTHROPIC
-) -> Prices:
-    """Return the prices of *model*, or those of *rules* for "", with *read_price* if it is set.
-
-    Raises SettingsError if no prices are listed for the model.
-    """
-    prices = find_prices(model) if model else Prices.relative(rules=rules)
-    if prices is None:
-        raise SettingsError(
-            f"no prices are known for the model {model!r}; "
-            f"give another name, such as {EXAMPLE_MODEL}, or none: costs are then in input tokens"
-        )
-    if read_price is None:
-        return prices
-    return replace(prices, read=read_price * prices.input)
-
-
-SUFFIXES = (".json", ".jsonl")
-NOTES = (".meta.json",)
-"""Suffixes of files that agents write beside recordings, about a subagent or a job."""
-MAX_REASONS = 5
-
-
-@dataclass(slots=True)
-class Recordings:
-    """The *files* to read, and the files that were skipped in folders.
-
-    *unreadable* has the reason by path; *others* are the files that are neither JSON nor JSONL.
-    """
-
-    files: list[str] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-
-    def describe_skipped(self) -> str:
-        """Return the counts and reasons of the skipped files as a text, or "" without any."""
-        kinds = {
-            "without a conversation that can be read": len(self.unreadable),
-            "neither JSON nor JSONL": len(self.others),
-        }
-        parts = [f"{count_phrase(n, 'file')} {what}" for what, n in kinds.items() if n]
-        if not parts:
-            return ""
-        lines = [f"skipped: {', '.join(parts)}", *self.unreadable.values()]
-        more = len(lines) - 1 - MAX_REASONS
-        if more > 0:
-            lines = [*lines[: 1 + MAX_REASONS], f"and {more:,} more"]
-        return "\n  ".join(lines)
-
-
-def recordings(names: Iterable[str]) -> Recordings:
-    """Return the recordings at *names*, the paths of files and folders.
-
-    In a folder and its subfolders, each JSON or JSONL file with a conversation is a recording;
-    hidden files and folders are left out. Prints the skipped files on standard error. Raises
-    TranscriptError if a folder has no recording.
-    """
-    result = Recordings()
-    with progress_bar() as progress:
-        for path in names:
-            if os.path.isdir(path):
-                result.files += _search(path, result, progress)
-            else:
-                result.files.append(path)
-    result.files = list(dict.fromkeys(result.files))
-    skipped_files = result.describe_skipped()
-    if skipped_files:
-        print_notice(skipped_files)
-    return result
-
-
-def _search(folder: str, result: Recordings, progress: Progress) -> list[str]:
-    """Return the paths in *folder* that can be read as recordings.
-
-    Other files are added to *result*. Raises TranscriptError if there is no recording.
-    """
-    candidates = []
-    for path in _walk(folder, result):
-        if path.endswith(NOTES):
-            continue
-        if path.lower().endswith(SUFFIXES):
-            candidates.append(path)
-        else:
-            result.others.append(path)
-    recordings = []
-    for path in progress.track(candidates, description="looking"):
-        try:
-            read_transcript(path)
-        except CtxpipeError as error:
-            result.unreadable[path] = str(error)
-        else:
-            recordings.append(path)
-    if not recordings:
-        reason = result.describe_skipped() or "it is empty"
-        raise TranscriptError(f"{folder} holds no recording that can be read; {reason}")
-    return recordings
-
-
-def _walk(folder: str, result: Recordings) -> Iterator[str]:
-    """Yield the regular files below *folder* in the order of their names, but no hidden ones.
-
-    Adds the folders that cannot be read to *result*.
-    """
-
-    def record_error(error: OSError) -> None:
-        result.unreadable[str(error.filename)] = f"{error.filename}: {error.strerror}"
-
-    for parent, folders, files in os.walk(folder, onerror=record_error):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = os.path.join(parent, name)
-            if not name.startswith(".") and os.path.isfile(path):
-                yield path

@@ -15,8 +15,8 @@ import typer
 from .._text import as_number, as_percent, as_ratio, count_phrase
 from .._values import JsonDict
 from ..errors import CtxpipeError, SettingsError, TranscriptError
-from .batch import FileReplay, cluster, replay_files, workers
-from .commands import (
+from .batch import FileReplay
+from .options import (
     AsJson,
     Files,
     Model,
@@ -30,8 +30,7 @@ from .commands import (
     check_page,
     origin_line,
     prices_of_options,
-    progress_bar,
-    recordings,
+    replay_recordings,
     write_page,
 )
 from .orders import (
@@ -49,10 +48,19 @@ from .orders import (
 from .policies import POLICIES, policies
 from .prefix import PREFIX_TOKENS
 from .proposals import propose_orders
+from .recording_files import recordings
 from .replay import ReplaySettings
 from .report import DOLLARS, Figures, cost, figures
 from .survival_page import Missing, survival_page
-from .terminal import print_error, print_json, print_line, print_notice, print_table, print_warning
+from .terminal import (
+    print_error,
+    print_json,
+    print_line,
+    print_notice,
+    print_table,
+    print_warning,
+    progress_bar,
+)
 from .transcripts import Transcript, read_transcript
 
 MAX_NAMES = 5
@@ -128,18 +136,14 @@ def survive(
     if html is not None:
         check_page(html)
     orders_of = propose_orders if known_orders is None else partial(_orders_of, known_orders)
-    process_count = min(processes or os.cpu_count() or 1, len(sources.files))
-    executor_context = cluster(scheduler) if scheduler else workers(process_count)
-    with executor_context as executor, progress_bar() as progress:
-        task = progress.add_task("replaying", total=len(sources.files))
-        replays = replay_files(
-            sources.files,
-            makers,
-            ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
-            executor=executor,
-            orders_of=orders_of,
-            progress=lambda _file: progress.advance(task),
-        )
+    replays = replay_recordings(
+        sources.files,
+        makers,
+        ReplaySettings(prefix_tokens=prefix, rules=caching, rest_every=rest),
+        processes=processes,
+        scheduler=scheduler,
+        orders_of=orders_of,
+    )
     successes = [file for file in replays if not file.error]
     failures = [file for file in replays if file.error]
     rows = figures([file.replays for file in successes], prices) if successes else []

@@ -1,4 +1,4 @@
-"""Output of tables and lines for a terminal or a pipe; figures are never truncated."""
+"""Output for a terminal or a pipe: tables, lines, a progress bar; figures are never truncated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from io import TextIOWrapper
 
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -122,3 +123,9 @@ def discard_output() -> None:
     """
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on standard error; it is disabled if that is not a terminal."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)

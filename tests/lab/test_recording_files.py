@@ -9,7 +9,7 @@ import pytest
 from histories import assistant, conversation, user
 
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.commands import recordings
+from ctxpipe.lab.recording_files import recordings
 from ctxpipe.messages import compact_json
 
 TALK = compact_json(conversation(user("Go."), assistant("Done.")))
