@@ -28,6 +28,7 @@ from clients import (  # noqa: E402
     PROGRAMS,
     TASK,
     has_tools,
+    look_around,
     only_file,
     result_count,
     run_client,
@@ -35,7 +36,7 @@ from clients import (  # noqa: E402
 )
 from gateways import key  # noqa: E402
 
-from ctxpipe.testing import MessagesServer, answer_with, text, thinking, tool_use  # noqa: E402
+from ctxpipe.testing import MessagesServer, answer_with, text, tool_use  # noqa: E402
 
 FOLDER = TESTS / "lab" / "readers" / "recordings"
 ROUNDS = 2
@@ -48,27 +49,6 @@ SUBAGENT_FILE = ".claude/projects/*/*/subagents/agent-*.jsonl"
 def command(what: str) -> str:
     """A command with three lines of output."""
     return f"seq -f 'line %g of {what}' 3"
-
-
-def looks(name: str) -> Any:
-    """Return the script of the API for the client *name*: two calls at a time, then "Done."."""
-    client = CLIENTS[name]
-    if client.observation:
-        commands = [command(f"round {number}") for number in range(ROUNDS)]
-        commands.append("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'")
-        return [answer_with(client.call(one)) for one in commands]
-
-    def reply(body: Any) -> Any:
-        if not has_tools(body):
-            return "A title"
-        done = result_count(body) // 2
-        thought = [thinking(f"round {done}")] if client.thinks else []
-        if done >= ROUNDS:
-            return answer_with(*thought, text("Done."))
-        calls = [client.call(command(f"{side} {done}")) for side in ("left", "right")]
-        return answer_with(*thought, *calls)
-
-    return reply
 
 
 def delegates(name: str, delegate: dict[str, Any]) -> Callable[[Any], Any]:
@@ -95,7 +75,9 @@ async def session(name: str, home: Path) -> bytes:
 
 async def run(name: str, home: Path, **settings: Any) -> None:
     """Run the client *name* in *home*."""
-    done = await run_client(name, home, **({"script": looks(name)} | settings))
+    done = await run_client(
+        name, home, **({"script": look_around(CLIENTS[name], command, ROUNDS, ROUNDS)} | settings)
+    )
     if done.status or done.refused:
         raise SystemExit(f"{name} has failed: {done.status} {done.refused} {done.error}")
 

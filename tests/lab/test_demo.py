@@ -54,7 +54,7 @@ def test_the_demo_shows_a_placeholder_and_a_search_in_its_file(folder, capsys):
 
 
 def test_a_storage_that_cannot_be_a_folder_is_refused_before_any_turn(folder, capsys):
-    with pytest.raises(SettingsError, match="part_00.py"):
+    with pytest.raises(SettingsError, match=r"part_00\.py"):
         demo.demo(folder, folder / "part_00.py")
 
     assert capsys.readouterr().out == ""

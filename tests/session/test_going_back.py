@@ -421,24 +421,30 @@ async def test_going_back_in_a_branch_leaves_the_other_branch_as_it_is(tmp_path)
 # At the same time -------------------------------------------------------------------------------
 
 
+class SlowClient(Client):
+    """Client whose second request is answered only when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = anyio.Event()
+        self.may_answer = anyio.Event()
+
+    async def create(self, *, messages: list[Any], **_: Any) -> Reply:
+        if len(self.requests) == 1:
+            self.is_asked.set()
+            await self.may_answer.wait()
+        return await super().create(messages=messages)
+
+
 async def test_going_back_waits_for_the_request_that_is_running():
     session = new_session()
-    is_asked, may_answer = anyio.Event(), anyio.Event()
-
-    class Slow(Client):
-        async def create(self, *, messages: list[Any], **_: Any) -> Reply:
-            if len(self.requests) == 1:
-                is_asked.set()
-                await may_answer.wait()
-            return await super().create(messages=messages)
-
-    client: Any = Slow()
+    client: Any = SlowClient()
     await talk(session, client, "q1")
     removed: list[Message] = []
 
     async def go_back() -> None:
-        await is_asked.wait()
-        may_answer.set()
+        await client.is_asked.wait()
+        client.may_answer.set()
         removed.extend(await session.go_back(1))
 
     async with anyio.create_task_group() as group:
@@ -451,26 +457,17 @@ async def test_going_back_waits_for_the_request_that_is_running():
 
 async def test_a_message_that_a_waiting_request_is_to_answer_is_not_taken_back():
     session = new_session()
-    is_asked, may_answer = anyio.Event(), anyio.Event()
-
-    class Slow(Client):
-        async def create(self, *, messages: list[Any], **_: Any) -> Reply:
-            if len(self.requests) == 1:
-                is_asked.set()
-                await may_answer.wait()
-            return await super().create(messages=messages)
-
-    client: Any = Slow()
+    client: Any = SlowClient()
     await talk(session, client, "q1")
 
     async with anyio.create_task_group() as group:
         group.start_soon(talk, session, client, "q2")
-        await is_asked.wait()
+        await client.is_asked.wait()
         group.start_soon(session.go_back, 1)
         await anyio.wait_all_tasks_blocked()
         group.start_soon(talk, session, client, "q3")
         await anyio.wait_all_tasks_blocked()
-        may_answer.set()
+        client.may_answer.set()
 
     assert words(client.requests[-1]) == ["q1", "a1", "q3"]
 

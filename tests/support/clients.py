@@ -616,7 +616,10 @@ async def run_client(
     async with AsyncExitStack() as stack:
         api = running
         if api is None:
-            scripted = client.api(script or _script(client), model=Model(window=window))
+            scripted = client.api(
+                script or look_around(client, _command, ROUNDS, 2 * ROUNDS),
+                model=Model(window=window),
+            )
             api = await stack.enter_async_context(scripted)
         url = api.url
         if journal is not None or (is_wrapped and client.has_own_address):
@@ -656,13 +659,16 @@ async def run_client(
     return Run(client, process.returncode or 0, output.decode(), error.decode(), api)
 
 
-def _script(client: Client) -> Script:
-    """A model that has two commands run at a time, a few times over, and is done.
+def look_around(
+    client: Client, command_of: Callable[[str], str], rounds: int, single_rounds: int
+) -> Script:
+    """Return the script of a model that has two commands run in each of *rounds*, and is done.
 
-    One that calls in its words has one run at a time, and the last one says that it is done.
+    *command_of* returns the command about something. A model that calls in its words has one
+    command run at a time, in *single_rounds*, and the last one says that it is done.
     """
     if client.observation:
-        commands = [_command(f"round {number}") for number in range(2 * ROUNDS)]
+        commands = [command_of(f"round {number}") for number in range(single_rounds)]
         commands.append("printf 'COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\\nDone.\\n'")
         return [answer_with(client.call(command)) for command in commands]
 
@@ -671,9 +677,9 @@ def _script(client: Client) -> Script:
             return "A title"
         done = result_count(body) // 2
         thought = [thinking(f"round {done}")] if client.thinks else []
-        if done >= ROUNDS:
+        if done >= rounds:
             return answer_with(*thought, text("Done."))
-        calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
+        calls = [client.call(command_of(f"{side} {done}")) for side in ("left", "right")]
         return answer_with(*thought, *calls)
 
     return reply
