@@ -43,7 +43,7 @@ NOT_RESTORABLE = (
     "or hand in the full history, else history() cannot give the raw messages back"
 )
 ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
-DIVERGED = "the history differs from the known one"
+DIVERGED = "the history differs from the previous one"
 UNDONE = "a summary of what has gone is undone: the context is as it was before it"
 REFUSED = "entry {} is refused, though nobody is seen to have written it"
 DELETED = "the conversation was deleted; what is handed in since then begins a new one"

@@ -160,7 +160,7 @@ def _order(value: object, place: str) -> Order:
     kind = value["kind"]
     if kind not in ORDER_KINDS:
         raise TranscriptError(
-            f"{place}: there is no kind {_name_of(kind)}; there are {', '.join(ORDER_KINDS)}"
+            f"{place}: there is no kind {_name_of(kind)}; the kinds are {', '.join(ORDER_KINDS)}"
         )
     lines = _lines(value["lines"], place)
     key = transcript_key(transcript)

@@ -174,7 +174,7 @@ def read_rows(path: Path, digest: str) -> dict[TrialRun, TrialRow]:
         try:
             row = TrialRow(**json.loads(line))
         except (ValueError, TypeError) as error:
-            raise SettingsError(f"{path}, line {number}: this is no row of a trial") from error
+            raise SettingsError(f"{path}, line {number}: this is not a row of a trial") from error
         if row.asked != digest:
             raise SettingsError(
                 f"{path} has rows of another agent, other tasks or other settings: "

@@ -146,7 +146,7 @@ def _parse(text: str, path: str | os.PathLike[str]) -> ArchiveContent:
         before = [(str(name), str(digest)) for name, digest in references]
     except (TypeError, ValueError, KeyError, RecursionError) as error:  # also InvalidHistory
         reason = textwrap.shorten(str(error), 200)
-        raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
+        raise InvalidHistory(f"{path} is not an archive of messages: {reason}") from error
     if messages and not before:
         before = archive_references(text_of(messages[0]))
     return ArchiveContent(messages, before, facts)

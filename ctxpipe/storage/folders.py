@@ -198,11 +198,11 @@ def regular_files(
 def _refuse_special(info: os.stat_result) -> None:
     """Raise OSError for a folder, pipe, device or socket; accept regular files and links."""
     if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder, no regular file")
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, not a regular file")
     if stat.S_ISLNK(info.st_mode):
         return  # a link fails when it is opened
     if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def open_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:

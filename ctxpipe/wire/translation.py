@@ -323,7 +323,7 @@ def translation_of(codec: ItemReader) -> Translation | Verbatim:
     if isinstance(codec, Codec):
         return Translation(codec)
     name = type(codec).__name__
-    raise SettingsError(f"{name} is no codec: derive it from ctxpipe.wire.codec.Codec")
+    raise SettingsError(f"{name} is not a codec; derive it from ctxpipe.wire.codec.Codec")
 
 
 def _contents(items: Sequence[Item]) -> list[object]:

@@ -484,7 +484,7 @@ async def test_a_compaction_withdrawn_after_the_history_was_shortened_is_reporte
     assert result.messages[0] != compacted.messages[0]
     [notice] = result.notices
     assert notice.startswith(
-        f"the history differs from the known one; message {len(history) - 4} and those after it"
+        f"the history differs from the previous one; message {len(history) - 4} and those after it"
     )
     assert notice.endswith(
         "a summary of what has gone is undone: the context is as it was before it"
@@ -505,7 +505,7 @@ async def test_a_caller_who_continues_with_a_shortened_context_is_recognized(
 
     assert result.messages == context[:-2]
     assert result.notices == (
-        "the history differs from the known one; message 11 and those after it are new",
+        "the history differs from the previous one; message 11 and those after it are new",
     )
     assert result.request_options == drop_block()
     assert await session.history() == history[:-2]

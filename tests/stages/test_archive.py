@@ -126,7 +126,7 @@ async def test_an_archive_with_facts_of_another_form_is_refused(tmp_path, facts)
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": 1, "facts": facts, "messages": []}))
 
-    with pytest.raises(InvalidHistory, match="is no archive of messages"):
+    with pytest.raises(InvalidHistory, match="is not an archive of messages"):
         await load_archive(path)
 
 
@@ -178,7 +178,7 @@ async def test_what_is_no_archive_is_refused(tmp_path, text):
     path = tmp_path / "a.json"
     path.write_text(text)
 
-    with pytest.raises(InvalidHistory, match="no archive"):
+    with pytest.raises(InvalidHistory, match="not an archive"):
         await load_archive(path)
 
 

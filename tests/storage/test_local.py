@@ -298,12 +298,12 @@ async def test_a_link_in_place_of_a_session_folder_is_never_followed(storage, ro
 async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(storage, root, kind):
     (root / "s").mkdir(parents=True)
     (root / "s/a.md").mkdir() if kind == "folder" else os.mkfifo(root / "s/a.md")
-    with pytest.raises(StorageError, match="no regular file"):
+    with pytest.raises(StorageError, match="not a regular file"):
         await storage.write([("s/a.md", "x")])
     before = open_descriptors()
 
     for _ in range(5):
-        with pytest.raises(StorageError, match="no regular file"):
+        with pytest.raises(StorageError, match="not a regular file"):
             await storage.write([("s/a.md", "x")])
         with pytest.raises(StorageError, match="no stored text"):
             await storage.read("s/a.md")
