@@ -162,8 +162,9 @@ $(PEERS)/.venvs/%/.installed: $(PEERS)/requirements/%.txt
 	@{ $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m $(PIP) -r $< && touch $@; } \
 	|| { echo "$* cannot be installed"; rm -rf $(@D); }
 
-bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe and its peers in the same tasks; TRANSCRIPTS=FOLDER for more
-	$(BIN)/python -m benchmarks.peers.run $(if $(TRANSCRIPTS),--transcripts $(TRANSCRIPTS)) --write
+# ORDERS is a file of the texts in these recordings that an agent needs later (docs/survival.md).
+bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe and its peers in the same tasks; TRANSCRIPTS=FOLDER ORDERS=FILE for more
+	$(BIN)/python -m benchmarks.peers.run $(if $(TRANSCRIPTS),--transcripts $(TRANSCRIPTS)) $(if $(ORDERS),--orders $(ORDERS)) --write
 	$(BIN)/python benchmarks/figures.py
 
 nightly: lint test coverage test-deep test-extras test-adapters examples first-hour  ## the checks that need no service and no agent

@@ -152,11 +152,17 @@ def by_peer(
 
 
 def compacted(
-    paths: Sequence[Path], orders: Orders, peers: Sequence[Peer]
+    paths: Sequence[Path],
+    orders: Orders,
+    peers: Sequence[Peer],
+    failures: dict[str, str] | None = None,
 ) -> dict[str, tuple[list[Look], list[float]]]:
-    """The looks of each preset and peer after each compaction, and the shares of tokens left."""
+    """The looks of each preset and peer after each compaction, and the shares of tokens left.
+
+    A peer that fails is left out; its reason is added to *failures*.
+    """
     done: defaultdict[str, tuple[list[Look], list[float]]] = defaultdict(lambda: ([], []))
-    failed: set[str] = set()
+    failed = {} if failures is None else failures
 
     def add(name: str, work: Callable[[], tuple[list[Look], float]]) -> None:
         looks, left = work()
@@ -179,8 +185,8 @@ def compacted(
             for peer in peers:
                 if peer.name not in failed:
                     work = partial(by_peer, peer, history, apply, call)
-                    if not tried(peer.name, partial(add, peer.name, work)):
-                        failed.add(peer.name)
+                    if reason := tried(peer.name, partial(add, peer.name, work)):
+                        failed[peer.name] = reason
         print(f"\r{number} of {len(paths)} files", end="", flush=True)
     return {name: found for name, found in done.items() if name not in failed}
 

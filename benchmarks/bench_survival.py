@@ -333,10 +333,15 @@ def compact_by_peer(
 # The table ----------------------------------------------------------------------------------------
 
 
-def survivals(paths: Sequence[Path], peers: Sequence[Peer]) -> dict[str, Survival]:
-    """Return what survives, by the name of each program; a peer that fails is left out."""
+def survivals(
+    paths: Sequence[Path], peers: Sequence[Peer], failures: dict[str, str] | None = None
+) -> dict[str, Survival]:
+    """Return what survives, by the name of each program; a peer that fails is left out.
+
+    The reasons of those that fail are added to *failures*.
+    """
     done: defaultdict[str, Survival] = defaultdict(Survival)
-    failed: set[str] = set()  # may have taken minutes to fail: not asked again
+    failed = {} if failures is None else failures  # may have taken minutes to fail: not asked again
     for number, path in enumerate(paths, 1):
         index = AtomIndex()
         for history, recorded in compactions(path, index):
@@ -351,20 +356,20 @@ def survivals(paths: Sequence[Path], peers: Sequence[Peer]) -> dict[str, Surviva
                 done[RECORDED].left.append(TokenCounter().text(recorded) / tokens)
             for peer in peers:
                 work = partial(compact_by_peer, peer, history, facts, index, done[peer.name])
-                if peer.name not in failed and not tried(peer.name, work):
-                    failed.add(peer.name)
+                if peer.name not in failed and (reason := tried(peer.name, work)):
+                    failed[peer.name] = reason
         print(f"\r{number} of {len(paths)} files", end="", flush=True)
     return {name: survival for name, survival in done.items() if name not in failed}
 
 
-def tried(name: str, work: Callable[[], object]) -> bool:
-    """Return True if the peer *name* has done its *work*; print the reason if it has not."""
+def tried(name: str, work: Callable[[], object]) -> str:
+    """Have the peer *name* do its *work*; return the reason if it fails, which is printed too."""
     try:
         work()
     except PeerFailed as error:
         print(f"\n{name} is left out: {error}")
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def print_table(done: Mapping[str, Survival]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from types import SimpleNamespace
 
 __all__ = ["MAX_CHARS", "prompts", "reset", "spent", "summary"]
@@ -29,8 +29,10 @@ prompts: list[str] = []
 """What the model was asked since the last `reset`."""
 
 
-spent = SimpleNamespace(seconds=0.0, pause=0.0, asked=0)
+spent = SimpleNamespace(seconds=0.0, processor=0.0, pause=0.0, asked=0)
 """What it took the model to answer since the last `reset`: a real one takes its time elsewhere.
+
+*seconds* are by the clock, *processor* those of the processor.
 
 With a *pause* it takes so many seconds longer. It was *asked* so often in this conversation.
 """
@@ -40,11 +42,13 @@ def reset() -> None:
     """Forget what was asked."""
     prompts.clear()
     spent.seconds = 0.0
+    spent.processor = 0.0
 
 
 def summary(prompt: str) -> str:
     """The summary that *prompt* asks for."""
     begun = perf_counter()
+    processor_begun = process_time()
     prompts.append(prompt)
     spent.asked += 1
     sleep(spent.pause)
@@ -56,4 +60,5 @@ def summary(prompt: str) -> str:
             break
         lines.append(f"- {name}")
     spent.seconds += perf_counter() - begun
+    spent.processor += process_time() - processor_begun
     return "\n".join(lines)

@@ -40,7 +40,7 @@ READS = 60
 CHARS = 6_000
 WIDE, NARROW = 1_000_000, 60_000
 READ, WRITE = 0.1, 1.25
-START_SECONDS = 300.0
+START_SECONDS = 1_200.0
 BARE = "none"
 _REFERENCE = re.compile(r"\b[0-9a-f]{12,40}\b")
 _RANGE = re.compile(r"([^\s{]*)\{(\d+)\.\.(\d+)\}([\w.]*)")
@@ -57,6 +57,7 @@ NOTE = (
     "the API saw are billed, a cached token at {:g} and one that is written at {:g} of the input "
     "price. Nothing is downloaded, so headroom works without its text model"
 )
+ABSENCE = "a library, without a gateway"
 REMARK = "cache share / refused / words in sight or one reference away / ms more a turn"
 
 
@@ -285,6 +286,7 @@ def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> 
         NOTE.format(READS, CHARS, READ, WRITE),
         "The bill of an agent whose code nobody touches",
         remark=REMARK,
+        absence=ABSENCE,
     )
     bare = asyncio.run(play(None, WIDE, reads))
     cost.note += (
@@ -297,6 +299,7 @@ def gateway_rows(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> 
         "A run that ends before its end was paid for nothing",
         least_wins=False,
         remark="requests that the API refused",
+        absence=ABSENCE,
     )
     for gateway in gateways:
         with listed(cost, gateway.name):
@@ -329,6 +332,7 @@ def unnamed_row(reads: int = READS, gateways: Sequence[Gateway] = GATEWAYS) -> R
         ),
         "Sub-agents share an address: mixed up, each pays for the cache that the other broke",
         remark="cache share / refused / words in the last request or one reference away",
+        absence=ABSENCE,
     )
     agents = ("You read files for the tests.", "You read files for the docs.")
     bare = asyncio.run(play(None, WIDE, reads, agents=agents))

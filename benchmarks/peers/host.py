@@ -45,6 +45,18 @@ def load(path: str) -> Any:
     return module
 
 
+class Stopwatch:
+    """Seconds from its creation to `stop`: *processor* of all threads, and by the *clock*."""
+
+    def __init__(self) -> None:
+        self.processor = -time.process_time()
+        self.clock = -time.perf_counter()
+
+    def stop(self) -> None:
+        self.processor += time.process_time()
+        self.clock += time.perf_counter()
+
+
 @dataclass
 class Conversation:
     """Conversation that the driver works with."""
@@ -150,20 +162,19 @@ class Host:
         peer = conversation.peer
         hear = getattr(peer, "arrive", None)
         native = peer.convert(asked["new"])
-        begun = time.perf_counter()
+        arriving = Stopwatch()
         if hear is not None:
             await hear(native)
-        arrived = time.perf_counter() - begun
+        arriving.stop()
         peer.append(native)
-        begun = time.perf_counter()
+        shaping = Stopwatch()
         shaped = await peer.shape()
-        seconds = time.perf_counter() - begun
-        model = fake_model.spent.seconds
+        shaping.stop()
         told: dict[str, Any] = {
-            "seconds": arrived + seconds - model,
-            "waited": arrived + seconds,
+            "seconds": arriving.processor + shaping.processor - fake_model.spent.processor,
+            "clock": arriving.clock + shaping.clock - fake_model.spent.seconds,
+            "waited": arriving.clock + shaping.clock,
             "asked": fake_model.spent.asked,
-            "arrived": arrived,
             "prompts": list(fake_model.prompts),
         }
         if asked.get("wire", True):

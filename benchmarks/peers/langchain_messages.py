@@ -89,6 +89,11 @@ def _answer(content: Any, usage: dict[str, int] | None) -> AIMessage:
     )
 
 
+def head(system: Any, tools: Any) -> dict[str, Any]:
+    """The arguments of a `ModelRequest` for system prompt and tools of the Messages API."""
+    return {"system_message": SystemMessage(system) if system else None, "tools": tools or []}
+
+
 def wired(messages: list[BaseMessage]) -> list[dict[str, Any]]:
     """Return the messages of the adapter's request; a system prompt comes first, as a message."""
     system, rest = _format_messages(messages, model=None)

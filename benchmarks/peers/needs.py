@@ -76,6 +76,7 @@ def background_row(peers: Iterable[Peer], results: int = 60) -> Row:
             f"{TURN_SECONDS:g} s for a turn; (background) is Compact(background=True)"
         ),
         "Half a minute in which the agent stands still and a person waits, in each window",
+        absence="it asks no model for a summary",
     )
     history, _ = conversations.facts(results, 1_500, asking=False)
     turns = list(conversations.turns(history))

@@ -1,4 +1,7 @@
-"""The peers as processes, each in an environment of its own, and what is said to them."""
+"""The peers as processes, each in an environment of its own, and what is said to them.
+
+Time limits are of the processor, because other work may run on the machine at the same time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,11 +41,14 @@ PEERS = (
 MAIN = "main"
 """The name of a conversation that is the only one."""
 
-START_SECONDS = 300.0
-"""For a peer to be imported: some need half a minute while the machine is busy."""
+START_SECONDS = 100.0
+"""Of the processor, for a peer to be imported."""
 
-ANSWER_SECONDS = 120.0
-"""For one turn, behind up to 20,000 messages."""
+ANSWER_SECONDS = 60.0
+"""Of the processor, for one turn behind up to 20,000 messages."""
+
+CLOCK_FACTOR = 20
+"""How many times as long an answer may take by the clock, on a machine with other work."""
 
 
 class PeerFailed(Exception):
@@ -55,7 +61,7 @@ def python_of(name: str) -> Path:
 
 
 class Peer:
-    """Process of one peer; it is ended if an answer takes longer than *seconds*.
+    """Process of one peer; it is ended if an answer takes more than *seconds* of the processor.
 
     A *driver* of its own is run by this interpreter. Raises PeerFailed when the process cannot
     start.
@@ -120,12 +126,37 @@ class Peer:
             raise PeerFailed("its process ended") from error
         return self._answer(self.seconds)
 
+    def processor_seconds(self) -> float:
+        """The processor time of the process so far, or the time by the clock without ``/proc``."""
+        try:
+            text = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return monotonic()
+        # The name of the command, in brackets, may contain blanks.
+        fields = text.rpartition(")")[2].split()
+        user, system = fields[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def _next_line(self, seconds: float) -> str:
+        """The next line of the process. Raises queue.Empty after *seconds* of its processor time.
+
+        A process that only waits has as many times longer by the clock as `CLOCK_FACTOR` says.
+        """
+        processor_end = self.processor_seconds() + seconds
+        clock_end = monotonic() + CLOCK_FACTOR * seconds
+        while True:
+            try:
+                return self._lines.get(timeout=min(1.0, seconds))
+            except queue.Empty:
+                if self.processor_seconds() > processor_end or monotonic() > clock_end:
+                    raise
+
     def _answer(self, seconds: float) -> Any:
         try:
-            line = self._lines.get(timeout=seconds)
+            line = self._next_line(seconds)
         except queue.Empty as error:
             self.close()
-            raise PeerFailed(f"no answer within {seconds:g} s") from error
+            raise PeerFailed(f"no answer within {seconds:g} s of processor time") from error
         if not line:
             self.close()
             raise PeerFailed("its process ended")

@@ -14,16 +14,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import anyio
 
 from benchmarks.recall import Cut, cuts
 from ctxpipe.lab.costs import Bill
+from ctxpipe.lab.orders import Look, Order, transcript_key
 from ctxpipe.lab.policies import Policy
+from ctxpipe.lab.survival import Survey
 from ctxpipe.lab.transcripts import Transcript, read_transcript
 from ctxpipe.stages.reading.atoms import AtomIndex
+from ctxpipe.testing.whereabouts import WordIndex
 
 from .processes import Peer, PeerFailed
 from .scoring import Found, PeerPipeline, cost, found
@@ -34,8 +36,8 @@ log = logging.getLogger(__name__)
 
 LOG_FORMAT = "%(asctime)s %(message)s"
 
-SESSION_SECONDS = 300.0
-"""For all turns of one recorded session, before a peer is given up on it."""
+SESSION_SECONDS = 150.0
+"""Of the processor, for all turns of one recorded session, before a peer is given up on it."""
 
 NONE = "none"
 """No management: what the bills are compared with."""
@@ -66,6 +68,7 @@ class Recorded:
     cuts: dict[str, list[Found]] = field(default_factory=dict)
     bills: dict[str, dict[str, dict[float, Bill]]] = field(default_factory=dict)
     recalls: dict[str, list[float]] = field(default_factory=dict)
+    looks: dict[str, list[Look]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def take(self, other: Recorded) -> None:
@@ -76,6 +79,8 @@ class Recorded:
             self.bills.setdefault(column, {}).update(bills)
         for column, recalls in other.recalls.items():
             self.recalls.setdefault(column, []).extend(recalls)
+        for column, looks in other.looks.items():
+            self.looks.setdefault(column, []).extend(looks)
         self.failed.update(other.failed)
 
     def relative(self, column: str, read: float) -> float | None:
@@ -94,10 +99,16 @@ class Recorded:
         return sum(mine[name][read].total > none[name][read].total * (1 + 1e-9) for name in mine)
 
 
-def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> Iterator[Recorded]:
+def recorded(
+    paths: Sequence[str],
+    names: Sequence[str],
+    processes: int = 2,
+    orders: Mapping[str, Sequence[Order]] | None = None,
+) -> Iterator[Recorded]:
     """Yield the results of each of *paths* as soon as they are complete.
 
-    A process works on one transcript with every peer of *names*.
+    A process works on one transcript with every peer of *names*, and looks for its *orders* in the
+    contexts.
 
     A transcript that cannot be worked on at all is told in the log and left out for everybody.
     """
@@ -107,7 +118,12 @@ def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> 
             processes, get_context("spawn"), _tell_as_here, (log.getEffectiveLevel(),)
         ) as pool,
     ):
-        working = {pool.submit(_one, path, names, folder): path for path in paths}
+        working = {
+            pool.submit(
+                _one, path, names, folder, (orders or {}).get(transcript_key(path), ())
+            ): path
+            for path in paths
+        }
         for done in as_completed(working):
             error = done.exception()
             if error is None:
@@ -127,7 +143,7 @@ _peers: dict[str, Peer] = {}
 """Kept from one transcript to the next: to start them takes longer than many a session."""
 
 
-def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
+def _one(path: str, names: Sequence[str], folder: str, orders: Sequence[Order]) -> Recorded:
     transcript = read_transcript(path)
     index = AtomIndex()
     told = Recorded()
@@ -142,7 +158,7 @@ def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
         except PeerFailed as error:
             told.failed[name] = str(error)
         else:
-            _asked(_peers[name], transcript, cut, told)
+            _asked(_peers[name], transcript, cut, told, orders)
     return told
 
 
@@ -158,7 +174,13 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         yield f"{peer.name}, at 100,000", way, LIKE_FOR_LIKE
 
 
-def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], told: Recorded) -> None:
+def _asked(
+    peer: Peer,
+    transcript: Transcript,
+    cut: Iterable[Cut],
+    told: Recorded,
+    orders: Sequence[Order],
+) -> None:
     """A column that fails once is not asked again in this transcript.
 
     It may have taken minutes to fail.
@@ -171,9 +193,12 @@ def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], told: Recorde
     for column, way, settings in columns(peer):
         billed, recalls = told.bills.setdefault(column, {}), told.recalls.setdefault(column, [])
         with _listed(told, column, transcript):
-            pipeline = PeerPipeline(peer, way, settings, deadline=monotonic() + SESSION_SECONDS)
-            billed[transcript.name], recall = anyio.run(partial(cost, transcript, pipeline))
+            pipeline = PeerPipeline(peer, way, settings, seconds=SESSION_SECONDS)
+            survey = Survey(orders, WordIndex(), {})
+            work = partial(cost, transcript, pipeline, watch=survey.watch)
+            billed[transcript.name], recall = anyio.run(work)
             recalls.append(recall)
+            told.looks.setdefault(column, []).extend(survey.looks)
 
 
 @contextmanager

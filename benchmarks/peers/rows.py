@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
+from benchmarks.bench_gateway import agent_head
 from ctxpipe.messages import Message
 
 from . import conversations
@@ -23,10 +24,13 @@ __all__ = [
     "Row",
     "Spread",
     "active_rows",
+    "agent_row",
     "bound_row",
     "each",
+    "is_ours",
     "listed",
     "open_odd",
+    "peer_of",
     "quiet_row",
     "share_row",
     "shortening_way",
@@ -36,6 +40,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+EQUAL_WITHIN = 1e-9
+"""Figures that differ by less are equal."""
 
 WIDE = 10**9
 """A window in which nothing is ever too long."""
@@ -58,6 +65,19 @@ BOUND_NOTE = (
     "one before it: a peer without any has taken nothing out"
 )
 VALID_WORTH = "A request that is refused ends the run, and each one after it is refused, too"
+AGENT_RESULT_CHARS = 20_000
+AGENT_NOTE = (
+    "ms, least / median / most; {} tools of 90 kB and a system prompt of 20 kB where a peer's "
+    "context management is given them (ctxpipe, langchain, deepagents, pydantic_ai, strands), "
+    "results of {:,} characters, each reply with its bill, at each one's defaults and in a window "
+    "in which nothing is summarized. Some put each new result into a file, and some send all of it"
+)
+WITHOUT_WAY = {
+    "offload": "a new result stays as it is",
+    "free": "old results leave with a summary, or by the framework's own rule",
+    "compact": "it writes no summary",
+}
+"""Reasons why a peer has no way to do something, by what it was asked to do."""
 ON_ARRIVAL = (
     "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
     "here"
@@ -66,9 +86,19 @@ ON_ARRIVAL = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds of several repetitions."""
+    """Seconds of several repetitions: of the processor, and by the *clock*.
+
+    A row of waiting has no *clock*: there *times* are by the clock.
+    """
 
     times: tuple[float, ...]
+    clock: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, turns: Iterable[Mapping[str, float]]) -> Self:
+        """Return the spread of several *turns*, each as `Peer.turn` returns it."""
+        times = [(turn["seconds"], turn["clock"]) for turn in turns]
+        return cls(tuple(time for time, _ in times), tuple(clock for _, clock in times))
 
     @property
     def least(self) -> float:
@@ -93,7 +123,8 @@ class Row:
 
     *note* says what is measured, *worth* what a user has of it. With *least_wins* the smallest
     figure is the best. *remarks* say one more thing of each peer, under the heading *remark*; where
-    that is what becomes of the originals, those compete that do the same.
+    that is what becomes of the originals, those compete that do the same. *absence* is the reason
+    why a peer that was not asked has no figure.
     """
 
     name: str
@@ -103,6 +134,7 @@ class Row:
     cells: dict[str, Spread | float | str] = field(default_factory=dict)
     remark: str = ""
     remarks: dict[str, str] = field(default_factory=dict)
+    absence: str = "it was not asked"
 
     def figures(self) -> dict[str, float]:
         """The peers that answered, and the figure by which they are compared."""
@@ -132,7 +164,7 @@ class Row:
         if not figures:
             return []
         best = min(figures.values()) if self.least_wins else max(figures.values())
-        return [peer for peer, figure in figures.items() if abs(figure - best) <= 1e-9]
+        return [peer for peer, figure in figures.items() if abs(figure - best) <= EQUAL_WITHIN]
 
     def lead(self) -> float | None:
         """Return the time of the fastest peer that does the same, relative to that of ctxpipe.
@@ -140,8 +172,39 @@ class Row:
         Below 1 where it is faster.
         """
         figures = self.competing()
-        others = [figure for column, figure in figures.items() if column.partition(" ")[0] != OURS]
+        others = [figure for column, figure in figures.items() if not is_ours(column)]
         return min(others) / figures[OURS] if others and OURS in figures else None
+
+    def faster(self) -> list[str]:
+        """The columns of others with a better figure than ctxpipe's, the best first."""
+        figures = self.figures()
+        ours = figures.get(OURS)
+        sign = 1 if self.least_wins else -1
+        others = {
+            column: sign * figure
+            for column, figure in figures.items()
+            if not is_ours(column) and (ours is None or sign * (figure - ours) < -EQUAL_WITHIN)
+        }
+        return sorted(others, key=lambda column: others[column])
+
+    def complete(self, peers: Iterable[str], absent: Mapping[str, str]) -> None:
+        """Add a cell with the reason for each of *peers* that has none.
+
+        *absent* has the reasons of peers that did not start.
+        """
+        present = {peer_of(column) for column in self.cells}
+        for peer in peers:
+            if peer not in present:
+                self.cells[peer] = absent.get(peer, self.absence)
+
+
+def peer_of(column: str) -> str:
+    """The peer of a column: "ctxpipe (inline)", "ctxpipe, preset"."""
+    return column.partition(" ")[0].rstrip(",")
+
+
+def is_ours(column: str) -> bool:
+    return peer_of(column) == OURS
 
 
 def each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
@@ -185,7 +248,7 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
             f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as "
             "in life"
         ),
-        "Paid before each call of the model: below a millisecond nobody feels it",
+        "What a turn costs must not grow with the conversation",
     )
     history = conversations.quiet(messages)
     for peer in each(row, peers):
@@ -202,16 +265,51 @@ def _quiet(peer: Peer, history: Sequence[Message], messages: int, repetitions: i
     peer.open(_quiet_way(peer), window=WIDE)
     peer.turn(conversations.billed(history), wire=False)
     tokens = sum(len(str(message["content"])) for message in history) // 4
-    times: list[float] = []
+    turns = []
     begun = perf_counter()
     for number in range(repetitions):
         new = conversations.billed(
             conversations.quiet(2, messages + 2 * number), tokens + 150 * number
         )
-        times.append(peer.turn(new, wire=False)["seconds"])
+        turns.append(peer.turn(new, wire=False))
         if perf_counter() - begun > PATIENCE:
             break
-    return Spread(tuple(times))
+    return Spread.of(turns)
+
+
+def agent_row(peers: Iterable[Peer], repetitions: int, messages: int = 200) -> Row:
+    """A turn as a coding agent sends it, behind *messages* known ones."""
+    chars = AGENT_RESULT_CHARS
+    head = agent_head()
+    history = conversations.billed(conversations.bulky(messages // 2, chars))
+    row = Row(
+        f"a turn as coding agents send it, behind {messages:,} messages",
+        AGENT_NOTE.format(len(head["tools"]), chars),
+        "Paid before each call of the model; what is sent is paid for by the token",
+        remark="share of the history's characters that is sent",
+    )
+    for peer in each(row, peers):
+        with listed(row, peer.name):
+            peer.open(_quiet_way(peer), window=WIDE, **head)
+            peer.turn(history, wire=False)
+            turns = []
+            tokens = sum(len(str(message["content"])) for message in history) // 4
+            begun = perf_counter()
+            said = list(history)
+            for number in range(repetitions):
+                place = messages + number
+                new = conversations.billed(conversations.bulky(1, chars, place), tokens)
+                said += new
+                tokens += chars // 4
+                is_last = number == repetitions - 1 or perf_counter() - begun > PATIENCE
+                turns.append(peer.turn(new, wire=is_last))
+                if is_last:
+                    break
+            row.cells[peer.name] = Spread.of(turns)
+            sent = sum(len(str(message["content"])) for message in turns[-1]["messages"])
+            whole = sum(len(str(message["content"])) for message in said)
+            row.remarks[peer.name] = f"{sent / whole:.3f}"
+    return row
 
 
 # A turn that does something, without the model ----------------------------------------------------
@@ -242,7 +340,7 @@ def active_rows(
         peers,
         "free",
         {"trigger": 100_000},
-        lambda peer, _: peer.turn(history, wire=False)["seconds"],
+        lambda peer, _: peer.turn(history, wire=False),
         repetitions,
     )
     halves = list(conversations.halves(history))
@@ -253,16 +351,15 @@ def active_rows(
         peers,
         "compact",
         {"trigger": 165_000},
-        lambda peer, _: [peer.turn(half, wire=False)["seconds"] for half in halves][-1],
+        lambda peer, _: [peer.turn(half, wire=False) for half in halves][-1],
         repetitions,
     )
 
 
-def _arrival(peer: Peer, number: int) -> float:
+def _arrival(peer: Peer, number: int) -> dict[str, Any]:
     peer.turn(conversations.quiet(200), wire=False)
     bulky = conversations.bulky(1, 100_000, 1000 + number)
-    seconds: float = peer.turn(bulky, wire=False)["seconds"]
-    return seconds
+    return peer.turn(bulky, wire=False)
 
 
 def _timed(
@@ -272,17 +369,18 @@ def _timed(
     peers: Sequence[Peer],
     doing: str,
     settings: Mapping[str, Any],
-    once: Callable[[Peer, int], float],
+    once: Callable[[Peer, int], dict[str, Any]],
     repetitions: int,
 ) -> Row:
-    row = Row(name, note, worth, remark="originals afterwards")
+    absence = f"no setting for it: {WITHOUT_WAY[doing]}"
+    row = Row(name, note, worth, remark="originals afterwards", absence=absence)
     for peer in each(row, peers):
         for way, column in variants(peer, doing):
             if way not in peer.originals:
                 continue
             row.remarks[column] = ORIGINALS[peer.originals[way]]
             with listed(row, column):
-                row.cells[column] = Spread(tuple(_repeated(peer, way, settings, once, repetitions)))
+                row.cells[column] = Spread.of(_repeated(peer, way, settings, once, repetitions))
     return row
 
 
@@ -290,9 +388,9 @@ def _repeated(
     peer: Peer,
     way: str,
     settings: Mapping[str, Any],
-    once: Callable[[Peer, int], float],
+    once: Callable[[Peer, int], dict[str, Any]],
     repetitions: int,
-) -> Iterator[float]:
+) -> Iterator[dict[str, Any]]:
     """Play one conversation after another; the first only loads what the peer loads once.
 
     A peer that takes seconds is asked less often, but twice at least.
@@ -301,10 +399,10 @@ def _repeated(
     for number in range(repetitions + 1):
         begun = perf_counter()
         peer.open(way, **settings)
-        seconds = once(peer, number)
+        turn = once(peer, number)
         spent += perf_counter() - begun
         if number:
-            yield seconds
+            yield turn
         if number >= 2 and spent > PATIENCE:
             break
 
@@ -465,6 +563,7 @@ def share_row(
         SHARE_NOTE.format(results),
         "What the model that summarizes never sees is in no summary",
         least_wins=False,
+        absence="it asks no model for a summary",
     )
     history, planted = conversations.facts(results, chars, asking=asking)
     for peer in each(row, peers):

@@ -1,11 +1,12 @@
 """Run the comparison and write it down.
 
-    python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b]
-                                   [--write [FILE]]
+    python -m benchmarks.peers.run [--transcripts FOLDER [--orders ORDERS.jsonl]] [--only a,b]
+                                   [--quick] [--parts a,b] [--write [FILE]]
 
-Without transcripts the rows that need them are left out. With --write the tables replace
+Without transcripts the rows that need them are left out. ORDERS.jsonl has the texts in them that
+an agent needs later, as `ctxpipe survive --orders` takes it. With --write the tables replace
 results.md beside this, as far as they are known. Standard error tells what is being measured. A
-peer that cannot start, fails or takes too long stands in the tables with the reason.
+peer that cannot start, fails, takes too long or is not asked stands in the tables with the reason.
 """
 
 from __future__ import annotations
@@ -21,32 +22,59 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.bench_orders import Orders
 from benchmarks.bench_survival import KINDS, PRESETS, survivals
+from ctxpipe.lab.orders import GOVERNING_KINDS, orders_by_transcript, read_orders, survival_by_kind
 from ctxpipe.lab.prefix import PREFIX_TOKENS
 
 from . import needs, shared
 from .gateways import gateway_rows
+from .orders import (
+    FINDING,
+    SCRIPTED,
+    governing_share,
+    looks_at_calls,
+    recorded_rows,
+    scripted_rows,
+    shares_in_words,
+)
 from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
 from .recorded import LOG_FORMAT, NONE, Recorded, recorded
-from .rows import Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
-from .summary import summary
+from .rows import (
+    Row,
+    Spread,
+    active_rows,
+    agent_row,
+    bound_row,
+    quiet_row,
+    share_row,
+    validity_row,
+)
+from .rows import told as in_ms
+from .summary import AT_CALLS, behind, looked_up, summary
 
-__all__ = ["main", "session_tables", "table"]
+__all__ = ["main", "session_tables", "table", "tables"]
 
 RESULTS = Path(__file__).with_name("results.md")
-PARTS = ("quiet", "active", "valid", "share", "shared", "needs", "gateway", "survival", "sessions")
-REPETITIONS = {200: 30, 2_000: 20, 20_000: 10}
-ACTIVE = 7
+PARTS = (
+    *("quiet", "active", "valid", "share", "shared", "needs", "gateway", "orders", "survival"),
+    "sessions",
+)
+MANY, MANY_REPETITIONS = 20_000, 5
+AGENT_REPETITIONS = 10
+ACTIVE = 4
 HISTORIES = 60
-LOOPS = 40
+LOOPS = 20
 
 ABOUT = """
-Printed by `make bench-peers TRANSCRIPTS=FOLDER` in one run, on one machine of {cores} shared cores
-(load of the five minutes before: {load:.1f}), Python {python}. Each peer runs in an environment of
-its own, on the same messages, with the same fake model, as its framework calls it; its own
-Anthropic adapter makes the request that is judged. Conversions stand outside the clock. A turn that
-takes longer than {seconds:g} s is given up. The best figure of a table is bold; where peers are
-spared what others do, it is the best of those that do the same as ctxpipe.
+Printed by `make bench-peers TRANSCRIPTS=FOLDER ORDERS=FILE` in one run, on one machine of {cores}
+shared cores (load of the five minutes before: {load:.1f}), Python {python}. Each peer runs in an
+environment of its own, on the same messages, with the same fake model, as its framework calls it;
+its own Anthropic adapter makes the request that is judged. Milliseconds are those of the processor,
+all threads together, because other work ran on this machine at the same time; "by the clock" is the
+least time that passed, with waiting for the disk. Conversions stand outside both. A turn that
+takes more than {seconds:g} s of the processor is given up. The best figure of a table is bold;
+where peers are spared what others do, it is the best of those that do the same as ctxpipe.
 """
 RECOVERABLE = """
 {cuts} cuts of {sessions} recorded sessions, asked to leave a quarter. Of what the agent went on to
@@ -63,6 +91,13 @@ agent has seen the same; so is each summary. "At 100,000" is the same trigger fo
 tokens. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what replies used
 that stood in the context before anything was fetched. A request begins with {prefix:,} tokens of
 system prompt and tools, unless the recording shows its own.
+"""
+
+AT_CALLS_NOTE = """
+{sessions} recorded sessions turn by turn, in the same replay as the bills. Share of the lines that
+are in the context at each tenth call, or at the call that needs them, as `ctxpipe survive --orders`
+looks for them: {looks} texts, the mean of kinds. At the defaults most sessions end before anything
+is summarized.
 """
 
 log = logging.getLogger(__name__)
@@ -87,18 +122,20 @@ def main() -> None:
         about = _about(peers, absent)
         parts = asked.parts.split(",")
         paths = _sessions(asked.transcripts, asked.sessions)
-        for row in _rows(peers, paths, parts, quick=asked.quick):
+        orders = orders_by_transcript(read_orders(asked.orders)) if asked.orders else {}
+        for row in _rows(peers, paths, orders, parts, quick=asked.quick):
+            row.complete(wanted, absent)
             rows.append(row)
             print(f"{table(row)}\n", flush=True)
-            _written([about, summary(rows), *map(table, rows)], asked.write)
+            _written([about, summary(rows), *tables(rows)], asked.write)
         names = [peer.name for peer in peers]
     found = Recorded()
     paths = paths if "sessions" in parts else []
     last: list[str] = []
-    for number, one in enumerate(recorded(paths, names, asked.processes), 1):
+    for number, one in enumerate(recorded(paths, names, asked.processes, orders), 1):
         found.take(one)
         last = session_tables(found, number, names)
-        _written([about, summary(rows, found), *map(table, rows), *last], asked.write)
+        _written([about, summary(rows, found), *tables(rows), *last], asked.write)
         log.info("%d of %d transcripts", number, len(paths))
     print("\n\n".join([*last, summary(rows, found)]))
 
@@ -106,11 +143,11 @@ def main() -> None:
 def _sessions(folder: Path | None, count: int) -> list[str]:
     """About *count* of the transcripts in *folder*, spread evenly.
 
-    The longest first, so that none waits for it.
+    The shortest first, so that a run that is ended early has measured as many as possible.
     """
     files = sorted(folder.glob("*.jsonl")) if folder else []
     taken = files[:: max(1, -(-len(files) // count))]
-    return [str(path) for path in sorted(taken, key=lambda path: -path.stat().st_size)]
+    return [str(path) for path in sorted(taken, key=lambda path: path.stat().st_size)]
 
 
 def _written(parts: Sequence[str], file: Path | None) -> None:
@@ -126,8 +163,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--transcripts", type=Path, help="a folder of recorded conversations (*.jsonl)"
     )
+    parser.add_argument("--orders", type=Path, help="the texts in them that an agent needs later")
     parser.add_argument(
-        "--sessions", type=int, default=8, help="take about so many of them (%(default)s)"
+        "--sessions", type=int, default=7, help="take about so many of them (%(default)s)"
     )
     parser.add_argument("--only", help="these peers, separated by commas")
     parser.add_argument(
@@ -142,11 +180,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rows(
-    peers: Sequence[Peer], paths: Sequence[str], parts: Sequence[str], *, quick: bool
+    peers: Sequence[Peer],
+    paths: Sequence[str],
+    orders: Orders,
+    parts: Sequence[str],
+    *,
+    quick: bool,
 ) -> Iterator[Row]:
-    for messages, repetitions in REPETITIONS.items() if "quiet" in parts else ():
-        if not (quick and messages > 2_000):
-            yield quiet_row(messages, peers, 3 if quick else repetitions)
+    if "quiet" in parts:
+        yield agent_row(peers, 3 if quick else AGENT_REPETITIONS)
+        yield quiet_row(2_000 if quick else MANY, peers, 3 if quick else MANY_REPETITIONS)
     if "active" in parts:
         yield from active_rows(peers, 2 if quick else ACTIVE)
     for broken in (False, True) if "valid" in parts else ():
@@ -164,8 +207,24 @@ def _rows(
         yield from needs.rows(peers)
     if "gateway" in parts:
         yield from gateway_rows()
+    yield from _rows_of_what_stays(peers, paths, orders, parts, quick=quick)
+
+
+def _rows_of_what_stays(
+    peers: Sequence[Peer],
+    paths: Sequence[str],
+    orders: Orders,
+    parts: Sequence[str],
+    *,
+    quick: bool,
+) -> Iterator[Row]:
+    """The rows of benchmarks that compact by ctxpipe in their own process."""
+    others = [peer for peer in peers if peer.name != OURS]
+    if "orders" in parts:
+        yield from scripted_rows(others, 2 if quick else SCRIPTED)
+        if orders:
+            yield from recorded_rows([*map(Path, paths)], orders, others)
     if "survival" in parts and paths:
-        others = [peer for peer in peers if peer.name != OURS]
         yield _survival_row(others, paths)
 
 
@@ -181,12 +240,14 @@ def _survival_row(peers: Sequence[Peer], paths: Sequence[str]) -> Row:
         least_wins=False,
         remark=f"in sight: {' / '.join(KINDS)}; tokens left",
     )
-    for name, survival in survivals([*map(Path, paths)], peers).items():
+    failures: dict[str, str] = {}
+    for name, survival in survivals([*map(Path, paths)], peers, failures).items():
         column = f"{OURS} ({name})" if name in PRESETS else name
         column = OURS if name == "coding" else column
         row.cells[column] = survival.mean_share(survival.named)
         shares = " / ".join(f"{survival.share(survival.sight, kind):.3f}" for kind in KINDS)
         row.remarks[column] = f"{shares}; {mean(survival.left):.3f}"
+    row.cells.update({name: f"failed: {reason}" for name, reason in failures.items()})
     return row
 
 
@@ -216,6 +277,12 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
     return _lines(lines)
 
 
+def tables(rows: Sequence[Row]) -> list[str]:
+    """The tables of *rows*, those first in which ctxpipe is not first."""
+    last = behind(rows)
+    return [table(row) for row in [*last, *(row for row in rows if row not in last)]]
+
+
 def table(row: Row) -> str:
     """The row as a table of its own.
 
@@ -225,10 +292,12 @@ def table(row: Row) -> str:
     """
     figures = row.figures()
     timed = any(isinstance(cell, Spread) for cell in row.cells.values())
+    clocked = any(isinstance(cell, Spread) and cell.clock for cell in row.cells.values())
     heads = [
         "",
         "figure",
         *(["of ctxpipe's"] if timed else []),
+        *(["by the clock"] if clocked else []),
         *([row.remark] if row.remark else []),
     ]
     lines = [
@@ -239,6 +308,8 @@ def table(row: Row) -> str:
         f"What it is worth: {row.worth[0].lower()}{row.worth[1:]}.",
         "",
     ]
+    if behind([row]):
+        lines += [f"Why ctxpipe is not first: {looked_up(row.name)}.", ""]
     lines += [_cells(heads), f"|{'---|' * len(heads)}"]
     for column in _ranked(row):
         cell = row.cells[column]
@@ -250,6 +321,8 @@ def table(row: Row) -> str:
                 if column in figures and OURS in figures
                 else "–"
             )
+        if clocked:
+            told.append(in_ms(min(cell.clock)) if isinstance(cell, Spread) and cell.clock else "–")
         if row.remark:
             told.append(row.remarks.get(column, "–"))
         lines.append(_cells(told))
@@ -288,7 +361,38 @@ def _lines(lines: Sequence[str]) -> str:
 
 def session_tables(found: Recorded, transcripts: int, names: Sequence[str]) -> list[str]:
     """Return the tables of the peers *names* for this number of *transcripts*."""
-    return [_recoverable(found, transcripts, names), _dollars(found, transcripts, names)]
+    parts = [_recoverable(found, transcripts, names)]
+    if any(found.looks.values()):
+        parts.append(_at_calls(found, transcripts, names))
+    return [*parts, _dollars(found, transcripts, names)]
+
+
+def _at_calls(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
+    by_column = {
+        column: survival_by_kind(looks_at_calls(looks))
+        for column, looks in found.looks.items()
+        if column not in found.failed
+    }
+    shares: dict[str, float] = {}
+    for column, by_kind in by_column.items():
+        share = governing_share(by_kind)
+        if share is not None:
+            shares[column] = share
+    some = next(iter(by_column.values()), {})
+    kinds = [kind for kind in some if kind in GOVERNING_KINDS]
+    count = sum(some[kind].looks for kind in kinds)
+    lines = [
+        f"## {_sentence(AT_CALLS)}",
+        "",
+        AT_CALLS_NOTE.format(sessions=transcripts, looks=count),
+        "",
+        _cells(["", "all", *kinds, FINDING]),
+        f"|{'---|' * (len(kinds) + 3)}",
+    ]
+    for column in sorted(shares, key=lambda column: -shares[column]):
+        words = shares_in_words(by_column[column], [*kinds, FINDING]).split(" / ")
+        lines.append(_cells([column, f"{shares[column]:.3f}", *words]))
+    return _lines([*lines, *_failures(found, found.looks, names)])
 
 
 def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
@@ -311,13 +415,11 @@ def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str
     ]
     for column, shares in sorted(scored.items(), key=lambda item: -item[1][1]):
         lines.append(f"| {column} | {' | '.join(f'{share:.3f}' for share in shares)} |")
-    without = [
-        name
+    lines += [
+        f"| {name}: it has no compaction that can be forced | – | – | – | – |"
         for name in names
-        if name not in found.failed and not any(name == _name(c) for c in found.cuts)
+        if name not in found.failed and not any(name == _name(column) for column in found.cuts)
     ]
-    if without:
-        lines += ["", f"Without a compaction that can be forced: {', '.join(without)}."]
     return _lines([*lines, *_failures(found, found.cuts, names)])
 
 

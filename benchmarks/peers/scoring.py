@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any, cast
 
 from anyio import to_thread
 
 from benchmarks.recall import Cut, one_hop
 from ctxpipe.lab.costs import Bill, bill
-from ctxpipe.lab.replay import ReplaySettings, replay
+from ctxpipe.lab.replay import ReplaySettings, Watch, replay
 from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -165,13 +164,13 @@ def _atoms(index: AtomIndex, texts: Iterable[str]) -> set[str]:
 class PeerPipeline:
     """A peer in the place of a pipeline, for the laboratory's replay.
 
-    It is given up at *deadline* (of `time.monotonic`).
+    It is given up when its process has taken *seconds* of processor time for the session.
     """
 
     peer: Peer
     way: str
     settings: Mapping[str, Any]
-    deadline: float = math.inf
+    seconds: float = math.inf
     counter: TokenCounter = field(default_factory=lambda: as_counter(None))
 
     def __call__(self, _bench: Workbench) -> Any:
@@ -194,7 +193,8 @@ class _PeerSession:
             self.peer.open, pipeline.way, **pipeline.settings
         )
         self.counter = pipeline.counter
-        self.deadline = pipeline.deadline
+        self.seconds = pipeline.seconds
+        self.end = math.inf
         self.session_id = session_id
         self.known = 0
         self.bill: dict[str, int] | None = None
@@ -207,11 +207,12 @@ class _PeerSession:
         return Result(messages, tuple(map(self._report, told["prompts"])))
 
     def _turn(self, new: Sequence[Message]) -> dict[str, Any]:
-        if monotonic() > self.deadline:
-            raise PeerFailed("the session took too long")
         if self.begin is not None:
             self.begin()
             self.begin = None
+            self.end = self.peer.processor_seconds() + self.seconds
+        if self.peer.processor_seconds() > self.end:
+            raise PeerFailed("the session took too long")
         return self.peer.turn(new)
 
     def _billed(self, message: Message) -> Message:
@@ -252,11 +253,13 @@ async def cost(
     make: Callable[[Workbench], Any],
     *,
     read_prices: Sequence[float] = (0.1, 0.05),
+    watch: Watch | None = None,
 ) -> tuple[dict[float, Bill], float]:
     """The bill of *transcript* at each price of reading the cache, all refetches paid.
 
-    And the recall before them.
+    And the recall before them. Every request begins with the prefix of the recording, as in
+    `ctxpipe replay`. *watch* is called with each run of the pipeline.
     """
-    replayed = await replay(transcript, make, ReplaySettings())
+    replayed = await replay(transcript, make, ReplaySettings(), watch)
     bills = {read: bill(replayed.requests, Prices.relative(read=read)) for read in read_prices}
     return bills, replayed.use.recall

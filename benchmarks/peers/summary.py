@@ -1,4 +1,4 @@
-"""All rows in one table.
+"""All rows in one table, and before it those in which ctxpipe is not first, with the reasons.
 
 Our figure, the best peer that does the same, and the best of those that are spared a part.
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import mean
 
-from .processes import OURS
-from .recorded import NONE, Recorded
-from .rows import Row, Spread, told
+from ctxpipe.lab.orders import survival_by_kind
 
-__all__ = ["summary"]
+from .orders import governing_share, looks_at_calls
+from .processes import OURS
+from .reasons import NO_REASON, REASONS
+from .recorded import NONE, Recorded
+from .rows import Row, Spread, is_ours, peer_of, told
+
+__all__ = ["AT_CALLS", "behind", "looked_up", "session_rows", "summary"]
 
 HEAD = """## In short
 
@@ -20,43 +24,96 @@ HEAD = """## In short
 |---|---|---|---|"""
 
 
+BEHIND = """## Where ctxpipe is not first
+
+| what | ctxpipe | first | reason |
+|---|---|---|---|"""
+EVERYWHERE = "## Where ctxpipe is not first\n\nIn no row."
+
+POINTER = "of what was used later, in sight or one path away after a compaction"
+DOLLARS = "dollars at equal recall, of no management, a cached token at {:g}"
+AT_CALLS = "instructions that still apply, in the context at the calls of recorded sessions"
+
+
 def summary(rows: Sequence[Row], found: Recorded | None = None) -> str:
-    """Return one line for each of *rows*, and for recorded sessions.
+    """Return the rows in which ctxpipe is not first, then one line for each of *rows*, those first.
 
     The better of us and those that do the same is bold.
     """
-    return "\n".join(
-        [HEAD, *map(_line, rows), *(_sessions(found) if found and found.bills else ())]
-    )
+    every = [*rows, *session_rows(found)]
+    last = behind(every)
+    first = [row for row in every if row not in last]
+    lines = [_reason_line(row) for row in last]
+    top = "\n".join([BEHIND, *lines]) if last else EVERYWHERE
+    return "\n".join([top, "", HEAD, *map(_line, [*last, *first])])
+
+
+def behind(rows: Sequence[Row]) -> list[Row]:
+    """Those of *rows* in which another one has a better figure than ctxpipe as it comes."""
+    return [row for row in rows if row.faster()]
+
+
+def _reason_line(row: Row) -> str:
+    figures = row.figures()
+    words = _in_words(row)
+    ours = words(figures[OURS]) if OURS in figures else str(row.cells.get(OURS, "–"))
+    best = row.faster()[0]
+    return f"| {row.name} | {ours} | {words(figures[best])} {best} | {looked_up(row.name)} |"
+
+
+def looked_up(name: str) -> str:
+    """The reason why ctxpipe is not first in the row called *name*."""
+    return REASONS.get(name, NO_REASON)
+
+
+def _in_words(row: Row) -> Callable[[float], str]:
+    if any(isinstance(cell, Spread) for cell in row.cells.values()):
+        return lambda figure: f"{told(figure)} ms"
+    return "{:.3f}".format
 
 
 def _line(row: Row) -> str:
-    def words(figure: float) -> str:
-        timed = any(isinstance(cell, Spread) for cell in row.cells.values())
-        return f"{told(figure)} ms" if timed else f"{figure:.3f}"
-
     figures = row.figures()
     less = {column: figure for column, figure in figures.items() if row.does_less(column)}
     # What else ctxpipe can do stands in the row's own table; here it is compared as it comes.
     mine = {column: figure for column, figure in figures.items() if column == OURS}
+    words = _in_words(row)
     return _compared(row.name, mine, row.competing(), less, words, least_wins=row.least_wins)
 
 
-def _sessions(found: Recorded) -> Iterator[str]:
-    whole = {
-        column: cuts for column, cuts in found.cuts.items() if cuts and column not in found.failed
+def session_rows(found: Recorded | None) -> Iterator[Row]:
+    """The rows of recorded sessions, each with the best column of every peer."""
+    if found is None or not found.bills:
+        return
+    pointer = {
+        column: mean(cut.pointer for cut in cuts)
+        for column, cuts in found.cuts.items()
+        if cuts and column not in found.failed
     }
-    pointer = {column: mean(cut.pointer for cut in cuts) for column, cuts in whole.items()}
-    yield _compared(
-        "of what was used later, in sight or one path away after a compaction", pointer, pointer
-    )
+    yield _best_of_each(POINTER, pointer, least_wins=False)
+    calls: dict[str, float] = {}
+    for column, looks in found.looks.items():
+        share = governing_share(survival_by_kind(looks_at_calls(looks)))
+        if share is not None and column not in found.failed:
+            calls[column] = share
+    if calls:
+        yield _best_of_each(AT_CALLS, calls, least_wins=False)
     for read in (0.1, 0.05):
         relative = {
             column: found.relative(column, read) for column in found.bills if column != NONE
         }
         known = {column: share for column, share in relative.items() if share is not None}
-        what = f"dollars at equal recall, of no management, a cached token at {read:g}"
-        yield _compared(what, known, known, least_wins=True)
+        yield _best_of_each(DOLLARS.format(read), known, least_wins=True)
+
+
+def _best_of_each(name: str, figures: Mapping[str, float], *, least_wins: bool) -> Row:
+    """A row of the best of *figures* of each peer; their tables have the others."""
+    row = Row(name, "", "", least_wins)
+    best = min if least_wins else max
+    for column, figure in figures.items():
+        before = row.cells.get(peer_of(column), figure)
+        row.cells[peer_of(column)] = best(figure, before) if isinstance(before, float) else figure
+    return row
 
 
 def _compared(
@@ -70,9 +127,9 @@ def _compared(
 ) -> str:
     best = min if least_wins else max
     sides = [
-        {column: figure for column, figure in mine.items() if _name(column) == OURS},
-        {column: figure for column, figure in same.items() if _name(column) != OURS},
-        {column: figure for column, figure in (less or {}).items() if _name(column) != OURS},
+        {column: figure for column, figure in mine.items() if is_ours(column)},
+        {column: figure for column, figure in same.items() if not is_ours(column)},
+        {column: figure for column, figure in (less or {}).items() if not is_ours(column)},
     ]
     figures = [best(side.values()) if side else None for side in sides]
     winning = best([figure for figure in figures[:2] if figure is not None], default=None)
@@ -87,12 +144,7 @@ def _compared(
             else words(figure)
         )
         names = dict.fromkeys(
-            _name(column) for column in side if abs(side[column] - figure) <= 1e-9
+            peer_of(column) for column in side if abs(side[column] - figure) <= 1e-9
         )
         cells.append(f"{said} {', '.join(names)}" if place else said)
     return f"| {what} | {' | '.join(cells)} |"
-
-
-def _name(column: str) -> str:
-    """The peer of a column: "ctxpipe (inline)", "ctxpipe, preset"."""
-    return column.partition(" ")[0].rstrip(",")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -22,19 +23,22 @@ from recorded import NIGHTLY
 from benchmarks.peers import conversations
 from benchmarks.peers.gateways import GATEWAYS, Gateway, expanded, gateway_rows, play
 from benchmarks.peers.needs import background_row, deletion_row, media_row, search_row
+from benchmarks.peers.orders import scripted_rows
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
+from benchmarks.peers.reasons import NO_REASON, REASONS
 from benchmarks.peers.recorded import NONE, Recorded, recorded
 from benchmarks.peers.rows import (
     SAME,
     Row,
     Spread,
     active_rows,
+    agent_row,
     bound_row,
     quiet_row,
     share_row,
     validity_row,
 )
-from benchmarks.peers.run import session_tables, table
+from benchmarks.peers.run import session_tables, table, tables
 from benchmarks.peers.scoring import (
     PeerPipeline,
     continues,
@@ -46,7 +50,7 @@ from benchmarks.peers.scoring import (
     unbound,
 )
 from benchmarks.peers.shared import agents_row, chat_row, processes_row, resume_row
-from benchmarks.peers.summary import summary
+from benchmarks.peers.summary import behind, summary
 from benchmarks.recall import Cut
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.prefix import PREFIX_TOKENS
@@ -69,10 +73,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
 
 
 DRIVER = """
-import time
-
 COUNTER, ORIGINALS = "none", {}
-WAYS = {"default": "falls asleep", "compact": "drops the first three of nine messages"}
+WAYS = {"default": "never ends", "compact": "drops the first three of nine messages"}
 
 
 def VERSIONS():
@@ -91,7 +93,8 @@ class Peer:
 
     async def shape(self):
         if self.way == "default":
-            time.sleep(3600)
+            while True:
+                pass
         if len(self.messages) == 9:
             self.messages = [{"role": "user", "content": "All went well."}, *self.messages[3:]]
         return self.messages
@@ -103,6 +106,14 @@ AGAIN = """
     def again(self, refusal):
         drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
         return {"thinking": drop, "betas": ["thinking-binding-controls-2026-08-01"]}
+"""
+FORGETFUL = """
+    async def shape(self):
+        self.messages = [{"role": "user", "content": "All went well."}]
+        return self.messages
+
+    def kept(self):
+        return {}, []
 """
 MARKED = """
     def wire(self, shaped):
@@ -202,7 +213,7 @@ def test_a_peer_that_keeps_less_stands_apart_and_does_not_win():
 
     assert row.winners() == ["same"]
     assert row.lead() == pytest.approx(0.5)
-    shown = [line.split(" |")[0] for line in table(row).splitlines()[8:]]
+    shown = [line.split(" |")[0] for line in table(row).splitlines() if line.startswith("| ")][1:]
     assert shown == ["| **same**", "| ctxpipe", "| less"]
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
 
@@ -225,6 +236,35 @@ def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_b
         "| a turn | 4 ms | **2 ms** same | 1 ms less |",
         "| a share | **1.000** | **1.000** even | – |",
     ]
+
+
+def test_a_row_in_which_a_peer_is_ahead_comes_first_with_its_reason():
+    ahead = Row("a share", "share", "much", least_wins=False)
+    ahead.cells = {OURS: 0.5, f"{OURS} (lean)": 0.9, "better": 0.8, "worse": 0.1}
+    even = Row("another share", "share", "much", least_wins=False)
+    even.cells = {OURS: 1.0, "even": 1.0}
+
+    lines = summary([even, ahead]).splitlines()
+
+    assert behind([even, ahead]) == [ahead]
+    assert lines[0] == "## Where ctxpipe is not first"
+    assert lines[4] == f"| a share | 0.500 | 0.800 better | {NO_REASON} |"
+    assert [line.split(" | ")[0] for line in lines[-2:]] == ["| a share", "| another share"]
+    assert [shown.splitlines()[0] for shown in tables([even, ahead])] == [
+        "## A share",
+        "## Another share",
+    ]
+
+
+def test_a_peer_without_a_figure_has_the_reason_in_its_place():
+    row = Row("a turn", "ms", "little", absence="it has no such setting")
+    row.cells = {f"{OURS} (inline)": Spread((0.001,))}
+
+    row.complete([OURS, "lacks", "gone"], {"gone": "its environment could not be made"})
+
+    assert row.cells["lacks"] == "it has no such setting"
+    assert row.cells["gone"] == "its environment could not be made"
+    assert OURS not in row.cells
 
 
 def test_thinking_is_judged_against_what_was_sent_before_it():
@@ -311,6 +351,22 @@ def test_the_timed_rows_tell_each_repetition(ours):
     assert [len(cast("Spread", cell).times) for cell in spreads] == [3, 1, 1, 1, 1, 1, 1]
 
 
+def test_a_turn_with_what_agents_send_is_timed_and_says_how_much_is_sent(ours):
+    row = agent_row([ours], 2, messages=6)
+    spread = cast("Spread", row.cells[OURS])
+
+    assert len(spread.times) == len(spread.clock) == 2
+    assert float(row.remarks[OURS]) < 0.1
+
+
+def test_our_instructions_stay_after_a_compaction_and_those_of_a_forgetful_peer_do_not(driven):
+    governing, findings = scripted_rows([driven(DRIVER + FORGETFUL)], 1, calls=40)
+
+    assert governing.cells[OURS] == 1.0
+    assert cast("float", governing.cells["forgetful"]) < 0.5
+    assert set(findings.cells) == set(governing.cells)
+
+
 def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(
     ours,
 ):
@@ -347,7 +403,7 @@ def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(dr
     slow = quiet_row(20, peers, 1)
     after = share_row(peers, asking=False, results=4, chars=300, trigger=100)
 
-    assert slow.cells["forgetful"] == "failed: no answer within 2 s"
+    assert slow.cells["forgetful"] == "failed: no answer within 2 s of processor time"
     assert isinstance(slow.cells[OURS], Spread)
     assert after.cells["forgetful"] == 0.0
 
@@ -456,7 +512,7 @@ def test_a_driver_that_cannot_say_it_is_listed_and_not_asked(driven, make: Calla
 
 
 def test_our_requests_with_pictures_stay_below_a_limit_that_the_bare_ones_exceed(ours, driven):
-    bare = driven(DRIVER.replace("time.sleep(3600)", "return self.messages"))
+    bare = driven(DRIVER.replace("while True:\n                pass", "return self.messages"))
     row = media_row([ours, bare], 110, 465_000, side=32)  # ours counts pictures, too: a hundred
 
     assert row.cells[OURS] == 1
@@ -512,3 +568,38 @@ def test_a_proxy_that_cannot_start_is_listed():
     cost, _, unnamed = gateway_rows(2, [gone])
 
     assert "environment" in str(cost.cells["gone"]) + str(unnamed.cells["gone"])
+
+
+# The page -----------------------------------------------------------------------------------------
+
+RESULTS = (ROOT / "benchmarks" / "peers" / "results.md").read_text("utf-8")
+
+
+def cells_of(section: str) -> list[list[str]]:
+    """The rows of the table below the heading *section*, without its head."""
+    body = RESULTS.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in body.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+def test_the_page_has_every_peer_in_every_table():
+    sections = re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)
+    missing = []
+    for section in set(sections) - {"Where ctxpipe is not first", "In short"}:
+        body = RESULTS.split(f"\n## {section}\n")[1].split("\n## ")[0]
+        peers = {re.split(r"[ ,:]", row[0].strip("* "))[0] for row in cells_of(section)}
+        peers |= set(re.findall(r"^- (\w+)", body, re.MULTILINE))
+        missing += [(section, peer) for peer in PEERS if peer not in peers]
+
+    assert missing == []
+    assert len(sections) > 25
+
+
+def test_the_page_begins_with_the_rows_in_which_ctxpipe_is_not_first_and_their_reasons():
+    first = cells_of("Where ctxpipe is not first")
+    names = [name for name, *_ in first]
+
+    assert RESULTS.index("\n## Where ctxpipe is not first\n") == RESULTS.index("\n## ")
+    assert {name: reason for name, *_, reason in first} == {name: REASONS[name] for name in names}
+    assert [name for name, *_ in cells_of("In short")][: len(names)] == names
+

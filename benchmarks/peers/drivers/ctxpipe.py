@@ -111,6 +111,8 @@ class Peer:
         min_chars: int = 1000,
         form: str = "messages",
         journal: bool = False,
+        system: Any = None,
+        tools: Any = None,
         **_: Any,
     ) -> None:
         self.folder = Path(folder)
@@ -155,6 +157,7 @@ class Peer:
                 SmartTruncate(archive=storage),
             ]
         self.options: dict[str, Any] = {}
+        self.head = {"system": system, "tools": tools}
         self.pipeline = pipeline = ContextPipeline(stages, budget=budget)
         self.adapter = Adapter(pipeline, "run") if form == "chat" else None
         kept: dict[str, Any] = {"journal": storage, "lease_seconds": 60} if journal else {}
@@ -184,7 +187,7 @@ class Peer:
         if self.adapter is not None:
             exchange = await self.adapter.begin(CHAT.codec, self.history)
             return self.history if exchange is None else list(exchange.items)
-        result = await self.session.run(self.history)
+        result = await self.session.run(self.history, **self.head)
         self.options = dict(result.request_options)
         return result.messages
 

@@ -20,7 +20,7 @@ from deepagents.middleware.summarization import (
 from driving import files_in, read_back, versions
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
-from langchain_messages import FakeChat, chatted, converted, held, wired
+from langchain_messages import FakeChat, chatted, converted, head, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -47,8 +47,11 @@ class Peer:
         trigger: int = 170_000,
         keep_tokens: int = 20_000,
         min_chars: int = 80_000,
+        system: Any = None,
+        tools: Any = None,
         **_: Any,
     ) -> None:
+        self.head = head(system, tools)
         self.folder = Path(folder)
         self.backend = backend = FilesystemBackend(root_dir=folder, virtual_mode=True)
         self.model = FakeChat(profile={"max_input_tokens": window})
@@ -107,7 +110,7 @@ class Peer:
             messages=self.state["messages"],
             state=self.state,
             runtime=None,
-            tools=[],
+            **self.head,
         )
         answer = await self.files.awrap_model_call(request, summarized)
         if isinstance(answer, ExtendedModelResponse) and answer.command is not None:

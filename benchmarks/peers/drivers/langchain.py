@@ -15,7 +15,7 @@ from langchain.agents.middleware import (
 )
 from langchain.agents.middleware.types import ModelRequest
 from langchain_core.messages import BaseMessage, RemoveMessage
-from langchain_messages import FakeChat, chatted, converted, held, wired
+from langchain_messages import FakeChat, chatted, converted, head, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -44,9 +44,12 @@ class Peer:
         trigger: int = 100_000,
         keep_tokens: int = 20_000,
         clear: int = 0,
+        system: Any = None,
+        tools: Any = None,
         **_: Any,
     ) -> None:
         del folder
+        self.head = head(system, tools)
         self.model = FakeChat(profile={"max_input_tokens": window})
         self.messages: list[BaseMessage] = []
         self.summarize: Any = None
@@ -89,7 +92,7 @@ class Peer:
             messages=self.messages,
             state={"messages": self.messages},
             runtime=None,
-            tools=[],
+            **self.head,
         )
         await self.edit.awrap_model_call(request, handler)
         return sent

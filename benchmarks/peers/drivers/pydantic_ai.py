@@ -80,8 +80,21 @@ class Peer:
         trigger: int = 100_000,
         keep_tokens: int = 20_000,
         min_chars: int = 0,
+        system: Any = None,
+        tools: Any = None,
         **_: Any,
     ) -> None:
+        self.instructions = "\n".join(block["text"] for block in system or ()) or None
+        self.parameters = ModelRequestParameters(
+            function_tools=[
+                ToolDefinition(
+                    name=tool["name"],
+                    description=tool["description"],
+                    parameters_json_schema=tool["input_schema"],
+                )
+                for tool in tools or ()
+            ]
+        )
         self.folder = Path(folder)
         self.model = FunctionModel(answer)
         self.wire_model = AnthropicModel(
@@ -136,7 +149,10 @@ class Peer:
                 )
             ]
         return [
-            ModelRequest(parts=[part for block in blocks(message) for part in self._asked(block)])
+            ModelRequest(
+                parts=[part for block in blocks(message) for part in self._asked(block)],
+                instructions=self.instructions,
+            )
         ]
 
     def _answered(self, block: dict[str, Any]) -> list[Any]:
@@ -213,7 +229,7 @@ class Peer:
             model=self.model,
             messages=list(self.messages),
             model_settings=None,
-            model_request_parameters=ModelRequestParameters(),
+            model_request_parameters=self.parameters,
         )
         context = self._context()
         done = await self.compaction.before_model_request(context, request)

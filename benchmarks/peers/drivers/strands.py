@@ -22,6 +22,7 @@ from strands.models.anthropic import AnthropicModel
 from strands.models.model import Model
 from strands.models.openai import OpenAIModel
 from strands.storage import LocalFileStorage
+from strands.tools import PythonAgentTool
 from strands.types.content import _ensure_tracking_id
 
 COUNTER = "tiktoken if installed, else characters / 4; anchored on the last bill"
@@ -85,6 +86,8 @@ class Peer:
         window: int = 200_000,
         trigger: int = 0,
         min_chars: int = 1000,
+        system: Any = None,
+        tools: Any = None,
         **_: Any,
     ) -> None:
         self.folder = Path(folder)
@@ -109,6 +112,8 @@ class Peer:
         self.agent = Agent(
             model=FakeModel(window),
             messages=[],
+            system_prompt="\n".join(block["text"] for block in system or ()) or None,
+            tools=[_tool(tool) for tool in tools or ()],
             context_manager=self.manager,
             callback_handler=None,
             load_tools_from_directory=False,
@@ -171,6 +176,16 @@ class Peer:
         # The context shows a reference, which is the name of the file.
         files = {path.rpartition("/")[2]: text for path, text in files_in(self.folder).items()}
         return files, ["\n".join(texts(message)) for message in self.agent.messages]
+
+
+def _tool(tool: dict[str, Any]) -> PythonAgentTool:
+    """A tool of the Messages API; it is only described, never called."""
+    spec = {
+        "name": tool["name"],
+        "description": tool["description"],
+        "inputSchema": {"json": tool["input_schema"]},
+    }
+    return PythonAgentTool(tool["name"], spec, print)
 
 
 def _converted(message: dict[str, Any]) -> dict[str, Any]:
