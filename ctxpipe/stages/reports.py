@@ -63,23 +63,33 @@ class Offloaded:
 class Compacted:
     """A history that was replaced by its summary.
 
-    *tokens_before*, *tokens_after* and *restored_tokens* are raw (exact tiktoken) and of the
-    messages alone. *restored* are the paths of files that were read again into the context,
-    *folded* those of files reduced to the names that they define.
+    The context:
 
-    *summarizer* is the name of the writer of the summary, *model* that of its model ("" without a
-    model), *attempts* the number of requests for it. *input_tokens* (of which *cached_tokens* came
-    from the cache) and *output_tokens* are those that the API reported for these requests,
-    *dollars* is their cost, None if the usage or the price is unknown. *over_target* and
-    *over_budget* are True if the result is still above the budget's target, or trigger; *holds*
-    names the parts of the context with their tokens if it is, else it is "".
+    - *tokens_before*, *tokens_after*: raw tokens (exact tiktoken) of the messages alone
+    - *messages_summarized*: the number of messages that the summary describes
+    - *over_target*, *over_budget*: True if the result is still above the budget's target, or its
+      trigger; *holds* then names the parts of the context with their tokens, else it is ""
+    - *restored*: the paths of the files that were read again into the context, of together
+      *restored_tokens* raw tokens; *folded*: those of files reduced to the names that they define
 
-    *messages_summarized* is the number of messages that the summary describes. *archive* is the
-    location of the raw messages, None without an archive. *left_out* names the pieces of content
-    that should have been carried over but did not fit, and *left_out_file* is the file with them,
-    "" if all fit. *removed* has the number of blocks that are no longer in the context, by their
-    kind ("tool_result", "image" …). *warnings* are sentences on what was cut, left out or not
-    restored, and on problems with a file or the model.
+    The summary:
+
+    - *summarizer*: the name of its writer; *model*: that of the model, "" without one
+    - *attempts*: the number of requests for it
+    - *input_tokens* (of which *cached_tokens* came from the cache), *output_tokens*: the tokens
+      that the API reported for these requests
+    - *dollars*: their cost, None if the usage or the price is unknown
+
+    The content that left:
+
+    - *archive*: the location of the raw messages, None without an archive
+    - *removed*: the number of blocks that are no longer in the context, by their kind
+      ("tool_result", "image" …)
+    - *left_out*: the names of the content that should have been carried over but did not fit;
+      *left_out_file*: the file with it, "" if all fit
+
+    *warnings* are sentences on what was cut, left out or not restored, and on problems with a file
+    or the model.
     """
 
     tokens_before: int

@@ -80,43 +80,30 @@ async def choose_layout(
         target=raw_limit(turn, turn.budget.target) - turn.overhead,
         carried_tokens=raw_limit(turn, turn.budget.target // 2),
     )
+    first, *others = replacements
     plans: list[Layout] = []
-    replacement = replacements[0]
-    selection = await _select(turn, replacement, limits)
+    selection = await _select(turn, first, limits)
     layout = Layout((), {}, 0)
     async for plan in _from_rich_to_lean(restored_files, evidence_tokens, turn.counter):
         plans.append(plan)
-        layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
+        layout = await lay_out(turn, first, replace(plan, selection=selection), file)
         if _fits(layout, limits):
-            return replacement, layout
-    leaner = layout
+            return first, layout
     # A short context within the target need not become smaller: nothing is left out for that.
-    is_done = layout.tokens <= limits.target and await is_short(turn)
-    if not is_done:
-        leaner = await _carry_less(turn, replacement, layout, limits, file)
-    if is_done or _meets_target(leaner, limits):
-        return replacement, leaner
+    if layout.tokens <= limits.target and await is_short(turn):
+        return first, layout
+    leaner = await _carry_less(turn, first, layout, limits, file)
+    if _meets_target(leaner, limits):
+        return first, leaner
     # Above the target, but maybe within the window, with as many pieces as possible.
-    is_accepted = await _will_be_accepted(turn, layout)
-    while not is_accepted:
-        tokens_to_remove = 1 + layout.selection.used_tokens // _REMOVAL_STEPS
-        fewer_pieces = layout.selection.lighter(tokens_to_remove)
-        if fewer_pieces is None:
-            break
-        layout = await lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
-        is_accepted = await _will_be_accepted(turn, layout)
+    layout, is_accepted = await _carry_until_accepted(turn, first, layout, file)
     if is_accepted or await was_shortened(turn):
-        return replacement, layout
-    for replacement in replacements[1:]:
-        selection = await _select(turn, replacement, limits)
-        for plan in plans:
-            layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
-            if _fits(layout, limits):
-                return replacement, layout
-        layout = await _carry_less(turn, replacement, layout, limits, file)
+        return first, layout
+    for replacement in others:
+        layout = await _leanest_needed(turn, replacement, plans, limits, file)
         if _meets_target(layout, limits):
             return replacement, layout
-    return replacement, layout
+    return replacements[-1], layout
 
 
 # Carried pieces are removed in about so many steps, until the window holds the context.
@@ -162,6 +149,44 @@ async def _carry_less(
             break
         layout = await lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
     return layout
+
+
+async def _carry_until_accepted(
+    turn: Turn, replacement: Replacement, layout: Layout, file: OmissionsFile
+) -> tuple[Layout, bool]:
+    """Return *layout* with fewer carried pieces, and True if the model will accept it.
+
+    Pieces are removed until the model will accept the layout, or none can be removed any more.
+    """
+    is_accepted = await _will_be_accepted(turn, layout)
+    while not is_accepted:
+        tokens_to_remove = 1 + layout.selection.used_tokens // _REMOVAL_STEPS
+        fewer_pieces = layout.selection.lighter(tokens_to_remove)
+        if fewer_pieces is None:
+            break
+        layout = await lay_out(turn, replacement, replace(layout, selection=fewer_pieces), file)
+        is_accepted = await _will_be_accepted(turn, layout)
+    return layout, is_accepted
+
+
+async def _leanest_needed(
+    turn: Turn,
+    replacement: Replacement,
+    plans: Sequence[Layout],
+    limits: _Limits,
+    file: OmissionsFile,
+) -> Layout:
+    """Return the first of *plans* that fits; if none does, the last with fewer carried pieces.
+
+    The plans are laid out for *replacement*.
+    """
+    selection = await _select(turn, replacement, limits)
+    layout = plans[-1]
+    for plan in plans:
+        layout = await lay_out(turn, replacement, replace(plan, selection=selection), file)
+        if _fits(layout, limits):
+            return layout
+    return await _carry_less(turn, replacement, layout, limits, file)
 
 
 def _fits(layout: Layout, limits: _Limits) -> bool:
