@@ -39,8 +39,8 @@ REASONS: Mapping[str, str] = {
         "exactly; the faster ones estimate tokens, and keep the last messages and a summary"
     ),
     "valid chat completions, broken histories compacted": (
-        "some histories with a doubled call, or with a call before the first words of the user, "
-        "are sent as they came"
+        "an adapter sends the client's messages as they came where no stage changes anything, and "
+        "of some of these histories a summary would not be shorter"
     ),
     "the longest turn while a summary is written": _SUMMARY_TURN,
     "what was said, in sight or in a named file after a compaction": (
