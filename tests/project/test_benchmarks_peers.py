@@ -602,4 +602,3 @@ def test_the_page_begins_with_the_rows_in_which_ctxpipe_is_not_first_and_their_r
     assert RESULTS.index("\n## Where ctxpipe is not first\n") == RESULTS.index("\n## ")
     assert {name: reason for name, *_, reason in first} == {name: REASONS[name] for name in names}
     assert [name for name, *_ in cells_of("In short")][: len(names)] == names
-
