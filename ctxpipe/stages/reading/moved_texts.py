@@ -64,18 +64,17 @@ def find_moved_texts(before: Sequence[Message], after: Sequence[Message]) -> Ite
 
     Results come first, then inputs of calls; both are matched by the id of the call.
     """
-    places: dict[str, str] = {}
+    placeholders: dict[str, str] = {}  # by the id of the call
     for result in tool_results(after):
         text = only_text(result.content)
         if placeholder_file(result.tool_use_id, text) is not None:
-            places[result.tool_use_id] = text
-    if places:
+            placeholders[result.tool_use_id] = text
+    if placeholders:
         for result in tool_results(before):
             text = text_of(result.content)
-            if text and places.get(result.tool_use_id, text) != text:
-                yield Moved(
-                    result.tool_use_id, text, places[result.tool_use_id], content=result.content
-                )
+            placeholder = placeholders.get(result.tool_use_id, text)
+            if text and placeholder != text:
+                yield Moved(result.tool_use_id, text, placeholder, content=result.content)
     calls = {call.id: call for call in tool_calls(after)}
     if not calls:
         return
