@@ -44,8 +44,8 @@ from .storage.generations import Generation
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.billed import check_usage
 from .tokens.counter import COUNTING
-from .turn.run import TurnRun, run_turn
-from .turn.state import PipelineSettings, Request, State, Thinking, Veto, observe_cut
+from .turn.run import run_turn
+from .turn.state import PipelineSettings, Request, State, Thinking, TurnRun, Veto, observe_cut
 
 __all__ = ["ContextPipeline"]
 

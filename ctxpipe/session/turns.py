@@ -15,8 +15,8 @@ from ..stages.compact.stage import Compact
 from ..stages.media.stage import MediaOffload
 from ..stages.reports import Outcome, Result
 from ..tokens.spent import TokensByKind
-from ..turn.run import TurnRun, run_turn
-from ..turn.state import Request
+from ..turn.run import run_turn
+from ..turn.state import Request, TurnRun
 from .gate import mark_stage_requests
 
 if TYPE_CHECKING:

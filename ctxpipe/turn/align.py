@@ -11,7 +11,7 @@ from ..messages import ensure_messages, is_bulky
 from ..messages.thinking import mark_stale
 
 if TYPE_CHECKING:
-    from .run import TurnRun
+    from .state import TurnRun
 
 
 async def align(run: TurnRun) -> None:

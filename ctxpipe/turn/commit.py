@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .run import TurnRun
+    from .state import TurnRun
 
 
 async def commit(run: TurnRun) -> bool:

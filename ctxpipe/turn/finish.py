@@ -15,7 +15,7 @@ from ..tokens.spent import TokensByKind
 from .repair import other_marks_of, repair
 
 if TYPE_CHECKING:
-    from .run import TurnRun
+    from .state import TurnRun
 
 
 async def finish(run: TurnRun) -> None:

@@ -16,7 +16,7 @@ from .repair import encodable
 from .state import PipelineSettings
 
 if TYPE_CHECKING:
-    from .run import TurnRun
+    from .state import TurnRun
 
 
 async def judge(

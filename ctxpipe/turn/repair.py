@@ -51,8 +51,7 @@ from .repair_exchanges import complete_turns, exchanges_of, repair_exchange
 
 if TYPE_CHECKING:
     from ..messages import Problem
-    from .run import TurnRun
-    from .state import Request
+    from .state import Request, TurnRun
 
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3

@@ -44,7 +44,7 @@ from .report_log import publish
 from .state import Overhead, model_of
 
 if TYPE_CHECKING:
-    from .run import TurnRun
+    from .state import TurnRun
 
 
 async def ask_stages(run: TurnRun) -> None:

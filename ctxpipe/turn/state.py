@@ -1,15 +1,16 @@
-"""The settings of a pipeline, the memory of a conversation, and the request of a turn."""
+"""The settings of a pipeline, the memory of a conversation, and the object that carries a turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
 from .._logs import logger
 from .._text import one_line
-from ..errors import SettingsError
+from .._threads.threads import in_thread
+from ..errors import SettingsError, safe_text
 from ..messages import FactSums, Message
 from ..providers.prices import Prices, context_window
 from ..providers.refusals import Refusal
@@ -22,7 +23,17 @@ from ..tokens.billed import context_tokens
 from ..tokens.silent_cuts import SilentCuts
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from ..journal.memory import Memory
+    from ..journal.step import Step
+    from ..messages import Problem
+    from ..stages.offload.shared_decisions import SharedDecisions
+    from ..stages.reports import Result
     from ..summarizers import AgentModel
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Function that is called with each change that a stage proposes, before the change is made.
@@ -241,3 +252,90 @@ def observe_cut(
 def _name(model: str | None) -> str:
     """Return the name of *model* for a log line."""
     return "the model" if model is None else one_line(model, 80)
+
+
+@dataclass(slots=True)
+class TurnRun:
+    """One turn: what it needs, and what its steps have made so far.
+
+    The caller gives the first group of fields. *memory* has the timeline that the turn continues,
+    *state* the running totals and the records of the stages. *stages* are those that take part, by
+    their places in the pipeline; with None all stages do. *decisions* says which texts other
+    conversations have moved to files; this one replaces the same texts by the same placeholders. A
+    plan writes nothing and calls no model.
+
+    The steps of the turn set the other fields. `align` sets the *step* of the timeline and
+    *repeated_stages*, which come first and repeat what the model has seen before, and empties
+    *changes* and *reports*. *messages* is the context so far, *problems* says what was broken in
+    it. *changes* has an item for each part of the turn that changed something: the index of the
+    first changed message, and that of the block in it. *reports* are those of the stages.
+    """
+
+    session_id: str
+    history: list[Message]
+    request: Request
+    state: State
+    memory: Memory
+    stages: Mapping[int, Stage] | None = None
+    decisions: SharedDecisions | None = None
+    is_plan: bool = False
+
+    tracer: Tracer | None = None
+    is_thorough: bool = False
+    """Whether every message of the history is compared with what is remembered of it."""
+    step: Step = field(init=False)
+    turn: int = 0
+    """Number of the turn in its session: 1 for the first, 0 until `align` sets it."""
+    repeated_stages: Mapping[int, Stage] = field(default_factory=dict)
+    messages: list[Message] = field(init=False)
+    problems: tuple[Problem, ...] = ()
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    reports: list[StageReport] = field(default_factory=list)
+    result: Result = field(init=False)
+
+    async def call(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        """Call *work* and return its result, in a worker thread if the turn has much to read."""
+        if self.step.exceeds_inline_limit:
+            return await in_thread(work, *arguments)
+        return work(*arguments)
+
+    def edit(self, messages: list[Message], *, first: int = 0, paired: bool = True) -> None:
+        """Make *messages* the context, and drop what the totals say from the first change on.
+
+        The caller knows that the first *first* messages stay. *paired* is that of
+        `ctxpipe.messages.diff.diff`, which compares both contexts.
+        """
+        if messages is self.messages:
+            return
+        edits = self.step.edit(self.messages, messages, equal_count=first, paired=paired)
+        first_changed = len(self.messages)
+        if edits:
+            first_changed = edits[-1].start  # the edits are in the order last to first
+        self.state.rewind(first_changed)
+        self.messages = messages
+
+    def end_part(self) -> None:
+        """Note the first place that this part of the turn has changed; the next part begins."""
+        touched = self.step.touched
+        if touched.first is not None:
+            self.changes.append(touched.first)
+        touched.first = None
+
+    async def count(self, messages: Sequence[Message]) -> int:
+        """Return the raw tokens of the context *messages*, with system prompt and tools.
+
+        Only new messages are counted. If the counter fails, the result is 0, unless errors are to
+        be raised.
+        """
+        ledger = self.state.ledger
+        try:
+            tokens = await ledger.total(messages, unchanged_count=ledger.unchanged_count)
+        except Exception as error:
+            if self.state.settings.on_error == "raise":
+                raise
+            name = self.session_id[:40]
+            reason = safe_text(error)
+            logger.warning("the context of session %r cannot be counted: %s", name, reason)
+            logger.debug("the counter failed with", exc_info=error)
+            return 0
+        return tokens + self.state.overhead.tokens

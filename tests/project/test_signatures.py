@@ -24,7 +24,7 @@ ROW = "a row of a table of data, of which most cells stay empty"
 OPTIONS = "the options of a command, which reads them from here"
 EXEMPT_CLASSES = {
     "journal.step.Step": "what one turn makes, which each part of the turn adds to",
-    "turn.run.TurnRun": "what one turn needs, and what each of its steps has made of it",
+    "turn.state.TurnRun": "what one turn needs, and what each of its steps has made of it",
     "folding.languages.Language": ROW,
     "diagnostics.prompts.Prompt": ROW,
     "gateway.record.GatewayTurn": REPORT,
