@@ -174,7 +174,7 @@ async def files() -> list[Row]:
             return [path.read_text(encoding="utf-8") for path in Path(folder).iterdir()]
 
         baseline = await best(plain, 20)
-        rows = []
+        rows: list[Row] = []
         for name, known in (("files never seen before", False), ("files counted before", True)):
             counter = TokenCounter()
             await counter.warm()

@@ -64,7 +64,7 @@ class History:
         with generation.running():
             await self.storage.ensure_not_deleted(session_id)
             files = await self.storage.contents(session_id)
-            search = _Search(self.storage, session_id, set(files), query, self._context_messages())
+            search = _Search(self.storage, session_id, files, query, self._context_messages())
             if not hasattr(self.storage, "index_path"):
                 try:
                     answer, content = await search.in_memory(content)
@@ -89,7 +89,7 @@ class _Search:
 
     storage: Any
     session_id: str
-    names: set[str]
+    names: Sequence[str]
     query: str
     messages: Sequence[Message]
 
@@ -121,7 +121,7 @@ class _Search:
         Raises `sqlite3.Error` if the index cannot be used, or has a text that no longer exists.
         """
         folder = session_folder(self.session_id)
-        new_files = self.names - index.names
+        new_files = [name for name in self.names if name not in index.names]
         if len(self.names) - len(new_files) < len(index.names):
             raise sqlite3.DatabaseError("the index has a text that no longer exists")
         new_names = [name for name in sorted(new_files) if not is_media_file(name)]
