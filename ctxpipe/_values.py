@@ -48,6 +48,7 @@ _SHORT_CHARS = 30_000  # a part of such a value that is encoded in one step
 # Level of nesting up to which parts are. A short part has at most 300 levels, since each value in
 # it weighs 100 characters; so the deepest value in it is within MAX_DEPTH.
 _SHORT_DEPTH = 200
+_LONG_CHARS = 2_000
 _CANNOT_BE_SENT = "a value in a message cannot be sent: {}"
 _MAX_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _JSON_TYPES = (str, dict, list, tuple, int, float, type(None))
@@ -177,9 +178,35 @@ def _encode(encoder: json.JSONEncoder, value: object) -> Iterable[str]:
         text = _encode_indented(encoder, value) if encoder.indent else encoder.encode(value)
     except (RecursionError, TypeError, ValueError):
         return _encode_in_steps(encoder, value)
-    if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text):
+    if encoder.sort_keys and _may_sort_otherwise(value, text):
         return _encode_in_steps(encoder, value)
     return [text]
+
+
+def _may_sort_otherwise(value: object, text: str) -> bool:
+    """Return True if a key of *value* may be no text; *text* is the JSON of *value*.
+
+    In a long text it takes several times as long to look for such a key as in the value.
+    """
+    if len(text) > _LONG_CHARS and _has_text_keys(value):
+        return False
+    return _KEY_LIKE_A_VALUE.search(text) is not None
+
+
+def _has_text_keys(value: object) -> bool:
+    """Return True if *value* has only plain types and all keys are texts."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict):
+            if not all(isinstance(key, str) for key in item):
+                return False
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+        elif not isinstance(item, _JSON_TYPES):
+            return False
+    return True
 
 
 def _encode_indented(encoder: json.JSONEncoder, value: object, depth: int = 1) -> str:
@@ -271,7 +298,7 @@ def _encode_short(encoder: json.JSONEncoder, value: object) -> str | None:
         text = encoder.encode(value)
     except (RecursionError, TypeError, ValueError):
         return None
-    return None if encoder.sort_keys and _KEY_LIKE_A_VALUE.search(text) else text
+    return None if encoder.sort_keys and _may_sort_otherwise(value, text) else text
 
 
 def _key_text(key: object) -> str:

@@ -127,7 +127,12 @@ class Turn:
         return fact_sums
 
     async def raw_tokens(self) -> int:
-        """Return the exact tiktoken tokens of the messages, the system prompt and the tools."""
+        """Return the tiktoken tokens of the messages, the system prompt and the tools.
+
+        They are exact, with one exception. In the first turn of a conversation that begins with a
+        long history, a number that is more than a tenth above the window may be an estimate. So it
+        is exact wherever a comparison with a limit of the budget could depend on it.
+        """
         unchanged_count = self.ledger.unchanged_count
         tokens = await self.ledger.total(self.messages, unchanged_count=unchanged_count)
         return tokens + self.overhead
@@ -139,10 +144,18 @@ class Turn:
     async def prefix_sums(self) -> Sequence[int]:
         """Return the raw tokens of the first 0, 1, 2 … messages, without the overhead.
 
-        The returned sequence is valid until the next turn.
+        They are estimates if `raw_tokens` is one. The returned sequence is valid until the next
+        turn.
         """
         unchanged_count = self.ledger.unchanged_count
         return await self.ledger.prefix_sums(self.messages, unchanged_count=unchanged_count)
+
+    def count_exactly(self) -> None:
+        """Make all token counts of this turn exact from now on.
+
+        For a stage whose decision depends on less than a tenth of the tokens.
+        """
+        self.ledger.count_exactly()
 
     def recall(self, kind: Callable[[], T]) -> T:
         """Return the stage's record of type *kind* in this session; the first call creates it."""

@@ -275,10 +275,11 @@ class StageReport:
     the stage, including the system prompt and the tools: each report begins where the one before it
     ends. If *is_estimate* is True, *tokens_before* is partly an estimate: texts that left before
     they were counted are estimated by their characters and the tokens per character in this
-    session. *seconds* is the time that the stage took. *first_changed_index* is the index of the
-    first message that differs from the turn's input; what follows it must be written to the
-    provider's prompt cache again. *cost* is what that costs and saves in dollars, if the pipeline
-    knows the prices.
+    session. In the first turn of a long history, *tokens_after* of a stage is an estimate too until
+    that text has left. *seconds* is the time that the stage took. *first_changed_index* is the
+    index of the first message that differs from the turn's input; what follows it must be written
+    to the provider's prompt cache again. *cost* is what that costs and saves in dollars, if the
+    pipeline knows the prices.
 
     *reason* and ``str(report)`` have counts and names, never text of the conversation. *error* is
     what the stage raised; its text may quote anything.
@@ -322,7 +323,7 @@ class StageReport:
         if self.first_changed_index is not None:
             yield f"from message {self.first_changed_index} on"
         if self.tokens_before or self.tokens_after:
-            about = "about " if self.is_estimate else ""
+            about = "an estimated " if self.is_estimate else ""
             yield f"{about}{self.tokens_before:,} to {self.tokens_after:,} tokens"
         if self.detail is not None:
             yield str(self.detail)
@@ -340,12 +341,13 @@ class Result:
     """The context to send, and the reports of how it was made.
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context before the first
-    stage and as it is sent, including the system prompt and the tools. *tokens_before* is an
-    estimate if ``is_estimate`` of the first report is True. *repaired* lists the broken rules of
-    the history that are repaired in *messages*. *request_options* are further arguments that the
-    request needs; pass them on as keywords. From a session, *covered* is the number of messages of
-    the history that the context represents, and *notices* are warnings for the user about the
-    history or the journal. *turn* is the number of the turn in its session; the first turn is 1.
+    stage and as it is sent, including the system prompt and the tools. *tokens_after* is exact;
+    *tokens_before* is an estimate if ``is_estimate`` of the first report is True. *repaired* lists
+    the broken rules of the history that are repaired in *messages*. *request_options* are further
+    arguments that the request needs; pass them on as keywords. From a session, *covered* is the
+    number of messages of the history that the context represents, and *notices* are warnings for
+    the user about the history or the journal. *turn* is the number of the turn in its session; the
+    first turn is 1.
 
     This turn has rewritten the part ``messages[first_changed_index:changed_end]``; both indices are
     None if nothing was rewritten. The messages before it, and those from *changed_end* on, are

@@ -21,7 +21,7 @@ from .._threads.threads import in_thread
 from ..messages import Block, Message, MessageLike, compact_json, field
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, FUNCTION, SIZE, Requirement
 from . import parts
-from .encoders import Encoder, Function, Tiktoken
+from .encoders import MIN_SAMPLED_CHARS, Encoder, Function, Tiktoken
 from .memo import Memo
 from .parts import Part
 
@@ -197,6 +197,21 @@ class TokenCounter:
         # cancelled turn does not wait for the count: the thread continues, and only fills the memo.
         return await in_thread(count, abandon_on_cancel=True)
 
+    def estimating(self) -> TokenCounter | None:
+        """Return a counter that estimates the tokens of long texts; None if that saves no time.
+
+        An estimate depends on the text alone, not on what was counted before. Short texts are
+        counted exactly.
+        """
+        if not self._encoder.can_estimate:
+            return None
+        return TokenCounter(self._estimate_text)
+
+    def _estimate_text(self, text: str) -> int:
+        if len(text) < MIN_SAMPLED_CHARS:
+            return self.text(text)
+        return self._encoder.estimate(text)
+
     # Comparison with a limit ----------------------------------------------------------------------
 
     def over(
@@ -252,19 +267,24 @@ class TokenCounter:
             if not isinstance(part, str):
                 total += part
                 continue
-            tokens = self._look_up(part)
-            total += self._encode(part) if tokens is None else tokens
+            key = _key_of(part)
+            tokens = self._memo.get(key)
+            total += self._encode(part, key) if tokens is None else tokens
         return total
 
     def _look_up(self, text: str) -> int | None:
         """Return the remembered number of tokens of *text*, or None."""
-        return self._memo.get(text if len(text) <= _MAX_KEY_CHARS else text_digest(text))
+        return self._memo.get(_key_of(text))
 
-    def _encode(self, text: str) -> int:
-        """Return the number of tokens of *text* by encoding it, and remember it."""
+    def _encode(self, text: str, key: str | bytes | None = None) -> int:
+        """Return the number of tokens of *text* by encoding it, and remember it.
+
+        *key* is its key in the memo, if the caller has it.
+        """
         tokens = self._encoder.count(text)
         self.encoded_chars += len(text)
-        key = text if len(text) <= _MAX_KEY_CHARS else text_digest(text)
+        if key is None:
+            key = _key_of(text)
         self._memo.put(key, tokens, sys.getsizeof(key) + _ENTRY_BYTES)
         return tokens
 
@@ -282,6 +302,11 @@ class TokenCounter:
             else:
                 total += tokens
         return total, new_texts
+
+
+def _key_of(text: str) -> str | bytes:
+    """Return the key of *text* in the memo: a digest if it is long."""
+    return text if len(text) <= _MAX_KEY_CHARS else text_digest(text)
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:

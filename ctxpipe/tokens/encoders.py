@@ -82,6 +82,24 @@ class Tiktoken:
             return len(self._ids(text))
         return sum(self._count_segment(segment) for segment in segments(text))
 
+    @property
+    def can_estimate(self) -> bool:
+        """True if `estimate` reads only a part of a long text."""
+        return self._is_shipped
+
+    def estimate(self, text: str) -> int:
+        """Return an estimate of the tokens of *text*, which depends on nothing else.
+
+        Of a text of `MIN_SAMPLED_CHARS` or more only samples are encoded: a fifth of it, and less
+        of a longer one.
+        """
+        if not self._is_shipped or len(text) < MIN_SAMPLED_CHARS:
+            return self.count(text)
+        samples = _samples(text)
+        chars = sum(len(sample) for sample in samples)
+        tokens = sum(len(self._ids(sample)) for sample in samples)
+        return max(self.at_least(text, 1), round(len(text) * tokens / chars))
+
     def _count_segment(self, text: str) -> int:
         """Return the tokens of *text*, which is split into pieces if encoding it could block."""
         is_slow = vocabulary.is_slow_at_runs() and _LONG_RUN.search(text)
@@ -127,8 +145,16 @@ class Function:
     def ready(self) -> bool:
         return True
 
+    @property
+    def can_estimate(self) -> bool:
+        return False
+
     def load(self) -> object:
         return self._function
+
+    def estimate(self, text: str) -> int:
+        """Return the number of tokens of *text*: what the function reads of it is not known."""
+        return self.count(text)
 
     def at_least(self, text: str, enough_tokens: int) -> int:  # noqa: ARG002
         return 0
@@ -192,3 +218,34 @@ def _next_cut(text: str, start: int) -> int:
         if match:
             return match.start() + 1
     return len(text)
+
+
+MIN_SAMPLED_CHARS = 4_096
+_SAMPLE_CHARS = 200
+_CHARS_PER_SAMPLE = 4_096
+_MIN_SAMPLES = 4
+_GOLDEN_RATIO = 0.618034  # its multiples are spread evenly and repeat in no period
+
+
+def _samples(text: str) -> list[str]:
+    """Return parts of *text*, one from each of as many equal sections.
+
+    They begin and end where the count stays exact if there is such a point nearby, so that their
+    tokens are those that they have in the whole text. Their places in the sections vary: a table
+    with rows of one length must not be read in the same column each time.
+    """
+    number = max(_MIN_SAMPLES, len(text) // _CHARS_PER_SAMPLE)
+    section = len(text) / number
+    samples: list[str] = []
+    for index in range(number):
+        shift = index * _GOLDEN_RATIO % 1
+        start = int(index * section + shift * (section - _SAMPLE_CHARS))
+        start = _cut_near(text, start)
+        samples.append(text[start : _cut_near(text, start + _SAMPLE_CHARS)])
+    return samples
+
+
+def _cut_near(text: str, index: int) -> int:
+    """Return the next point after *index* at which *text* can be split, or *index* without one."""
+    match = _CUT.search(text, index, index + _SAMPLE_CHARS // 4)
+    return match.start() + 1 if match else index

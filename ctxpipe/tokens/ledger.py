@@ -52,6 +52,15 @@ PendingUsage: TypeAlias = tuple[int, list[Message], int, bool]
 # content before that block: of m1 only the rest is counted, and the 5 tokens before m1 are
 # subtracted from every total.
 #
+# How the first turn of a long history is counted. The stages remove most of such a history, and
+# encoding what is removed would take most of the turn. So the turn may allow estimates for contexts
+# of more than, say, 200,000 tokens (the window). The ledger then decides for each list of messages:
+# it estimates all of them, and if the sum is more than a tenth above that limit, the estimates
+# stay. Otherwise all messages are counted exactly, as in any other turn. So a context that a stage
+# compares with the window, the trigger or the target is exact wherever that could matter, and the
+# context that is sent is always exact. A list is never counted half exactly: the numbers depend on
+# the messages alone, not on what was counted before.
+#
 # How calibration works. The API reports more tokens than tiktoken counts, by a factor and by a
 # fixed part, such as its instructions for tools. Two usages of a growing context separate them:
 #
@@ -174,6 +183,10 @@ class Ledger:
         self.unchanged_count: int = 0
         """Number of leading messages that are counted and unchanged; `rewind` lowers it.
         """
+        self.is_estimate: bool = False
+        """True if the sums of the last call are estimates, as `allow_estimates` allows."""
+        self._max_exact_tokens = 0
+        self._estimating_counter: TokenCounter | None = None  # None: all is counted exactly
         self._samples: dict[str | None, UsageSample] = {}
         # By model the first and the last usage that were not compared with a count yet.
         self._pending: dict[str | None, list[PendingUsage]] = {}
@@ -185,6 +198,35 @@ class Ledger:
     def rewind(self, unchanged_count: int) -> None:
         """Record that the messages after the first *unchanged_count* may differ from now on."""
         self.unchanged_count = min(self.unchanged_count, unchanged_count)
+
+    def allow_estimates(self, max_exact_tokens: int) -> None:
+        """Estimate contexts of clearly more than *max_exact_tokens* raw tokens from now on.
+
+        All others are still counted exactly. What was counted before is forgotten, so that two
+        processes have the same numbers. Without an encoding that can be sampled nothing changes.
+        """
+        self.count_exactly()
+        self._forget_counts()
+        self._max_exact_tokens = max_exact_tokens
+        self._estimating_counter = self.counter.estimating()
+
+    def count_exactly(self) -> None:
+        """Count everything exactly from now on, and forget the estimates."""
+        self._estimating_counter = None
+        if self.is_estimate:
+            self._forget_counts()
+
+    def _forget_counts(self) -> None:
+        self._replace_from(0, [], [], [])
+        self.is_estimate = False
+        self.unchanged_count = 0
+
+    @property
+    def part_counter(self) -> TokenCounter:
+        """The counter of the last call; for parts of its messages, so that they fit the sums."""
+        if self.is_estimate and self._estimating_counter is not None:
+            return self._estimating_counter
+        return self.counter
 
     @property
     def last_total(self) -> int:
@@ -227,16 +269,22 @@ class Ledger:
         *first* is the index of the first message that differs. To save time, a long text that is
         only in *before* is not encoded: its tokens are estimated by its characters and the tokens
         per character of the messages that were counted last. If that leaves a doubt whether *after*
-        has fewer tokens than *before*, all texts are counted exactly.
+        has fewer tokens than *before*, all texts are counted exactly. The same is done if the sums
+        are estimates (see `allow_estimates`) and less than a tenth would be saved.
         """
-        same = self._count_unchanged(list(before), self.unchanged_count)
+        before = list(before)
+        same = self._count_unchanged(before, self.unchanged_count)
         is_new = same <= first and len(before) == len(after)
+        is_new = is_new and not (self._summaries or _summaries(before[same:], same))
         tokens_per_char = None
-        if is_new and not (self._summaries or _summaries(before[same:], same)):
+        is_estimate_before = False
+        if is_new and not await self._estimate_from(same, before):
             tokens_per_char = self._tokens_per_char()
         else:
             sums = await self.prefix_sums(before, unchanged_count=self.unchanged_count)
+            is_estimate_before = self.is_estimate
         after_tokens = await self.total(after, unchanged_count=min(same, first))
+        is_estimate_after = self.is_estimate
         self.rewind(first)
         if tokens_per_char is not None:
             if len(after) - same > _MANY_ESTIMATES:
@@ -246,10 +294,20 @@ class Ledger:
             else:
                 sums, min_tokens = self._estimate_sums(before, after, same, tokens_per_char)
             if min_tokens > after_tokens:
-                is_estimate = min_tokens < sums[-1]
+                is_estimate = min_tokens < sums[-1] or is_estimate_after
                 return Savings(sums, sums[-1] - after_tokens, is_estimate=is_estimate)
             sums = await self.prefix_sums(before, unchanged_count=first)
-        return Savings(sums, sums[-1] - after_tokens)
+            is_estimate_before = self.is_estimate
+        saved_tokens = sums[-1] - after_tokens
+        is_estimate = is_estimate_before or is_estimate_after
+        if is_estimate:
+            tokens_in_doubt = sums[-1]
+            if is_estimate_before and is_estimate_after:  # what both contain has the same estimate
+                tokens_in_doubt = _tokens_of_changes(before, after, first, sums)
+            if 10 * saved_tokens <= tokens_in_doubt:
+                self.count_exactly()
+                return await self.savings(before, after, first)
+        return Savings(sums, saved_tokens, is_estimate=is_estimate)
 
     def _estimate_sums(
         self,
@@ -305,12 +363,37 @@ class Ledger:
                 summaries = await in_thread(_summaries, new_messages, same)
             else:
                 summaries = _summaries(new_messages, same)
+            if not summaries and await self._estimate_from(same, messages):
+                self.unchanged_count = len(messages)
+                return
+            if self.is_estimate:
+                self._forget_counts()
+                same = 0
+                new_messages = messages
             effective_messages = new_messages
             if summaries:  # rare, so that most calls do not go through the messages again
                 effective_messages = [part_after_summary(message) for message in new_messages]
             counts = await self.counter.counts(effective_messages)
             self._replace_from(same, new_messages, counts, summaries)
         self.unchanged_count = len(messages)
+
+    async def _estimate_from(self, same: int, messages: list[Message]) -> bool:
+        """Estimate *messages*, of which the first *same* are those of the last call.
+
+        Returns False if estimates are not allowed for a context of this size.
+        """
+        counter = self._estimating_counter
+        if counter is None or self._summaries:
+            return False
+        start = same if self.is_estimate else 0
+        new_messages = messages[start:]
+        await self.counter.warm()
+        counts = await counter.counts(new_messages)
+        if 10 * (self._sums[start] + sum(counts)) <= 11 * self._max_exact_tokens:
+            return False
+        self._replace_from(start, new_messages, counts, [])
+        self.is_estimate = True
+        return True
 
     def _count_unchanged(self, messages: list[Message], unchanged_count: int | None) -> int:
         """Return the number of leading *messages* that equal those of the last call.
@@ -462,7 +545,9 @@ class Ledger:
 
     def _raw_tokens(self, messages: list[Message]) -> int:
         """Return the raw tokens of *messages*; the messages of the last call stay as they are."""
-        same = self._count_unchanged(messages, unchanged_count=None)
+        same = 0
+        if not self.is_estimate:
+            same = self._count_unchanged(messages, unchanged_count=None)
         new_messages = messages[same:]
         summaries = _summaries(new_messages, start=0)
         if summaries:
@@ -476,6 +561,22 @@ class Ledger:
 
 
 _NO_SAMPLE = UsageSample()
+
+
+def _tokens_of_changes(
+    before: Sequence[Message], after: Sequence[Message], first: int, sums: Sequence[int]
+) -> int:
+    """Return the tokens of the messages of *before* that *after* replaces, from *first* on.
+
+    *sums* are those of *before*. If the lists differ in length, all messages from *first* on count.
+    """
+    if len(before) != len(after):
+        return sums[-1] - sums[first]
+    tokens = 0
+    for index in range(first, len(before)):
+        if before[index] is not after[index]:
+            tokens += sums[index + 1] - sums[index]
+    return tokens
 
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:

@@ -22,7 +22,8 @@ async def finish(run: TurnRun) -> None:
     """Make the *result* of the turn: the context to send, and what the request needs with it."""
     context = run.messages
     options = await run.call(_finish_context, run)
-    if run.reports and run.messages is context:
+    run.state.ledger.count_exactly()  # what is sent, and all later turns
+    if run.reports and run.messages is context and not run.reports[-1].is_estimate:
         tokens_after = run.reports[-1].tokens_after
     else:
         tokens_after = await run.count(run.messages)

@@ -102,6 +102,9 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
     model = model_of(state, request.options)
     if settings.budget.is_default and model and not context_window.cache_info().misses:
         await in_thread(context_window, model)  # reads the list of models
+    budget = settings.budget_for(state, model)
+    if _may_estimate(run):
+        state.ledger.allow_estimates(budget.window)
     agent_model = request.agent_model
     if agent_model is not None and agent_model.name is None:
         agent_model = replace(agent_model, name=model)
@@ -112,7 +115,7 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
         Turn,
         session_id=run.session_id,
         force=request.force,
-        budget=settings.budget_for(state, model),
+        budget=budget,
         ledger=state.ledger,
         overhead=state.overhead.tokens,
         tracked=tracked,
@@ -121,6 +124,17 @@ async def _turn_maker(run: TurnRun) -> Callable[..., Turn]:
         agent_model=agent_model,
         history=step.agreement.raw,
     )
+
+
+def _may_estimate(run: TurnRun) -> bool:
+    """Return True if the turn may estimate the tokens of text that its stages remove.
+
+    Only a conversation that begins with an old history has so much of it. A forced turn measures
+    what the model has refused.
+    """
+    if run.turn != 1 or run.request.force:
+        return False
+    return any(message["role"] == "assistant" for message in run.messages)
 
 
 def _mark_batch_stale(run: TurnRun) -> None:
@@ -152,7 +166,8 @@ async def _ask_each(
         if not run.is_plan:  # a plan only returns its reports
             publish(report, settings)
         run.reports.append(report)
-        tokens = report.tokens_after
+        # After an estimate the ledger is asked again: what it has now may be exact.
+        tokens = None if report.is_estimate else report.tokens_after
         if report.error is not None and settings.on_error == "raise":
             raise report.error
         if report.outcome is not Outcome.SKIPPED or report.detail is not None:
@@ -203,9 +218,12 @@ async def _ask_stage(
     seconds = perf_counter() - started
     if change is not None:
         return change, replace(report, seconds=seconds)
+    is_estimate = False
     if tokens is None:
         tokens = await run.count(turn.messages)
-    return None, replace(report, seconds=seconds, tokens_before=tokens, tokens_after=tokens)
+        is_estimate = run.state.ledger.is_estimate
+    report = replace(report, tokens_before=tokens, tokens_after=tokens, is_estimate=is_estimate)
+    return None, replace(report, seconds=seconds)
 
 
 def _plan_of(stage: Stage) -> Callable[[Turn], Awaitable[object]]:

@@ -69,3 +69,65 @@ def test_no_token_is_longer_than_the_bound(name: str):
     ranks = vocabulary.load(name)._mergeable_ranks
 
     assert max(map(len, ranks)) == LONGEST_TOKEN_BYTES
+
+
+# Estimates ----------------------------------------------------------------------------------------
+
+
+def varied_text(kind: str, chars: int) -> str:
+    """A text as of a tool: source, a log, JSON, prose in two scripts, or one long line."""
+    seeded = random.Random(kind)
+    lines: list[str] = []
+    while sum(map(len, lines)) < chars:
+        number = seeded.randrange(10**6)
+        match kind:
+            case "source":
+                lines.append(
+                    f"    def read_{number % 97}(self, name: str):\n        return {number}\n\n"
+                )
+            case "log":
+                lines.append(
+                    f"2026-11-28 12:{number % 60:02} INFO request {number} took {number % 331} ms\n"
+                )
+            case "json":
+                lines.append(f'{{"id": {number}, "name": "n{number % 31}", "ok": true}},\n')
+            case "prose":
+                lines.append(
+                    "Größe und 漢字かな交じり文 in one line, и ещё, number " + f"{number % 7}.\n"
+                )
+            case _:
+                lines.append(f"{number:x}")
+    return "".join(lines)[:chars]
+
+
+@pytest.mark.parametrize("kind", ["source", "log", "json", "prose", "one line"])
+@each_encoding
+def test_an_estimate_is_within_a_tenth_of_the_count(name: str, kind: str):
+    encoder = cuts.Tiktoken(name)
+    text = varied_text(kind, 20_000)
+
+    assert encoder.estimate(text) == pytest.approx(encoder.count(text), rel=0.1)
+
+
+def test_a_short_text_is_estimated_by_its_exact_count():
+    encoder = cuts.Tiktoken("cl100k_base")
+    text = varied_text("json", cuts.MIN_SAMPLED_CHARS - 1)
+
+    assert encoder.estimate(text) == encoder.count(text)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40).map("".join), st.integers(1, 900))
+def test_any_text_has_an_estimate_of_at_least_one_token_and_at_most_its_bytes(
+    text: str, times: int
+):
+    encoder = cuts.Tiktoken("cl100k_base")
+
+    assert 1 <= encoder.estimate(text * times) <= encoder.at_most(text * times)
+
+
+def test_rows_of_one_length_are_not_all_read_in_the_same_column():
+    encoder = cuts.Tiktoken("cl100k_base")
+    row = "7" * 512 + " " + "word " * 102 + "\n"  # as long as a section of the text
+    text = row * 40
+
+    assert encoder.estimate(text) == pytest.approx(encoder.count(text), rel=0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import random
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -246,6 +247,110 @@ async def test_a_tuple_of_messages_is_accepted():
     ledger = Ledger()
 
     assert await ledger.total(tuple(chat(3))) == await ledger.total(chat(3))
+
+
+# Estimates of a long history ----------------------------------------------------------------------
+
+
+def long_messages(number: int, seed: int = 0) -> list[Message]:
+    """Messages of about 2,500 tokens each, no two alike."""
+    seeded = random.Random(seed)
+    return [
+        user(" ".join(f"{seeded.randrange(16**6):x} of total_{index}" for index in range(500)))
+        for _ in range(number)
+    ]
+
+
+async def ledger_with_estimates(max_exact_tokens: int, counter: TokenCounter | None = None):
+    ledger = Ledger(counter or TokenCounter())
+    await ledger.counter.warm()
+    ledger.allow_estimates(max_exact_tokens)
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("share", "is_estimate"), [(0.5, True), (0.85, True), (0.95, False), (2, False)]
+)
+async def test_a_context_is_estimated_only_if_it_is_a_tenth_above_the_limit(share, is_estimate):
+    history = long_messages(8)
+    exact = TokenCounter().total(history)
+    ledger = await ledger_with_estimates(int(exact * share))
+
+    total = await ledger.total(history)
+
+    assert ledger.is_estimate == is_estimate
+    assert total == pytest.approx(exact, rel=0.05 if is_estimate else 0)
+
+
+async def test_an_estimate_does_not_depend_on_what_was_counted_before():
+    history = long_messages(8)
+    fresh = await ledger_with_estimates(9_000)
+    trained = TokenCounter()
+    trained.total(history[:4])
+    other = await ledger_with_estimates(9_000, trained)
+    await other.total(history[:2])  # exactly
+    await other.total([*history[:6], new()])
+
+    assert list(await other.prefix_sums(history)) == list(await fresh.prefix_sums(history))
+    assert fresh.is_estimate
+
+
+async def test_a_context_that_became_short_is_counted_exactly():
+    history = long_messages(8)
+    ledger = await ledger_with_estimates(9_000)
+    await ledger.total(history)
+
+    await check_totals(ledger, [*history[:2], new()])
+    assert not ledger.is_estimate
+
+
+async def test_a_ledger_that_counts_exactly_forgets_its_estimates():
+    history = long_messages(8)
+    ledger = await ledger_with_estimates(9_000)
+    await ledger.total(history)
+
+    ledger.count_exactly()
+
+    assert not ledger.is_estimate
+    await check_totals(ledger, history, unchanged_count=ledger.unchanged_count)
+
+
+async def test_the_parts_of_an_estimated_context_add_up_to_its_total():
+    history = long_messages(8)
+    ledger = await ledger_with_estimates(9_000)
+
+    total = await ledger.total(history)
+
+    assert sum(ledger.part_counter.message(message) for message in history) == total
+    ledger.count_exactly()
+    assert ledger.part_counter is ledger.counter
+
+
+async def test_a_small_saving_of_an_estimated_context_is_counted_exactly():
+    history = long_messages(8)
+    shorter = user(str(history[3]["content"])[:-400])
+    ledger = await ledger_with_estimates(9_000)
+    await ledger.total(history)
+
+    savings = await ledger.savings(history, [*history[:3], shorter, *history[4:]], 3)
+
+    count = TokenCounter().message
+    assert not ledger.is_estimate
+    assert savings.saved == count(history[3]) - count(shorter)
+
+
+async def test_a_large_saving_of_an_estimated_context_is_an_estimate():
+    history = long_messages(8)
+    after = [*history[:1], *(new() for _ in range(7))]
+    ledger = await ledger_with_estimates(9_000)
+    await ledger.total(history)
+
+    savings = await ledger.savings(history, after, 1)
+
+    exact = TokenCounter().total(history) - TokenCounter().total(after)
+    assert savings.is_estimate
+    assert savings.saved == pytest.approx(exact, rel=0.05)
+    await check_totals(ledger, after)
 
 
 # Calibration --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ async def test_a_text_that_leaves_before_it_was_counted_is_not_encoded_but_estim
     check_numbers(result, count_tokens(history), after)
     assert counter.encoded_chars < 1_000
     assert result.reports[0].is_estimate
-    assert str(result).count(f"about {result.tokens_before:,} to {after:,} tokens") == 1
+    assert str(result).count(f"an estimated {result.tokens_before:,} to {after:,} tokens") == 1
     assert len(log) // 4 <= result.tokens_before <= len(log) // 4 + 50
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, cast
 
 from ..._text import short_repr
@@ -187,6 +188,8 @@ class Collapse:
         fact_sums = await turn.fact_sums()
         if not turn.force and not turn.cache_expired and fact_sums.calls < self.min_calls:
             return Skip(f"only {fact_sums.calls} calls in the context, fewer than {self.min_calls}")
+        # A note is compared with the exact tokens of what it replaces.
+        turn.count_exactly()
         sums = await turn.prefix_sums()
         stop = fact_sums.recent_from(self.keep_recent)
         index = turn.recall(ExchangeIndex)
@@ -210,12 +213,13 @@ class Collapse:
 
         In a forced turn it is the oldest one.
         """
-        table = index.table(await turn.fact_sums(), await turn.prefix_sums(), self.keep_recent)
-        if not table.freed:
+        if not index.places:
             return "no exchange is old enough to collapse"
         if turn.force:
             return 0
-        first = await first_to_leave(turn, table, self.prices, ALPHA, self.min_tokens)
+        fact_sums = await turn.fact_sums()
+        make_table = partial(index.table, fact_sums, keep_recent=self.keep_recent)
+        first = await first_to_leave(turn, make_table, self.prices, ALPHA, self.min_tokens)
         return f"the old exchanges stay: {first}" if isinstance(first, str) else first
 
     async def _governing(self, turn: Turn) -> Governing:

@@ -126,7 +126,7 @@ class Compaction:
         further_warnings = (model_warning, omissions_warning, paths_warning)
         warnings += [warning for warning in further_warnings if warning]
         detail = Compacted(
-            await turn.raw_tokens() - turn.overhead,
+            await self._tokens_before(layout),
             layout.tokens,
             covered_count or len(rest),
             summarizer=summary.writer or summarizer_name(writer),
@@ -141,6 +141,15 @@ class Compaction:
         if not isinstance(answer, Change):
             return answer
         return replace(answer, described_count=described_count)
+
+    async def _tokens_before(self, layout: Layout) -> int:
+        """Return the raw tokens of the context, exact if *layout* may not be shorter."""
+        turn = self.turn
+        tokens = await turn.raw_tokens() - turn.overhead
+        if 10 * layout.tokens <= 9 * tokens:
+            return tokens
+        turn.count_exactly()
+        return await turn.raw_tokens() - turn.overhead
 
     async def _governing_pieces(
         self, raw: Sequence[Message], pieces: Sequence[Applicable], archive: str, source: Source

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
 from typing import Protocol
 
 from ..._logs import logger
@@ -132,14 +131,12 @@ class RentOrBuyGate:
         fact_sums = await turn.fact_sums()
         if not turn.cache_expired and fact_sums.calls < self.min_calls:
             return f"{fact_sums.calls} of {self.min_calls} calls so far"
-        table = turn.recall(CandidateTokens).table(
-            old,
-            partial(_tokens, turn.counter),
-            fact_sums,
-            await turn.prefix_sums(),
-            self.free_calls,
-        )
-        start = await first_to_leave(turn, table, self.prices, self.alpha, self.min_tokens)
+
+        def make_table(sums: Sequence[int]) -> CandidateTable:
+            record = turn.recall(CandidateTokens)
+            return record.table(old, turn.ledger.part_counter, fact_sums, sums, self.free_calls)
+
+        start = await first_to_leave(turn, make_table, self.prices, self.alpha, self.min_tokens)
         return start if isinstance(start, str) else old[start:]
 
 
@@ -190,6 +187,8 @@ PLACEHOLDER_TOKENS = 30
 class CandidateTokens(dict[tuple[int, int], int]):
     """Tokens of each candidate of one conversation, by its place; kept from turn to turn."""
 
+    _counter: TokenCounter | None = None
+
     def rewind(self, length: int) -> None:
         """Forget the candidates that are not in the first *length* messages."""
         for place in [place for place in self if place[0] >= length]:
@@ -198,21 +197,25 @@ class CandidateTokens(dict[tuple[int, int], int]):
     def table(
         self,
         candidates: Sequence[OffloadCandidate],
-        count: Callable[[OffloadCandidate], int],
+        counter: TokenCounter,
         fact_sums: FactSums,
         sums: Sequence[int],
         free_calls: int,
     ) -> CandidateTable:
         """Return the table of *candidates*.
 
-        *fact_sums* and *sums* are those of the context. Only new candidates are counted. The first
-        *free_calls* calls after each candidate do not count as reads.
+        *fact_sums* and *sums* are those of the context. Only new candidates are counted; all are if
+        *counter* is another one, because the last one has estimated. The first *free_calls* calls
+        after each candidate do not count as reads.
         """
+        if counter is not self._counter:
+            self.clear()
+            self._counter = counter
         freed: list[int] = []
         for candidate in candidates:
             place = candidate.item.place
             if place not in self:
-                self[place] = count(candidate)
+                self[place] = _tokens(counter, candidate)
             freed.append(max(0, self[place] - PLACEHOLDER_TOKENS))
         messages = [candidate.item.message for candidate in candidates]
         starts = [sums[message] for message in messages]

@@ -12,6 +12,7 @@ from ...messages import Message, ToolResult, rewrite, split_system
 from ...placeholders.placeholders import Preview
 from ...placeholders.summaries import own_words
 from ...settings import SUMMARY_MAX_WORDS
+from ...tokens import TokenCounter
 from ..moves import Move, Place, Pointers, worthwhile_moves
 from ..protocol import Turn
 from ..reading.candidates import OffloadCandidate, OffloadRules, long_results
@@ -111,7 +112,17 @@ async def _compaction_tokens(turn: Turn, messages: Sequence[Message]) -> int:
     summary_tokens = max_words * _TOKENS_PER_WORD + _EVIDENCE_TOKENS
     summary_tokens = min(summary_tokens, turn.budget.target // _TARGET_DIVISOR)
     tokens = summary_tokens + await turn.counter.count(request)
-    return min(tokens, await turn.counter.count(messages))
+    return await in_thread(_tokens_up_to, turn.counter, messages, tokens)
+
+
+def _tokens_up_to(counter: TokenCounter, messages: Sequence[Message], limit: int) -> int:
+    """Return the tokens of *messages*, at most *limit*; no text above it is encoded."""
+    tokens = 0
+    for message in messages:
+        if counter.over([message], limit - tokens):
+            return limit
+        tokens += counter.message(message)
+    return tokens
 
 
 def _candidates(

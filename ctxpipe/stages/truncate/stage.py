@@ -116,6 +116,7 @@ class SmartTruncate:
             return Skip(f"{tokens:,} tokens, below the trigger of {turn.budget.trigger:,}")
         if tokens <= limit:
             return Skip(f"{tokens:,} tokens are within the {limit:,} that truncation leaves")
+        turn.count_exactly()
         messages = list(turn.messages)
         task = ShorteningTask(
             messages,
