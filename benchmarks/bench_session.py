@@ -1,25 +1,26 @@
 """Time and memory that a session takes.
 
-A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory, and
-with --beside a session that another process resumes.
+A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory, the
+first turn of a long history, and with --beside a session that another process resumes.
 
-    python benchmarks/bench_session.py
-    python benchmarks/bench_session.py --beside FOLDER
+    python benchmarks/bench_session.py [--only first]
+    python benchmarks/bench_session.py [--only first] --beside FOLDER
 
-Each line ends with its limit, if it has one, and a ratio to a baseline measured in the same run.
-With --beside the baseline is another version of ctxpipe, whose files are in FOLDER: both run three
-times by turns.
-Target: 8,000 messages with 4,000 stored results are resumed in half the time of e6bf99ce.
+        number = f"{figure:>9,.1f} {unit:<3}" if unit else f"{figure:>9,.2f}    "
+        print(f"  {what:<32} {number} {verdict(figure, limit, unit)}{against}")
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import tracemalloc
@@ -36,6 +37,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     SmartTruncate,
+    presets,
 )
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -48,12 +50,20 @@ LIMITS = {200: None, 2_000: None, 20_000: 400.0}
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--beside"]:
-        beside(Path(sys.argv[2]).resolve())
-    elif sys.argv[1:] == ["--json"]:
-        print(json.dumps(asyncio.run(figures())))
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--beside", type=Path)
+    options.add_argument("--only", choices=["first"])
+    options.add_argument("--json", action="store_true")
+    arguments = options.parse_args()
+    is_first_only = arguments.only == "first"
+    if arguments.json:
+        print(json.dumps(asyncio.run(adopted() if is_first_only else figures())))
+    elif arguments.beside:
+        beside(arguments.beside.resolve(), ["--only", "first"] if is_first_only else [])
     else:
-        tables()
+        if not is_first_only:
+            tables()
+        table("the first turn of 31 MB (processor time, least of two)", first_turn())
 
 
 def tables() -> None:
@@ -73,7 +83,8 @@ def tables() -> None:
 def table(title: str, rows: Sequence[Row]) -> None:
     print(f"\n{title}")
     for what, figure, unit, limit, against in rows:
-        print(f"  {what:<32} {figure:>9,.1f} {unit:<3} {verdict(figure, limit, unit)}{against}")
+        number = f"{figure:>9,.1f} {unit:<3}" if unit else f"{figure:>9,.2f}    "
+        print(f"  {what:<32} {number} {verdict(figure, limit, unit)}{against}")
         add_figure(what, figure, unit)
 
 
@@ -278,16 +289,99 @@ async def resumed() -> float:
     return min(taken)
 
 
+ADOPTED_MESSAGES = 3_100
+ADOPTED_CHARS = 20_000
+ADOPTED_RATIO = 0.35
+
+
+def first_turn() -> list[Row]:
+    found = asyncio.run(adopted())
+    turn, encoding = found["first turn of 31 MB, ms"], found["its text encoded once, ms"]
+    against = f"the turn {turn:,.0f} ms, encoding {encoding:,.0f} ms"
+    return [("relative to encoding its text", turn / encoding, "", ADOPTED_RATIO, against)]
+
+
+async def adopted() -> dict[str, float]:
+    """Milliseconds of processor time of a first turn with a long history, the least of two.
+
+    It has results as of real tools: source, logs and JSON. Beside it stands what encoding its text
+    once takes, in the same process.
+    """
+    known = long_history()
+    turns: list[float] = []
+    encodings: list[float] = []
+    for _ in range(2):
+        counter = TokenCounter()
+        counter.text("loads the encoding")
+        with tempfile.TemporaryDirectory() as root:
+            storage = LocalStorage(root)
+            stages = presets.coding_agent(storage, work_dir=root)
+            pipeline = ContextPipeline(stages, counter=counter)
+            await pipeline.session("warm").run(history(4))
+            gc.collect()
+            begun = time.process_time()
+            await pipeline.session("s", journal=storage).run(known)
+            turns.append(time.process_time() - begun)
+        counter = TokenCounter()
+        begun = time.process_time()
+        counter.total(known)
+        encodings.append(time.process_time() - begun)
+    return {
+        "first turn of 31 MB, ms": 1e3 * min(turns),
+        "its text encoded once, ms": 1e3 * min(encodings),
+    }
+
+
+def long_history() -> list[Message]:
+    """A history of an agent that has read files, logs and JSON."""
+    library = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    source = ""
+    for path in library:
+        if "site-packages" not in path.parts and len(source) < 12_000_000:
+            source += path.read_text(encoding="utf-8", errors="ignore")
+    words = sorted(set(source[:500_000].split()))
+    known: list[Any] = [{"role": "user", "content": "Find out why the sessions are slow."}]
+    for number in range(ADOPTED_MESSAGES // 2):
+        call, result = exchange(number)
+        result["content"][0]["content"] = tool_text(number, source, words)  # type: ignore[index]
+        known += [call, result]
+    return [
+        *known,
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": "Go on"},
+    ]
+
+
+def tool_text(number: int, source: str, words: Sequence[str]) -> str:
+    """The result of a tool: by turns a part of *source*, lines of a log, or JSON."""
+    seeded = random.Random(number)
+    if number % 3 == 0:
+        start = number * ADOPTED_CHARS // 3 % (len(source) - ADOPTED_CHARS)
+        return source[start : start + ADOPTED_CHARS]
+    text = ""
+    while len(text) < ADOPTED_CHARS:
+        some = seeded.choices(words, k=6)
+        if number % 3 == 1:
+            clock = (
+                f"{seeded.randrange(24):02}:{seeded.randrange(60):02}:{seeded.random() * 60:06.3f}"
+            )
+            text += f"2026-11-28 {clock} INFO {' '.join(some)} took {seeded.randrange(900)} ms\n"
+        else:
+            record = {"id": seeded.getrandbits(32), "name": some[0], "tags": some[1:], "ok": True}
+            text += json.dumps(record) + "\n"
+    return text[:ADOPTED_CHARS]
+
+
 async def figures() -> dict[str, float]:
     """Figures that every version has: of turns, sessions, and lost or resumed histories."""
     found = {f"{messages:,} messages, µs": (await turn(messages, None))[1] for messages in LIMITS}
     found["idle session of 200 messages, kB"] = (await idle())[0][1]
     found["history of 50 sessions, ms"] = 1e3 * await restored_after_adoption()
     found["8,000 messages resumed, ms"] = 1e3 * await resumed()
-    return found
+    return found | await adopted()
 
 
-def beside(folder: Path) -> None:
+def beside(folder: Path, options: Sequence[str]) -> None:
     """The figures of this version and of that in *folder*, the least of three runs, by turns."""
     here = Path(__file__).resolve()
     runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
@@ -295,7 +389,7 @@ def beside(folder: Path) -> None:
         for root, found in runs.items():
             environment = {**os.environ, "PYTHONPATH": str(root)}
             told = subprocess.run(
-                [sys.executable, str(here), "--json"],
+                [sys.executable, str(here), "--json", *options],
                 env=environment,
                 capture_output=True,
                 text=True,
