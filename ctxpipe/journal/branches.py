@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from ..messages import Message
 from ..storage.sealed import Entry, chain
-from .packing import Packing, Replay
+from .packing import Packing
+from .replay import Replay
 from .step import Step
 from .timeline import Timeline
 

@@ -29,7 +29,8 @@ from .branches import (
     replay_branches,
 )
 from .notices import Notices
-from .packing import Packing, Replay
+from .packing import Packing
+from .replay import Replay
 from .saved_values import JournaledState, load_values, values_of
 from .step import Step
 from .timeline import Timeline

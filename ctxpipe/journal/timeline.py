@@ -368,16 +368,23 @@ class Timeline:
 
         A step without a new number is no turn, or one in which only some stages act.
         """
-        is_new = step.turn > self.turn
-        self.turn = max(self.turn, step.turn)
         self.ancestors = step.ancestors or self.ancestors
         if step.turn_ends is not None:
+            self.turn = max(self.turn, step.turn)
             self.turn_ends = TurnEnds(step.turn_ends)
             return
         # The lengths are those of the caller's history, which here is not the context.
         self.turn_ends.cut(0 if step.adopted else step.unchanged_count)
-        if is_new and not (step.adopted or self.adopts):
-            self.turn_ends.add(step.turn, len(self.history))
+        if step.adopted or self.adopts:
+            self.turn = max(self.turn, step.turn)
+        else:
+            self.note_turn_end(step.turn, len(self.history))
+
+    def note_turn_end(self, number: int, length: int) -> None:
+        """Note that turn *number* had the first *length* messages, unless the number is not new."""
+        if number > self.turn:
+            self.turn = number
+            self.turn_ends.add(number, length)
 
     def _adopt_context(self, step: Step) -> None:
         """Make the context after *step* the history."""

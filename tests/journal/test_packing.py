@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
-from ctxpipe.journal.packing import CallerHistory, Packing
+from ctxpipe.journal.packing import Packing
+from ctxpipe.journal.unpacking import CallerHistory
 from ctxpipe.messages import Message
 
 WORDS = st.sampled_from(["a", "b", "c"])
