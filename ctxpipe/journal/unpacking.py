@@ -142,6 +142,8 @@ def _unpack_edits(
     edits: list[Edit] = []
     for start, stop, messages, names in packed:
         edits.append(Edit(start, stop, _unpack(messages, names, caller)))
+        if not any(names):  # no message was redacted
+            continue
         for message, digest in zip(messages, names, strict=True):
             if digest and caller.message(digest) is None:
                 hidden.add(id(message))
@@ -159,7 +161,7 @@ def _unpack(
     The first message was message *start* of the history, if it was in the history.
     """
     ensure_messages(packed)
-    if not digests:
+    if not any(digests):
         return packed
     messages: list[Message] = []
     for place, (message, digest) in enumerate(zip(packed, digests, strict=True)):

@@ -14,7 +14,7 @@ SEE_DOCS = (
     "Adapter(pipeline).begin(ChatCodec(), messages) of ctxpipe.wire; docs: 'Messages of another "
     "API'"
 )
-_OTHER_KEYS = ("tool_calls", "function_call", "tool_call_id")
+_OTHER_KEYS = frozenset({"tool_calls", "function_call", "tool_call_id"})
 _OTHER_BLOCKS = frozenset(
     {
         "input_text",
@@ -81,7 +81,7 @@ def _ensure_message(index: int, message: object) -> None:
             f"message {index} has the role {one_line(repr(role), 60)}, not one of {sorted(ROLES)};"
             f" {SEE_DOCS}"
         )
-    if any(message.get(key) for key in _OTHER_KEYS):
+    if not _OTHER_KEYS.isdisjoint(message) and any(message.get(key) for key in _OTHER_KEYS):
         raise InvalidHistory(f"message {index} has the form of another API; {SEE_DOCS}")
     content = message["content"]
     if content is None or isinstance(content, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -247,7 +247,8 @@ class RemovalLog:
     def extend(self, removals: Iterable[Removal]) -> None:
         """Add *removals* at the end."""
         for removal in removals:
-            self._lines += json.dumps(astuple(removal)).encode() + b"\n"
+            values = (removal.turn, removal.stage, removal.what, removal.files, removal.time)
+            self._lines += json.dumps(values).encode() + b"\n"
 
 
 def removals_of(reports: Iterable[StageReport], time: float) -> list[Removal]:

@@ -29,6 +29,7 @@ FORM = 2
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """Errors that an invalid entry may raise when it is parsed."""
 _CHECKSUM_KEY = b"ctxpipe"  # without a signing key
+_SHORT = 100_000  # characters that are hashed in one call
 
 
 class JournalRefused(StorageError):
@@ -160,7 +161,8 @@ class Journal:
 
     def _is_valid(self, seal: str, body: str) -> bool:
         """Return True if one of the keys gives *seal* for *body* as the next entry."""
-        for valid_seal in self._seals(pieces(body)):
+        body_pieces = [body] if len(body) <= _SHORT else pieces(body)
+        for valid_seal in self._seals(body_pieces):
             if hmac.compare_digest(seal.encode(), valid_seal.encode()):
                 return True
         return False
@@ -181,8 +183,11 @@ class Journal:
     def _seals(self, body: Iterable[str]) -> list[str]:
         """Return the seals of the pieces of *body* as the next entry, one for each key."""
         keys = self._keys or (_CHECKSUM_KEY,)
-        hashers = [hmac.new(key, None, "sha256") for key in keys]
         start = "\0".join((self._session_id, str(self.count), self.seal, ""))
+        if isinstance(body, list) and len(body) == 1:  # hashed in one call, in half the time
+            text = (start + body[0]).encode("utf-8", "surrogatepass")
+            return [hmac.digest(key, text, "sha256").hex()[:32] for key in keys]
+        hashers = [hmac.new(key, None, "sha256") for key in keys]
         for piece in (start, *body):
             chunk = piece.encode("utf-8", "surrogatepass")
             for hasher in hashers:
