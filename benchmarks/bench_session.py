@@ -1,13 +1,17 @@
 """Time and memory that a session takes.
 
 A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory, the
-first turn of a long history, and with --beside a session that another process resumes.
+first turn of a long history, a long session that another process resumes, and with --beside one
+with stored results.
 
-    python benchmarks/bench_session.py [--only first]
-    python benchmarks/bench_session.py [--only first] --beside FOLDER
+    python benchmarks/bench_session.py [--only first|resumed]
+    python benchmarks/bench_session.py [--only first|resumed] --beside FOLDER
 
-        number = f"{figure:>9,.1f} {unit:<3}" if unit else f"{figure:>9,.2f}    "
-        print(f"  {what:<32} {number} {verdict(figure, limit, unit)}{against}")
+Each line ends with its limit, if it has one, and a ratio to a baseline measured in the same run.
+With --beside the baseline is another version of ctxpipe, whose files are in FOLDER: both run three
+times by turns. Targets: 8,000 messages with 4,000 stored results are resumed in half the time of
+e6bf99ce; the first turn of 31 MB takes a third of encoding its text; a session of 10,000 turns is
+resumed in twice the time of one of 1,000, which is not reached.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from typing import Any, TypeAlias
 from benchmarks.figures import add_figure, recording
 from ctxpipe import (
     BatchOffload,
+    Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -52,18 +57,28 @@ LIMITS = {200: None, 2_000: None, 20_000: 400.0}
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--beside", type=Path)
-    options.add_argument("--only", choices=["first"])
-    options.add_argument("--json", action="store_true")
+    options.add_argument("--only", choices=["first", "resumed"])
+    options.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--resume", type=int, metavar="TURNS", help=argparse.SUPPRESS)
+    options.add_argument("--journals", type=Path, help=argparse.SUPPRESS)
     arguments = options.parse_args()
-    is_first_only = arguments.only == "first"
-    if arguments.json:
-        print(json.dumps(asyncio.run(adopted() if is_first_only else figures())))
+    if arguments.resume:
+        print(asyncio.run(resume_long_session(arguments.resume, arguments.journals)))
+    elif arguments.json:
+        print(json.dumps(asyncio.run(figures(arguments.only, arguments.journals))))
     elif arguments.beside:
-        beside(arguments.beside.resolve(), ["--only", "first"] if is_first_only else [])
+        beside(arguments.beside.resolve(), arguments.only)
     else:
-        if not is_first_only:
+        if arguments.only is None:
             tables()
-        table("the first turn of 31 MB (processor time, least of two)", first_turn())
+        if arguments.only != "resumed":
+            table("the first turn of 31 MB (processor time, least of two)", first_turn())
+        if arguments.only != "first":
+            with tempfile.TemporaryDirectory() as journals:
+                table(
+                    "a long session in a new process (processor time, least of three)",
+                    asyncio.run(resumed_after_turns(Path(journals))),
+                )
 
 
 def tables() -> None:
@@ -289,6 +304,77 @@ async def resumed() -> float:
     return min(taken)
 
 
+LONG_SESSIONS = (1_000, 10_000)  # turns
+LONG_SESSIONS_RATIO = 2.0
+WINDOW = 100_000  # tokens, so that the shorter session is compacted, too
+WORDS = ("path", "value", "error", "return", "import", "module", "result", "index", "token", "line")
+
+
+def long_exchange(number: int) -> list[Message]:
+    """A call and its result of 300 to 1,000 characters; every tenth is moved to a file."""
+    call, result = exchange(number)
+    seeded = random.Random(number)
+    length = 6_000 if number % 10 == 0 else seeded.randrange(300, 1_000)
+    text = " ".join(seeded.choices(WORDS, k=length // 5))
+    result["content"][0]["content"] = text[:length]  # type: ignore[index]
+    return [call, result]
+
+
+def pipeline_of_long_session(storage: LocalStorage) -> ContextPipeline:
+    return (
+        ContextPipeline(budget=Budget(window=WINDOW))
+        .use(DirectOffload(storage, min_chars=5_000))
+        .use(Compact(ExtractiveSummarizer(), archive=storage))
+    )
+
+
+async def build_long_sessions(journals: Path) -> None:
+    """Run the turns of each long session, with a journal in a folder of its own in *journals*."""
+    for turns in LONG_SESSIONS:
+        storage = LocalStorage(journals / str(turns))
+        session = pipeline_of_long_session(storage).session("s", journal=storage)
+        known = history(0)
+        for number in range(turns):
+            known += long_exchange(number)
+            await session.run(known)
+
+
+async def resume_long_session(turns: int, journals: Path) -> float:
+    """Seconds of processor time in which this process resumes a long session."""
+    known = history(0)
+    for number in range(turns):
+        known += long_exchange(number)
+    storage = LocalStorage(journals / str(turns))
+    session = pipeline_of_long_session(storage).session("s", journal=storage)
+    begun = time.process_time()
+    again = await session.run(known)
+    taken = time.process_time() - begun
+    if len(again.messages) >= len(known) or again.notices:
+        raise SystemExit(f"the session was not resumed: {again.notices}")
+    return taken
+
+
+def resumed_after(turns: int, journals: Path) -> float:
+    """Seconds in which a process that has counted no text yet resumes it, the least of three."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--resume", str(turns)]
+    taken: list[float] = []
+    for _ in range(3):
+        printed = subprocess.run(
+            [*command, "--journals", str(journals)], capture_output=True, text=True, check=True
+        )
+        taken.append(float(printed.stdout))
+    return min(taken)
+
+
+async def resumed_after_turns(journals: Path) -> list[Row]:
+    """The time to resume after 10,000 turns, relative to that after 1,000."""
+    await build_long_sessions(journals)
+    shorter, longer = [resumed_after(turns, journals) for turns in LONG_SESSIONS]
+    against = f"{longer * 1e3:,.0f} ms beside {shorter * 1e3:,.0f} ms after 1,000"
+    row = ("resumed after 10,000 turns", longer / shorter, "", LONG_SESSIONS_RATIO, against)
+    return [row]
+
+
 ADOPTED_MESSAGES = 3_100
 ADOPTED_CHARS = 20_000
 ADOPTED_RATIO = 0.35
@@ -372,30 +458,51 @@ def tool_text(number: int, source: str, words: Sequence[str]) -> str:
     return text[:ADOPTED_CHARS]
 
 
-async def figures() -> dict[str, float]:
-    """Figures that every version has: of turns, sessions, and lost or resumed histories."""
-    found = {f"{messages:,} messages, µs": (await turn(messages, None))[1] for messages in LIMITS}
-    found["idle session of 200 messages, kB"] = (await idle())[0][1]
-    found["history of 50 sessions, ms"] = 1e3 * await restored_after_adoption()
+async def figures(only: str | None, journals: Path) -> dict[str, float]:
+    """Figures that every version has: of turns, sessions, and lost or resumed histories.
+
+    *journals* has the journals of the long sessions. With *only* there are the figures of one part.
+    """
+    if only == "first":
+        return await adopted()
+    found: dict[str, float] = {}
+    if only is None:
+        found |= {
+            f"{messages:,} messages, µs": (await turn(messages, None))[1] for messages in LIMITS
+        }
+        found["idle session of 200 messages, kB"] = (await idle())[0][1]
+        found["history of 50 sessions, ms"] = 1e3 * await restored_after_adoption()
+        found |= await adopted()
     found["8,000 messages resumed, ms"] = 1e3 * await resumed()
-    return found | await adopted()
+    for turns in LONG_SESSIONS:
+        found[f"resumed after {turns:,} turns, ms"] = 1e3 * resumed_after(turns, journals)
+    return found
 
 
-def beside(folder: Path, options: Sequence[str]) -> None:
-    """The figures of this version and of that in *folder*, the least of three runs, by turns."""
+def beside(folder: Path, only: str | None) -> None:
+    """The figures of this version and of that in *folder*, the least of three runs, by turns.
+
+    Both resume the same long sessions, whose turns this version has run.
+    """
     here = Path(__file__).resolve()
+    command = [sys.executable, str(here), "--json"]
+    if only is not None:
+        command += ["--only", only]
     runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
-    for _ in range(3):
-        for root, found in runs.items():
-            environment = {**os.environ, "PYTHONPATH": str(root)}
-            told = subprocess.run(
-                [sys.executable, str(here), "--json", *options],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            found.append(json.loads(told.stdout))
+    with tempfile.TemporaryDirectory() as journals:
+        if only != "first":
+            asyncio.run(build_long_sessions(Path(journals)))
+        for _ in range(3):
+            for root, found in runs.items():
+                environment = {**os.environ, "PYTHONPATH": str(root)}
+                printed = subprocess.run(
+                    [*command, "--journals", journals],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                found.append(json.loads(printed.stdout))
     ours, theirs = runs.values()
     for name in ours[0]:
         now, then = (min(run[name] for run in found) for found in (ours, theirs))
