@@ -125,5 +125,5 @@ def shares_in_words(by_kind: Mapping[str, Survival], kinds: Sequence[str]) -> st
 
 
 def looks_at_calls(looks: Sequence[Look]) -> list[Look]:
-    """Those *looks* that are at the calls of their orders, not after compactions."""
+    """Return the *looks* that are at the calls of their orders, without those after compactions."""
     return [look for look in looks if not look.after_compaction]

@@ -42,13 +42,13 @@ MAIN = "main"
 """The name of a conversation that is the only one."""
 
 START_SECONDS = 100.0
-"""Of the processor, for a peer to be imported."""
+"""Limit of processor time in which a peer must be imported."""
 
 ANSWER_SECONDS = 60.0
-"""Of the processor, for one turn behind up to 20,000 messages."""
+"""Limit of processor time for one turn behind up to 20,000 messages."""
 
 CLOCK_FACTOR = 20
-"""How many times as long an answer may take by the clock, on a machine with other work."""
+"""Factor by which the limits are longer by the clock, because the machine has other work."""
 
 
 class PeerFailed(Exception):

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LOG_FORMAT = "%(asctime)s %(message)s"
 
 SESSION_SECONDS = 150.0
-"""Of the processor, for all turns of one recorded session, before a peer is given up on it."""
+"""Limit of processor time for all turns of one recorded session; then the peer has no figure."""
 
 NONE = "none"
 """No management: what the bills are compared with."""

@@ -49,7 +49,7 @@ def summary(rows: Sequence[Row], found: Recorded | None = None) -> str:
 
 
 def behind(rows: Sequence[Row]) -> list[Row]:
-    """Those of *rows* in which another one has a better figure than ctxpipe as it comes."""
+    """Return the *rows* in which a peer has a better figure than ctxpipe with its defaults."""
     return [row for row in rows if row.faster()]
 
 

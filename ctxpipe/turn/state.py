@@ -256,7 +256,7 @@ def _name(model: str | None) -> str:
 
 @dataclass(slots=True)
 class TurnRun:
-    """One turn: what it needs, and what its steps have made so far.
+    """State of one turn: its inputs, and the results of its steps so far.
 
     The caller gives the first group of fields. *memory* has the timeline that the turn continues,
     *state* the running totals and the records of the stages. *stages* are those that take part, by

@@ -422,7 +422,7 @@ async def test_going_back_in_a_branch_leaves_the_other_branch_as_it_is(tmp_path)
 
 
 class SlowClient(Client):
-    """Client whose second request is answered only when the test says so."""
+    """Client whose second request gets its reply only when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
