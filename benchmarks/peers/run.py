@@ -236,7 +236,7 @@ def _survival_row(peers: Sequence[Peer], paths: Sequence[str]) -> Row:
             f"the mean of six shares, in {len(paths)} recorded sessions; bench_survival says of "
             "what. Ours is the coding preset"
         ),
-        "What is in no file that the context names, the agent must find out anew, or makes up",
+        "What is in no file that the context names, the agent must find again, or it invents it",
         least_wins=False,
         remark=f"in sight: {' / '.join(KINDS)}; tokens left",
     )
