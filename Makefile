@@ -137,16 +137,16 @@ RECORDED := cache_doctor costs gateway_replay survival
 BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 
 bench: $(STAMP)  ## all benchmarks, and their figures in the documentation; TRANSCRIPTS=FOLDER for more
-	@failed=; for name in $(BENCHES); do echo; echo "== $$name"; \
-		$(BIN)/python benchmarks/bench_$$name.py --write || failed="$$failed $$name"; done; \
-	test -z "$$failed" || echo "== these missed a limit, or failed:$$failed"
 ifdef TRANSCRIPTS
 	$(MAKE) bench-costs TRANSCRIPTS=$(TRANSCRIPTS)
 	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) --write
 	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl --write
 	$(BIN)/python benchmarks/bench_survival.py $(TRANSCRIPTS) --write
 endif
-	$(BIN)/python benchmarks/figures.py
+	@failed=; for name in $(BENCHES); do echo; echo "== $$name"; \
+		$(BIN)/python benchmarks/bench_$$name.py --write || failed="$$failed $$name"; done; \
+	$(BIN)/python benchmarks/figures.py && test -z "$$failed" \
+	|| { echo "== these missed a limit, or failed:$$failed"; exit 1; }
 
 # Each peer has an environment of its own. One that cannot be installed is listed as missing.
 bench-costs: $(STAMP)  ## what the policies cost, and the figures in the documentation; TRANSCRIPTS=FOLDER

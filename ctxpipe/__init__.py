@@ -171,4 +171,4 @@ __getattr__: "Callable[[str], object]" = import_on_use(__name__, _NAMES, _ELSEWH
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *" ".join(_NAMES.values()).split()]
