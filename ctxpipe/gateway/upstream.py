@@ -31,6 +31,9 @@ Headers: TypeAlias = list[tuple[str, str]]
 
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 600.0
+# Less than the shortest common limit of servers: vLLM, LiteLLM and others with uvicorn close a
+# connection that was idle for 5 seconds, and a request that is just being sent on it would be lost.
+IDLE_SECONDS = 2.0
 OWN = "x-ctxpipe"
 """Prefix of the headers for the gateway itself, which are not sent to the upstream."""
 
@@ -63,7 +66,9 @@ class Upstream:
             proxy = httpx2.Proxy(settings.proxy, ssl_context=certificates if is_tls else None)
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
+            limits=httpx2.Limits(
+                max_connections=None, max_keepalive_connections=100, keepalive_expiry=IDLE_SECONDS
+            ),
             follow_redirects=False,
             trust_env=False,
             verify=certificates,

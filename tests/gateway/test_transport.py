@@ -170,6 +170,30 @@ async def test_an_idle_connection_stays_open_for_the_time_that_is_set(tmp_path):
     assert GatewaySettings({"": "http://a"}).timeout_keep_alive == 75
 
 
+@pytest.mark.parametrize(("idle_seconds", "connection_count"), [(30, 1), (0.05, 2)])
+async def test_a_connection_that_was_idle_too_long_is_not_used_for_another_request(
+    tmp_path, monkeypatch, idle_seconds, connection_count
+):
+    monkeypatch.setattr("ctxpipe.gateway.upstream.IDLE_SECONDS", idle_seconds)
+    connections = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(ANSWER.replace(b"connection: close\r\n", b""))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as api:
+        upstream = f"http://127.0.0.1:{api.sockets[0].getsockname()[1]}"
+        async with serving(upstream, tmp_path) as gateway, http() as client:
+            for _ in range(2):
+                reply = await client.get(gateway.url + "/v1/models")
+                await asyncio.sleep(0.2)
+    assert reply.status_code == 200
+    assert len(connections) == connection_count
+
+
 @pytest.mark.parametrize(("drain_seconds", "is_complete"), [(0, False), (30, True)])
 async def test_open_replies_get_the_time_that_is_set_at_the_end(
     tmp_path, monkeypatch, drain_seconds, is_complete
