@@ -26,7 +26,7 @@ from ctxpipe.session.session import conversation_of
 from ctxpipe.stages.protocol import Turn
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
-MAX_BYTES = 20_000  # more than the session "s" ever has, so that it is never given up
+MAX_BYTES = 100_000  # more than the session "s" ever has, so that it is never given up
 
 
 async def ticks(number: int):
