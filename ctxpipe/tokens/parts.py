@@ -101,6 +101,19 @@ def _base64_tokens(data: str) -> int:
     return len(data) * 3 // 16
 
 
+def _encoded_part(text: str) -> Part:
+    """Return the part for *text*, encoded data in base64, which may be a data URL.
+
+    OpenAI's APIs take images and documents as data URLs. The model reads their pixels and pages.
+    """
+    url, _, data = text.partition(";base64,")
+    if url.startswith("data:image/"):
+        return media.image_tokens({"data": data})
+    if url == "data:application/pdf":
+        return media.document_part({"media_type": "application/pdf", "data": data})
+    return _base64_tokens(text)
+
+
 def _unknown(block: Block) -> Iterator[Part]:
     """Yield the parts of a *block* of unknown kind: its JSON, then its encoded data and media."""
     media_parts: list[Part] = []
@@ -110,7 +123,7 @@ def _unknown(block: Block) -> Iterator[Part]:
         if isinstance(value, str):
             if not is_encoded(value):
                 return value
-            media_parts.append(_base64_tokens(value))
+            media_parts.append(_encoded_part(value))
             return ""
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:

@@ -107,16 +107,28 @@ def test_encoded_data_in_an_unknown_block_is_estimated_at_any_depth():
     data = encoded(random.Random(0).randbytes(100_000))
     block = {
         "type": "mystery",
-        "results": [{"url": "https://a.b", "blob": data}, "data:image/png;base64," + data],
+        "results": [{"url": "https://a.b", "blob": data}, "data:audio/wav;base64," + data],
     }
 
     assert COUNT.block(block) == pytest.approx(2 * len(data) * 3 / 16, abs=40)
 
 
-def test_an_image_in_an_unknown_block_counts_by_its_size():
-    block = {"type": "mystery", "shown": [image(png(280, 280))]}
+@pytest.mark.parametrize(
+    "shown",
+    [
+        image(png(280, 280, behind=9_000)),
+        {"image_url": "data:image/png;base64," + png(280, 280, behind=9_000)},
+    ],
+)
+def test_an_image_in_an_unknown_block_counts_by_its_size(shown):
+    assert 100 < COUNT.block({"type": "mystery", "shown": [shown]}) < 120
 
-    assert 100 < COUNT.block(block) < 120
+
+def test_a_pdf_in_a_data_url_counts_by_its_pages():
+    pdf = encoded(b"%PDF-1.4\n" + b"<< /Type /Page >>\n" * 3 + random.Random(0).randbytes(9_000))
+    block = {"type": "mystery", "file_data": "data:application/pdf;base64," + pdf}
+
+    assert COUNT.block(block) == pytest.approx(3 * PDF_PAGE_TOKENS, abs=40)
 
 
 def test_long_plain_text_in_an_unknown_block_counts():
