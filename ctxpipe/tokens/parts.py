@@ -19,7 +19,8 @@ Part: TypeAlias = str | int
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
 # Encrypted or encoded content in an unknown block. It is counted by its number of bytes.
-_ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
+_ENCODED = re.compile(r"(?:data:[\w.+/;=-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
+_PDF_IN_BASE64 = "JVBERi0"  # "%PDF-"
 
 
 def content_parts(content: object) -> list[Part]:
@@ -104,14 +105,14 @@ def _base64_tokens(data: str) -> int:
 def _encoded_part(text: str) -> Part:
     """Return the part for *text*, encoded data in base64, which may be a data URL.
 
-    OpenAI's APIs take images and documents as data URLs. The model reads their pixels and pages.
+    An image counts by its pixels and a PDF by its pages, whatever the API calls the field.
     """
-    url, _, data = text.partition(";base64,")
-    if url.startswith("data:image/"):
+    data = text.rpartition(";base64,")[2]
+    if data.startswith(_PDF_IN_BASE64):
+        return media.document_part({"data": data})
+    if media.size_of(data) is not None:
         return media.image_tokens({"data": data})
-    if url == "data:application/pdf":
-        return media.document_part({"media_type": "application/pdf", "data": data})
-    return _base64_tokens(text)
+    return _base64_tokens(data)
 
 
 def _unknown(block: Block) -> Iterator[Part]:

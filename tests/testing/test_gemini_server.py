@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from pictures import picture
 
 from ctxpipe.testing import (
     GeminiServer,
@@ -54,6 +55,16 @@ def events(response: httpx2.Response) -> list[dict[str, Any]]:
 def parts_of(reply: dict[str, Any]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = reply["candidates"][0]["content"]["parts"]
     return parts
+
+
+async def test_a_screenshot_counts_by_its_pixels():
+    data = picture(0)["source"]["data"]
+    shown = {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": data}}]}
+
+    async with talk(["Seen."]) as (server, client):
+        await ask(client, "generateContent", shown)
+
+    assert 1_300 < server.requests[0].tokens < 1_400
 
 
 @pytest.mark.parametrize("at", [MODEL, VERTEX])

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from pictures import picture
 from sdks import responses_of
 
 from ctxpipe.testing import (
@@ -50,6 +51,19 @@ async def ask(client: openai.AsyncOpenAI, path: str, said: Any):
         await client.chat.completions.create(model="m", messages=said)
     else:
         await responses_of(client).create(model="m", input=said)
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+async def test_a_screenshot_counts_by_its_pixels(path):
+    url = f"data:image/png;base64,{picture(0)['source']['data']}"
+    shown: Any = {"type": "image_url", "image_url": {"url": url}}
+    if path == "responses":
+        shown = {"type": "input_image", "image_url": url}
+
+    async with talk(["Seen."]) as (server, client):
+        await ask(client, path, [{"role": "user", "content": [shown]}])
+
+    assert 1_300 < server.requests[0].tokens < 1_400
 
 
 # Chat ---------------------------------------------------------------------------------------------

@@ -118,15 +118,18 @@ def test_encoded_data_in_an_unknown_block_is_estimated_at_any_depth():
     [
         image(png(280, 280, behind=9_000)),
         {"image_url": "data:image/png;base64," + png(280, 280, behind=9_000)},
+        {"image_url": "data:image/png;charset=utf-8;base64," + png(280, 280, behind=9_000)},
+        {"inlineData": {"mimeType": "image/png", "data": png(280, 280, behind=9_000)}},
     ],
 )
 def test_an_image_in_an_unknown_block_counts_by_its_size(shown):
-    assert 100 < COUNT.block({"type": "mystery", "shown": [shown]}) < 120
+    assert 100 < COUNT.block({"type": "mystery", "shown": [shown]}) < 130
 
 
-def test_a_pdf_in_a_data_url_counts_by_its_pages():
+@pytest.mark.parametrize("before", ["", "data:application/pdf;base64,"])
+def test_a_pdf_in_an_unknown_block_counts_by_its_pages(before):
     pdf = encoded(b"%PDF-1.4\n" + b"<< /Type /Page >>\n" * 3 + random.Random(0).randbytes(9_000))
-    block = {"type": "mystery", "file_data": "data:application/pdf;base64," + pdf}
+    block = {"type": "mystery", "file_data": before + pdf}
 
     assert COUNT.block(block) == pytest.approx(3 * PDF_PAGE_TOKENS, abs=40)
 
