@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint docs demo clean coverage test-deep mutants fuzz test-services clients test-clients record-clients \
-	bench bench-costs bench-peers test-restarts live test-local-model nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
+	bench bench-costs bench-load bench-service bench-peers test-restarts live test-local-model nightly lock test-newest test-oldest test-wheel test-adapters test-extras examples first-hour \
 	release-check requirements
 
 help:  ## print this list
@@ -131,27 +131,37 @@ record-clients: $(STAMP) clients  ## record requests and sessions of these agent
 	$(BIN)/python tests/clients/record_sessions.py $(SESSIONS)
 
 # TRANSCRIPTS is a folder of recorded conversations. Without it, the benchmarks that need one are
-# left out. bench_gateway_restarts, bench_load and bench_service take half an hour each; the first and
-# the last need servers (`make test-services INSTALL=1`).
+# left out. With WRITE= no figure is written. Those of half an hour have targets of their own.
 RECORDED := cache_doctor costs gateway_replay survival
-BENCHES  := $(filter-out $(RECORDED),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
+HALF_HOURS := gateway_restarts load service
+BENCHES  := $(filter-out $(RECORDED) $(HALF_HOURS),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
+WRITE := --write
 
-bench: $(STAMP)  ## all benchmarks, and their figures in the documentation; TRANSCRIPTS=FOLDER for more
+bench: $(STAMP)  ## all short benchmarks, and their figures in the documentation; TRANSCRIPTS=FOLDER for more
 ifdef TRANSCRIPTS
 	$(MAKE) bench-costs TRANSCRIPTS=$(TRANSCRIPTS)
-	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) --write
-	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl --write
-	$(BIN)/python benchmarks/bench_survival.py $(TRANSCRIPTS) --write
+	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) $(WRITE)
+	$(BIN)/python benchmarks/bench_gateway_replay.py $(TRANSCRIPTS)/*.jsonl $(WRITE)
+	$(BIN)/python benchmarks/bench_survival.py $(TRANSCRIPTS) $(WRITE)
 endif
 	@failed=; for name in $(BENCHES); do echo; echo "== $$name"; \
-		$(BIN)/python benchmarks/bench_$$name.py --write || failed="$$failed $$name"; done; \
+		$(BIN)/python benchmarks/bench_$$name.py $(WRITE) || failed="$$failed $$name"; done; \
 	$(BIN)/python benchmarks/figures.py && test -z "$$failed" \
 	|| { echo "== these missed a limit, or failed:$$failed"; exit 1; }
 
+bench-load: $(STAMP)  ## a thousand agents on one event loop, for half an hour
+	$(BIN)/python benchmarks/bench_load.py $(WRITE)
+	$(BIN)/python benchmarks/figures.py
+
+bench-service: $(STAMP)  ## several workers on PostgreSQL and S3, killed again and again, for half an hour; INSTALL=1 installs what is missing
+	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
+	$(BIN)/python benchmarks/bench_service.py $(WRITE)
+	$(BIN)/python benchmarks/figures.py
+
 # Each peer has an environment of its own. One that cannot be installed is listed as missing.
 bench-costs: $(STAMP)  ## what the policies cost, and the figures in the documentation; TRANSCRIPTS=FOLDER
-	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --all --write
-	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick --write
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --all $(WRITE)
+	$(BIN)/python benchmarks/bench_costs.py $(TRANSCRIPTS) --ablate --quick $(WRITE)
 	$(BIN)/python benchmarks/figures.py
 
 PEERS       := benchmarks/peers

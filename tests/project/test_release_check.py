@@ -104,12 +104,15 @@ def test_changes_that_are_in_no_commit_are_refused(project, capsys):
     assert "commit or stash" in capsys.readouterr().out
 
 
-def test_figures_that_a_stopped_benchmark_has_written_are_no_such_changes(project):
-    figures = project / RELEASE["FIGURES"]
-    figures.parent.mkdir()
-    figures.write_text("{}", "utf-8")
+def test_a_benchmark_writes_no_figures(project):
+    with (project / "Makefile").open("a", encoding="utf-8") as makefile:
+        makefile.write("WRITE := --write\nbench:\n\t@echo \"options: '$(WRITE)'\"\n")
+    commit(project, "measure")
 
-    assert RELEASE["run_checks"](project, ["good"]) == 0
+    RELEASE["run_checks"](project, ["bench"])
+
+    [log] = project.glob("build/release/*/bench.log")
+    assert "options: ''" in log.read_text("utf-8")
 
 
 def test_each_check_is_a_target_with_a_help_text():
