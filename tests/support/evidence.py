@@ -21,7 +21,8 @@ _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
 _REQUEST = re.compile(r'<request chars="(\d+)">')
 _DIGEST = re.compile(r" \([0-9a-f-]+\)$")
-_QUOTED = r'"(?:[^"\\]|\\.)*"'
+# A Windows path is quoted as it is, so its last character before the quote may be a backslash.
+_QUOTED = r'(?:"(?:[^"\\]|\\.)*"|"[^"]*")(?=: |, |$)'
 _FOLDER = re.compile(rf"({_QUOTED}|[^:]+): (.+)")
 _NAME = re.compile(rf"({_QUOTED}|[^,]+)(?:, |$)")
 
@@ -83,7 +84,12 @@ def _parsed_paths(lines: Sequence[str], heading: str) -> Iterator[str]:
 
 
 def _unquoted(name: str) -> str:
-    return str(json.loads(name)) if name.startswith('"') else name
+    if not name.startswith('"'):
+        return name
+    try:
+        return str(json.loads(name))
+    except ValueError:
+        return name[1:-1]
 
 
 def _parsed_requests(text: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ..._text import last_within
 from ...messages.activity import is_one_line, one_line
-from ...messages.paths import is_windows_path, split_path
+from ...messages.paths import is_rooted_windows_path, is_windows_path, split_path
 from ...placeholders.placeholders import shorten
 from ...placeholders.summaries import EVIDENCE, EVIDENCE_END, INTRODUCTION, archive_lines
 from ..reading.conversation_facts import ConversationFacts
@@ -160,7 +160,7 @@ def _quote(name: str) -> str:
         return json.dumps(name)
     is_windows = is_windows_path(name)
     # The colon after a drive letter separates nothing.
-    rest = name[2:] if is_windows else name
+    rest = name[2:] if is_rooted_windows_path(name) else name
     if not re.search(r'[",:]|^\s|\s$', rest):
         return name
     if is_windows and '"' not in name:

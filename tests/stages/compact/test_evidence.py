@@ -6,7 +6,7 @@ import pytest
 from compactions import LINES, count
 from evidence import parsed_evidence
 from histories import conversation, step, user, view
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxpipe.placeholders.summaries import SUMMARY, archive_references, reminder
@@ -82,6 +82,7 @@ paths = (
 lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
 
 
+@example({"00 \\": False, ",\\": True, "a, b\\c.py": False}, {}, [])
 @given(
     st.dictionaries(paths, st.booleans(), max_size=12),
     st.dictionaries(lines, st.booleans(), max_size=5),
