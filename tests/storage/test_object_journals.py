@@ -245,10 +245,10 @@ async def test_a_long_journal_that_is_delivered_slowly_is_no_failure():
 
 async def test_a_long_journal_is_deleted_while_its_requests_wait_for_each_other():
     store: Any = Watched(stores.MemoryStore())
-    journal = ObjectJournal(store, connections=1, timeout=0.3)
+    journal = ObjectJournal(store, connections=1, timeout=1)
     for number in range(60):
         assert await journal.append("s", number, f"entry {number}")
-    store.seconds = 0.02  # so that all requests together take longer than the timeout
+    store.seconds = 0.03  # so that all requests together take longer than the timeout
 
     await journal.delete("s")
 

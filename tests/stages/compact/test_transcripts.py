@@ -15,7 +15,7 @@ from recorded import NIGHTLY, sample
 
 from ctxpipe import Budget, ContextPipeline, LocalStorage
 from ctxpipe.functions import load_archive
-from ctxpipe.messages import Message, check
+from ctxpipe.messages import Message, check, texts
 from ctxpipe.placeholders.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.stages.compact.stage import Breaker, Compact, Restore
 from ctxpipe.stages.reading.what_applies import is_of_user
@@ -140,13 +140,17 @@ def check_context(run: Run, given: Sequence[Message]):
     assert sum(1 for message in context if summary_body(message) is not None) == 1
     assert "base64" not in json.dumps(context)
     assert context[-1]["role"] == given[-1]["role"]
-    requests = [words for words in map(own_words, run.seen) if words and is_of_user(words)]
+    # A message may also have texts that a harness has written.
+    requests = [
+        [words for words in texts(message) if is_of_user(words)]
+        for message in run.seen
+        if is_of_user(own_words(message))
+    ]
     text = "\n\n".join(said(context))
-    if requests:  # the whole, or where it was cut its head and tail
-        assert requests[0][:2666] in text, run.name
-        assert requests[0][-1334:] in text, run.name
-        assert requests[-1][:2666] in text, run.name
-        assert requests[-1][-1334:] in text, run.name
+    for request in filter(None, requests[:1] + requests[-1:]):
+        # The whole, or where it was cut its head and tail.
+        assert request[0][:2666] in text, run.name
+        assert request[-1][-1334:] in text, run.name
     assert detail.over_target == bool(detail.holds)
 
 
