@@ -39,7 +39,7 @@ from ctxpipe.testing.scripted import ScriptedServer
 FOLDER = Path(__file__).parents[1] / "clients"
 PACKAGES = FOLDER / "node_modules"
 PROGRAMS = FOLDER / ".venv" / "bin"
-SECONDS = 120
+SECONDS = 300
 ROUNDS = 4
 LINES = 200
 TASK = "Look around, then say done."
@@ -656,6 +656,7 @@ async def run_client(
         except TimeoutError:
             process.kill()
             output, error = await process.communicate()
+            error += f"\nkilled after {SECONDS} seconds".encode()
     return Run(client, process.returncode or 0, output.decode(), error.decode(), api)
 
 
