@@ -102,7 +102,7 @@ def _base64_tokens(data: str) -> int:
     return len(data) * 3 // 16
 
 
-def _encoded_part(text: str) -> Part:
+def _base64_part(text: str) -> Part:
     """Return the part for *text*, encoded data in base64, which may be a data URL.
 
     An image counts by its pixels and a PDF by its pages, whatever the API calls the field.
@@ -124,7 +124,7 @@ def _unknown(block: Block) -> Iterator[Part]:
         if isinstance(value, str):
             if not is_encoded(value):
                 return value
-            media_parts.append(_encoded_part(value))
+            media_parts.append(_base64_part(value))
             return ""
         is_media = isinstance(value, Mapping) and kind(value) in MEDIA
         if is_media and field(value, "source") is not None:
