@@ -46,12 +46,19 @@ class Adapter:
 
     @property
     def tests(self) -> list[str]:
-        """Paths of its test files."""
+        """Paths of its test files.
+
+        A file belongs to the adapter with the longest name: test_openai_agents.py is not openai's.
+        """
         folder = ROOT / "tests" / "adapters"
         name = self.name.replace("-", "_")
         if self.row and not (folder / f"test_{name}.py").exists():
             name = "frameworks"
-        return sorted(str(path) for path in folder.glob(f"test_{name}*.py"))
+        paths = set(folder.glob(f"test_{name}*.py"))
+        for other in ADAPTERS:
+            if other.name.startswith(f"{self.name}-"):
+                paths.difference_update(folder.glob(f"test_{other.name.replace('-', '_')}*.py"))
+        return sorted(map(str, paths))
 
 
 # The columns of the table. A test whose name contains one of the words belongs to the column.

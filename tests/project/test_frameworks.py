@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from places import ROOT
 
@@ -19,3 +20,11 @@ def test_each_section_is_run_with_the_version_that_it_names():
         (adapter.row, adapter.oldest) for adapter in ADAPTERS if adapter.row
     )
     assert SECTIONS.count("\n### ") == len(sections)
+
+
+def test_the_tests_of_an_adapter_are_not_those_of_another_one_with_a_longer_name():
+    tests = {adapter.name: [Path(path).name for path in adapter.tests] for adapter in ADAPTERS}
+
+    assert tests["openai"] == ["test_openai.py", "test_openai_summaries.py"]
+    assert tests["openai-agents"] == ["test_openai_agents.py"]
+    assert all(tests.values())
