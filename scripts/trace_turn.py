@@ -37,6 +37,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+# The wheel, with which the tests run this script too, has no benchmarks.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import ctxpipe
 from benchmarks.figures import Figures, with_figures
 from ctxpipe import (
