@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from anyio import to_thread
+from sdks import needs_middleware, responses_of
 
 from ctxpipe.lab.advice import (
     AGENT_COMMANDS,
@@ -213,6 +214,7 @@ async def pasted(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return names
 
 
+@needs_middleware
 @pytest.mark.parametrize("policy", ["coding", "lean", "chat", "compact"])
 async def test_the_code_for_anthropic_runs_as_it_is_pasted(policy: str, tmp_path, monkeypatch):
     code = code_to_paste(policy, ["Anthropic messages"])
@@ -248,7 +250,7 @@ async def test_the_code_for_openai_runs_as_it_is_pasted(
                 reply = await client.chat.completions.create(model="gpt-5.2", messages=messages)
                 said = reply.choices[0].message.content
             else:
-                reply = await client.responses.create(model="gpt-5.2", input="Go.")
+                reply = await responses_of(client).create(model="gpt-5.2", input="Go.")
                 said = reply.output_text
 
     assert said == "Done."

@@ -259,7 +259,8 @@ async def test_the_client_of_any_cloud_is_used_itself():
     class Odd:
         _client = 7
 
-    bedrock = anthropic.AsyncAnthropicBedrock(aws_region="eu-central-1", api_key="k")
+    credentials: Any = {"aws_access_key": "a", "aws_secret_key": "s"}
+    bedrock = anthropic.AsyncAnthropicBedrock(aws_region="eu-central-1", **credentials)
     elsewhere = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="k")
     for client in (bedrock, elsewhere):
         for asked in (client, client.beta):
