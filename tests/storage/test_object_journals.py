@@ -236,7 +236,7 @@ async def test_a_long_journal_that_is_delivered_slowly_is_no_failure():
         await session.run(history)
     store.seconds = 0.15
 
-    anew = ContextPipeline([]).session("s", journal=ObjectJournal(store, connections=1, timeout=1))
+    anew = ContextPipeline([]).session("s", journal=ObjectJournal(store, connections=1, timeout=2))
     result = await anew.run(history)
 
     assert not result.notices
