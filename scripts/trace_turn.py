@@ -37,7 +37,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-# The wheel, with which the tests run this script too, has no benchmarks.
+# `benchmarks` is not installed with the wheel.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import ctxpipe

@@ -104,7 +104,9 @@ def test_a_name_that_is_elsewhere_is_where_the_error_says():
 
 
 def test_dir_shows_every_name_that_can_be_imported_and_others_are_missing():
-    assert {*ctxpipe.__all__, "RatioGate", "Pins", "compact_messages"} <= set(dir(ctxpipe))
+    names = " ".join(vars(ctxpipe)["_NAMES"].values()).split()
+
+    assert {*ctxpipe.__all__, *names, "RatioGate"} <= set(dir(ctxpipe))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = ctxpipe.nothing
 

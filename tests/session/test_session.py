@@ -374,7 +374,7 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_itself():
 
 
 def bytes_of_an_idle_session(folder: Path) -> float:
-    """Return the bytes that a session of 200 messages has, a quarter of whose results left."""
+    """Return the bytes of a session of 200 messages, with its results' placeholders in *folder*."""
     many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(5)]
     # With a counter of its own: the one that all share may forget its older half just now.
     pipeline = ContextPipeline(small(folder).stages, counter=TokenCounter())

@@ -113,17 +113,22 @@ def test_encoded_data_in_an_unknown_block_is_estimated_at_any_depth():
     assert COUNT.block(block) == pytest.approx(2 * len(data) * 3 / 16, abs=40)
 
 
+SHOT = png(280, 280, behind=9_000)
+
+
 @pytest.mark.parametrize(
-    "shown",
+    ("shown", "without_data"),
     [
-        image(png(280, 280, behind=9_000)),
-        {"image_url": "data:image/png;base64," + png(280, 280, behind=9_000)},
-        {"image_url": "data:image/png;charset=utf-8;base64," + png(280, 280, behind=9_000)},
-        {"inlineData": {"mimeType": "image/png", "data": png(280, 280, behind=9_000)}},
+        (image(SHOT), None),
+        ({"image_url": f"data:image/png;base64,{SHOT}"}, {"image_url": ""}),
+        ({"image_url": f"data:image/png;charset=utf-8;base64,{SHOT}"}, {"image_url": ""}),
+        ({"inlineData": {"data": SHOT}}, {"inlineData": {"data": ""}}),
     ],
 )
-def test_an_image_in_an_unknown_block_counts_by_its_size(shown):
-    assert 100 < COUNT.block({"type": "mystery", "shown": [shown]}) < 130
+def test_an_image_in_an_unknown_block_counts_by_its_pixels(shown, without_data):
+    json = compact_json({"type": "mystery", "shown": [without_data]})
+
+    assert COUNT.block({"type": "mystery", "shown": [shown]}) == COUNT.text(json) + 10 * 10
 
 
 @pytest.mark.parametrize("before", ["", "data:application/pdf;base64,"])

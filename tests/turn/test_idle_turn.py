@@ -18,7 +18,7 @@ from ctxpipe.presets import coding_agent
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 # How often the event loop looks for the result of a thread depends on other work of the machine.
-WAITING = ("asyncio.", "selectors", "concurrent.", "threading", "anyio.")
+WAITING = ("asyncio.", "selectors")
 
 
 @contextmanager

@@ -151,6 +151,8 @@ def check_context(run: Run, given: Sequence[Message]):
         # The whole, or where it was cut its head and tail.
         assert request[0][:2666] in text, run.name
         assert request[-1][-1334:] in text, run.name
+        if sum(map(len, request)) < 2_666:
+            assert all(words in text for words in request), run.name
     assert detail.over_target == bool(detail.holds)
 
 
