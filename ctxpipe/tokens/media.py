@@ -174,9 +174,12 @@ def _read_size(head: bytes) -> Size | None:
 
 
 def _decode(data: str) -> bytes:
-    """Return the bytes in the base64 *data*; empty if it is not valid."""
+    """Return the bytes in the base64 *data*; empty if it is not valid.
+
+    Both alphabets of RFC 4648 are read. Google's SDK uses the second one, with "-" and "_".
+    """
     try:
-        return binascii.a2b_base64(data)
+        return binascii.a2b_base64(data.replace("-", "+").replace("_", "/"))
     except ValueError:
         return b""
 

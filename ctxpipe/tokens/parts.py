@@ -19,7 +19,7 @@ Part: TypeAlias = str | int
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
 # Encrypted or encoded content in an unknown block.
-_ENCODED = re.compile(r"(?:data:[\w.+/;=-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
+_ENCODED = re.compile(r"(?:data:[^,\s]*;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 _PDF_IN_BASE64 = "JVBERi0"  # "%PDF-"
 
 

@@ -114,6 +114,8 @@ def test_encoded_data_in_an_unknown_block_is_estimated_at_any_depth():
 
 
 SHOT = png(280, 280, behind=9_000)
+GIF = b"GIF89a" + struct.pack("<HH", 280, 280) + b"\xff\xfe\xfb" + random.Random(0).randbytes(9_000)
+URL_SAFE_GIF = base64.urlsafe_b64encode(GIF).decode()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,9 @@ SHOT = png(280, 280, behind=9_000)
         (image(SHOT), None),
         ({"image_url": f"data:image/png;base64,{SHOT}"}, {"image_url": ""}),
         ({"image_url": f"data:image/png;charset=utf-8;base64,{SHOT}"}, {"image_url": ""}),
+        ({"image_url": f"data:image/*;base64,{SHOT}"}, {"image_url": ""}),
         ({"inlineData": {"data": SHOT}}, {"inlineData": {"data": ""}}),
+        ({"inlineData": {"data": URL_SAFE_GIF}}, {"inlineData": {"data": ""}}),
     ],
 )
 def test_an_image_in_an_unknown_block_counts_by_its_pixels(shown, without_data):
