@@ -119,7 +119,7 @@ class TokenCounter:
         tokens, new_texts = self._split(parts.content_parts([block]))
         for text in new_texts:
             is_short = len(text) <= HOP_CHARS and self._encoder.ready
-            tokens += self._encode(text) if is_short else len(text) // 4
+            tokens += self.text(text) if is_short else len(text) // 4
         return tokens
 
     def message(self, message: MessageLike, /) -> int:
@@ -241,7 +241,7 @@ class TokenCounter:
         for text in new_texts:
             if tokens > limit:
                 break
-            tokens += self._encode(text)
+            tokens += self.text(text)  # not _encode: the same text may come twice
         return tokens > limit
 
     # Internals ------------------------------------------------------------------------------------

@@ -253,6 +253,20 @@ def test_a_text_encoded_for_a_comparison_is_remembered():
         assert counter.encoded_chars == len("a text of some words")
 
 
+def test_a_text_that_comes_twice_is_encoded_once_for_a_comparison():
+    ours, history = TokenCounter(len), [user("twice"), user("twice"), user("once")]
+
+    assert not ours.over(history, 14)
+    assert ours.encoded_chars == len("twice") + len("once")
+
+
+def test_a_text_that_comes_twice_in_a_block_is_encoded_once_for_an_estimate():
+    ours = TokenCounter(len)
+
+    assert ours.block_estimate(tool_use("twice", "twice", {})) == 2 * len("twice") + len("{}")
+    assert ours.encoded_chars == len("twice") + len("{}")
+
+
 def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again():
     ours, history = (
         TokenCounter(),
