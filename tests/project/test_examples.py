@@ -308,7 +308,7 @@ def start(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
 
