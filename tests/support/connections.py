@@ -97,10 +97,11 @@ def requested_model(request: Any) -> str:
 class Agent:
     """The model of an agent that calls a tool in *rounds*, and writes a summary where it is asked.
 
-    It is the script of a server; a reply that is a number calls ``look`` with it.
+    It is the script of a server; a reply that is a number calls ``look`` with it. In ten rounds a
+    window of `WINDOW` is compacted twice or more, also if the API counts as tiktoken does.
     """
 
-    def __init__(self, rounds: int = 8) -> None:
+    def __init__(self, rounds: int = 10) -> None:
         self._rounds = rounds
         self._said = 0
         self._summaries = 0
