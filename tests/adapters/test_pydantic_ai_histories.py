@@ -74,7 +74,7 @@ def loads() -> dict[str, list[Any]]:
 async def test_tools_that_a_search_has_loaded_stay_loaded(kind: str, tmp_path):
     load = loads()[kind]
     asked = ModelRequest([UserPromptPart("go")])
-    long = ModelRequest([UserPromptPart("word " * 2_000)])
+    long = ModelRequest([UserPromptPart("word " * 20_000)])
     reply = ModelResponse([TextPart("Yes.")])
     history = [asked, *load, reply, long, reply, asked]
     session = compacting(LocalStorage(tmp_path)).session("s")
@@ -93,7 +93,7 @@ async def test_the_system_prompt_stays_when_the_first_request_is_compacted(tmp_p
     prompt = SystemPromptPart("Never deploy.")
     reply = ModelResponse([TextPart("Yes.")])
     asked = ModelRequest([UserPromptPart("go")])
-    long = ModelRequest([prompt, UserPromptPart("word " * 2_000)])
+    long = ModelRequest([prompt, UserPromptPart("word " * 20_000)])
     session = compacting(LocalStorage(tmp_path)).session("s")
     translation = Translation(PydanticCodec())
 
