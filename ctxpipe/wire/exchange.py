@@ -54,7 +54,7 @@ from .conversations import (
 )
 from .encodings import content_encodings, decode
 from .formats import MESSAGES, Format
-from .translation import is_unchanged
+from .translation import Units, is_unchanged
 from .values import text_block
 
 UNSHAPED = "the context could not be shaped; the original request is sent"
@@ -271,7 +271,7 @@ class Exchange:
                 arguments.get("request") or {},
                 agent_model=agent_model,
             )
-            history = units.messages[: _start_of_prefill(units.messages, codec)]
+            history = units.messages[: _start_of_prefill(units, codec)]
             self.prefill: list[Message] = units.messages[len(history) :]
             result = await dialog.session.turns.run(history, self.request)
             self.result = self._with_prefill(result)
@@ -680,20 +680,24 @@ async def _pass_on(
     exchange.end()
 
 
-def _start_of_prefill(messages: Sequence[Message], codec: ItemReader) -> int:
-    """Return the index of the first assistant message at the end of *messages*, or their number.
+def _start_of_prefill(units: Units, codec: ItemReader) -> int:
+    """Return the index of the first assistant message at the end of *units*, or their number.
 
     The model continues these messages of a request, so they have not been answered and stay
     unchanged. Thinking, calls and blocks of server tools are left to the session, which knows what
     must not be rewritten before them.
     """
+    messages = units.messages
     start = len(messages)
     while start and messages[start - 1]["role"] == "assistant":
         is_text = all(kind(block) == "text" for block in as_blocks(messages[start - 1]))
         if isinstance(codec, MessagesCodec) and not is_text:
             break
         start -= 1
-    return start or len(messages)
+    # Without a prompt there is no answer either. After a hand-off the history of another agent can
+    # be a single message of the assistant; the opening message before it has no items.
+    has_prompt = any(unit.items for unit in units.units[:start])
+    return start if has_prompt else len(messages)
 
 
 def _join(system: object, head: list[JsonDict]) -> object:
