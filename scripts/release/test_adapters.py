@@ -33,7 +33,8 @@ class Adapter:
 
     *also_needed* are other packages that its tests need. *impossible* has columns and the reason
     why the framework cannot have these abilities. *row* is the heading of a framework on the openai
-    SDK in docs/adapters/openai.md; these frameworks share tests.
+    SDK in docs/adapters/openai.md; these frameworks share tests, unless *has_driver* is False:
+    tests/support/frameworks has none for it.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Adapter:
     also_needed: tuple[str, ...] = ()
     impossible: tuple[tuple[tuple[str, ...], str], ...] = ()
     row: str = ""
+    has_driver: bool = True
 
     @property
     def tests(self) -> list[str]:
@@ -51,10 +53,9 @@ class Adapter:
         A file belongs to the adapter with the longest name: test_openai_agents.py is not openai's.
         """
         folder = ROOT / "tests" / "adapters"
-        name = self.name.replace("-", "_")
-        if self.row and not (folder / f"test_{name}.py").exists():
-            name = "frameworks"
-        paths = set(folder.glob(f"test_{name}*.py"))
+        paths = set(folder.glob(f"test_{self.name.replace('-', '_')}*.py"))
+        if self.row and self.has_driver:
+            paths.add(folder / "test_frameworks.py")
         for other in ADAPTERS:
             if other.name.startswith(f"{self.name}-"):
                 paths.difference_update(folder.glob(f"test_{other.name.replace('-', '_')}*.py"))
@@ -174,6 +175,7 @@ ADAPTERS = (
             ),
         ),
         row="smolagents",
+        has_driver=False,
     ),
     Adapter("strands", "strands-agents", "1.58.0", "openai", row="Strands"),
     Adapter("haystack", "haystack-ai", "3.1.1", "openai", row="Haystack"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from adapter_contract import Done
-from ag2 import Agent
+from ag2 import Agent, MemoryStream
 from ag2.events import ToolResultEvent
 from frameworks.framework import Framework, Job
 
@@ -26,13 +26,12 @@ class AG2(Framework):
             tools = [*tools, helper.as_tool(name="helper", description="Helps.")]
         agent = Agent("agent", config=config, tools=tools)
         given: Any = {"response_schema": job.output} if job.output else {}
-        if job.history:
-            done = await job.history.ask(job.task, config=config, **given)
-        else:
-            done = await agent.ask(job.task, **given)
-        events = await done.history.get_events()
+        stream = MemoryStream()
+        await stream.history.replace(job.history or [])
+        done = await agent.ask(job.task, stream=stream, **given)
+        events = list(await stream.history.get_events())
         results = [
             event.result.parts[0].content for event in events if isinstance(event, ToolResultEvent)
         ]
         output = await done.content() if job.output else done.body
-        return Done(str(output), results, done)
+        return Done(str(output), results, events)

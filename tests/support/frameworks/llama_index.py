@@ -20,7 +20,9 @@ class LlamaIndex(Framework):
     asks_again = True  # with all that was said in one text
 
     async def run(self, model: Any, job: Job) -> Done:
-        memory = job.history or Memory.from_defaults(session_id="s", token_limit=10**7)
+        memory = Memory.from_defaults(session_id="s", token_limit=10**7)
+        if job.history:  # it cannot store an empty list
+            await memory.aput_messages(job.history)
         given: Any = {"llm": model, "tools": list(job.tools), "streaming": job.stream}
         agent: Any = FunctionAgent(
             name="agent", description="Works.", output_cls=job.output, **given
@@ -32,4 +34,4 @@ class LlamaIndex(Framework):
         messages = await memory.aget_all()
         results = [said.content for said in messages if said.role == "tool"]
         output = done.get_pydantic_model(job.output) if job.output else done
-        return Done(str(output), results, memory)
+        return Done(str(output), results, messages)
