@@ -694,8 +694,8 @@ def _start_of_prefill(units: Units, codec: ItemReader) -> int:
         if isinstance(codec, MessagesCodec) and not is_text:
             break
         start -= 1
-    # Without a prompt there is no answer either. After a hand-off the history of another agent can
-    # be a single message of the assistant; the opening message before it has no items.
+    # Without a prompt there is no answer to continue: after a hand-off, the history of another
+    # agent can be a single assistant message. The opening message before it then has no items.
     has_prompt = any(unit.items for unit in units.units[:start])
     return start if has_prompt else len(messages)
 

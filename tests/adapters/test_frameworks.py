@@ -100,6 +100,7 @@ class TestContract(LongContract):
     """What every adapter promises, in the agents of the frameworks."""
 
     apis = streams = tuple(FRAMEWORKS)
+    adds_prompt = True
 
     def form(self, api: str) -> str:
         return api_of(api) if FRAMEWORKS[api].keeps_thoughts else "chat"

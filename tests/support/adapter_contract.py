@@ -57,7 +57,8 @@ async def broken(turn: Turn) -> Skip:
 class AdapterContract(ABC):
     """Inherit it as ``class TestContract``, and say how an agent of the framework is run.
 
-    Its agent says "go", calls the tool ``look`` as often as it is asked to, and is named "t".
+    Its agent says "go", calls the tool ``look`` as often as it is asked to, and is named "t". With
+    *adds_prompt* each run adds a prompt to the history that it is given.
     """
 
     apis: ClassVar[tuple[str, ...]] = ("chat", "responses", "anthropic")
@@ -65,6 +66,7 @@ class AdapterContract(ABC):
     rounds: ClassVar[int] = 5
     too_many_rounds: ClassVar[int] = 8  # they do not fit into the window
     window: ClassVar[int] = 4000
+    adds_prompt: ClassVar[bool] = False
     works: ClassVar[dict[str, Work]]
 
     def __init_subclass__(cls) -> None:
@@ -204,7 +206,8 @@ class AdapterContract(ABC):
                 history = copy.deepcopy(early.history)  # some frameworks would add to it
                 await self.run(api, reached, offloading(tmp_path), journal=storage, history=history)
 
-        assert self.sent(server.requests[-2]) == self.sent(server.requests[2])
+        first = server.requests[2 if self.adds_prompt else 1]
+        assert self.sent(server.requests[-2]) == self.sent(first)
         session = offloading(tmp_path).session("t", journal=storage)
         [name] = await session.branches()
         left = await session.history(branch=name)

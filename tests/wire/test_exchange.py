@@ -138,7 +138,7 @@ async def test_a_begun_answer_stays_the_end_of_the_request_and_is_no_part_of_the
     assert later.result.notices == ()
 
 
-async def test_the_words_of_another_agent_are_no_begun_answer(tmp_path):
+async def test_the_words_of_another_agent_are_no_prefill(tmp_path):
     adapter = offloading(tmp_path)
     await begin(adapter, messages())
     printed = f"The conversation so far:\n<HISTORY>\n{json.dumps(LONG)}\n</HISTORY>"
