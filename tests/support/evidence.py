@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ctxpipe.messages import Message, split_system, texts
+from ctxpipe.messages.paths import is_windows_path
 from ctxpipe.placeholders.summaries import (
     EVIDENCE,
     EVIDENCE_END,
@@ -23,7 +24,8 @@ _REQUEST = re.compile(r'<request chars="(\d+)">')
 _DIGEST = re.compile(r" \([0-9a-f-]+\)$")
 # A Windows path is quoted as it is, so its last character before the quote may be a backslash.
 _QUOTED = r'(?:"(?:[^"\\]|\\.)*"|"[^"]*")(?=: |, |$)'
-_FOLDER = re.compile(rf"({_QUOTED}|[^:]+): (.+)")
+# The colon after a drive letter separates nothing.
+_FOLDER = re.compile(rf"({_QUOTED}|(?:[A-Za-z]:)?[^:]+): (.+)")
 _NAME = re.compile(rf"({_QUOTED}|[^,]+)(?:, |$)")
 
 
@@ -86,10 +88,8 @@ def _parsed_paths(lines: Sequence[str], heading: str) -> Iterator[str]:
 def _unquoted(name: str) -> str:
     if not name.startswith('"'):
         return name
-    try:
-        return str(json.loads(name))
-    except ValueError:
-        return name[1:-1]
+    bare = name[1:-1]
+    return bare if '"' not in bare and is_windows_path(bare) else str(json.loads(name))
 
 
 def _parsed_requests(text: str) -> Iterator[str]:

@@ -82,6 +82,8 @@ paths = (
 lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
 
 
+@example({"C:/app.py": True, "C:/src/app.py": False, "D:\\data\\a.csv": False}, {}, [])
+@example({"/,\\b": False}, {}, [])
 @example({"00 \\": False, ",\\": True, "a, b\\c.py": False}, {}, [])
 @given(
     st.dictionaries(paths, st.booleans(), max_size=12),
