@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
-from gateways import conversation, http, key, post, prefix_breaks, process, replies, serving
+from gateways import conversation, http, key, kill, post, prefix_breaks, process, replies, serving
 from models import MODEL
 from services import free_port
 from typer.testing import CliRunner
@@ -284,8 +283,7 @@ async def test_processes_on_one_port_share_sessions_and_one_that_is_killed_loses
             assert one.address == other.address != ""
             for number in range(1, 5):
                 await turn(number)
-            one.send_signal(signal.SIGKILL)
-            await asyncio.to_thread(one.stdout.read)  # who asked for it ends a moment before
+            await kill(one)
             for number in range(5, 7):
                 await turn(number)
             other.terminate()

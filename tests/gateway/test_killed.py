@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import ExitStack
 from typing import Any
 
 import anthropic
-from gateways import conversation, key, prefix_breaks, process
+from gateways import conversation, key, kill, prefix_breaks, process
 from models import MODEL
 from services import free_port
 
@@ -91,7 +90,7 @@ async def test_clients_of_a_killed_gateway_go_on_with_the_next_one_and_the_same_
                     tasks.create_task(agents.run(number))
                 await agents.all_in_stream.wait()
                 agents.is_killed = True
-                first.send_signal(signal.SIGKILL)
+                await kill(first)
                 second = await asyncio.to_thread(
                     processes.enter_context, process(api.url, port, tmp_path / "root")
                 )

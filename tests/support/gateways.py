@@ -126,6 +126,15 @@ def process(upstream: str, port: int, root: Path, *options: str) -> Iterator[Any
             started.kill()
 
 
+async def kill(started: Any) -> None:
+    """End a `process` as kill -9 does, and wait until its port is free.
+
+    The prepared Python that asked for it ends a moment before the gateway, whose output ends then.
+    """
+    started.kill()
+    await asyncio.to_thread(started.stdout.read)
+
+
 # Requests -----------------------------------------------------------------------------------------
 
 
