@@ -55,7 +55,7 @@ CYCLE_SECONDS = 30.0
 ABSENCE_SECONDS = 8.0
 BUDGET_DOLLARS = 1_000.0
 READING_SECONDS = 60.0
-"""Longest time in which the database answers, at the end, what a session has spent."""
+"""Longest time that reading the sum of a session may take at the end."""
 TENANTS = [f"team-{number}" for number in range(3)]
 TOKENS = [f"the token of {tenant} name={tenant}" for tenant in TENANTS]
 SPARE = "a token that no client sends"
@@ -262,7 +262,7 @@ async def wrong_sums(
             for session, usage in upstream.billed.items():
                 if not session.startswith(f"{token.name}:"):
                     continue
-                # A gateway goes on without sums that it cannot read in time; they count here.
+                # A gateway goes on without a sum that it cannot read in time; here it is needed.
                 with store_allowance(READING_SECONDS, insists=True):
                     spent = await budget.check(session)
                 dollars = usage_dollars(prices, usage)

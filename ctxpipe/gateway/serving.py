@@ -187,7 +187,7 @@ class _Server(uvicorn.Server):
         """
         loop = asyncio.get_running_loop()
         for listener in sockets or []:
-            with suppress(NotImplementedError):  # on Windows asyncio accepts in another way
+            with suppress(NotImplementedError):  # the event loop of Windows has no readers
                 loop.remove_reader(listener)
         # asyncio gives a connection to its server in the iteration after it was accepted.
         for _ in range(2):

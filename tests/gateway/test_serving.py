@@ -164,11 +164,14 @@ async def test_a_request_that_arrives_just_before_the_end_is_answered(
     async with gateways.serving("http://127.0.0.1:9", tmp_path) as gateway:
         address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         shutdown = gateway._server.shutdown
+        is_sent = asyncio.Event()
         with socket.socket() as client:
 
             async def send() -> None:
                 client.connect(address)
                 client.sendall(HEALTH)
+                client.setblocking(False)
+                is_sent.set()
 
             async def shutdown_a_moment_later(sockets: list[socket.socket] | None) -> None:
                 await asyncio.create_task(send())  # the gateway's own task may not block
@@ -179,9 +182,7 @@ async def test_a_request_that_arrives_just_before_the_end_is_answered(
             monkeypatch.setattr(gateway._server, "shutdown", shutdown_a_moment_later)
             gateway.stop()
             async with asyncio.timeout(10):
-                while not client.getsockname()[1]:  # noqa: ASYNC110  uvicorn says it in no other way
-                    await asyncio.sleep(0.01)
-                client.setblocking(False)
+                await is_sent.wait()
                 reply = await asyncio.get_running_loop().sock_recv(client, 100)
     assert reply.startswith(b"HTTP/1.1 200 ")
 
