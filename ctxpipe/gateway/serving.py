@@ -180,18 +180,11 @@ class _Server(uvicorn.Server):
     """A server that accepts all connections that clients have opened before it stops listening."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End all connections; those that clients have just opened are answered first.
+        """End all connections; those that wait to be accepted are answered first.
 
-        The system would reset connections that wait to be accepted if the socket were closed, and
-        asyncio would never answer those that it has accepted in the last iteration of the loop.
+        The system would reset them if the socket were closed.
         """
         loop = asyncio.get_running_loop()
-        for listener in sockets or []:
-            with suppress(NotImplementedError):  # the event loop of Windows has no readers
-                loop.remove_reader(listener)
-        # asyncio gives a connection to its server in the iteration after it was accepted.
-        for _ in range(2):
-            await asyncio.sleep(0)
         waiting: list[socket.socket] = []
         for listener in sockets or []:
             with suppress(BlockingIOError):
