@@ -15,6 +15,7 @@ from ...messages import field, kind
 from ...wire import GeminiCodec
 from ...wire.usage import usage
 from ..records import FileRecord, Recording, valid_object
+from .gemini_requests import ensure_valid_part
 from .items import Items
 
 NOTES = frozenset({"error", "info", "warning"})
@@ -110,12 +111,17 @@ def _add_message(
     recorded_call_ids: set[str],
     omitted_counts: Counter[str],
 ) -> None:
-    """Add the contents of one message, with its time, and the usage and model of a reply."""
-    valid_object(fields, place, toolCalls=list)
+    """Add the contents of one message, with its time, and the usage and model of a reply.
+
+    Raises InvalidHistory, naming the *place*, if the message is not valid.
+    """
+    valid_object(fields, place, toolCalls=list, thoughts=list)
     time = fields.get("timestamp")
     parts = _parts(fields.get("content"))
     if fields["type"] == "user":
         parts = [part for part in parts if _response_id(part) not in recorded_call_ids]
+        for part in parts:
+            ensure_valid_part(part, place)
         if parts:
             items.add({"role": "user", "parts": parts}, time)
         return
@@ -129,6 +135,8 @@ def _add_message(
         )
         responses += _parts(call_fields.get("result"))
         recorded_call_ids.add(str(call_id))
+    for part in (*parts, *responses):
+        ensure_valid_part(part, place)
     omitted_counts["thought"] += len(fields.get("thoughts") or ())
     if parts:
         items.add({"role": "model", "parts": parts}, time)

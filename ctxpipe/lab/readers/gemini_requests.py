@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..._values import JsonObject
 from ...messages import field
 from ...wire import GeminiCodec
-from ...wire.gemini import system_blocks
+from ...wire.gemini import CALL, RESPONSE, system_blocks
 from ...wire.usage import gemini_usage
 from ...wire.values import first_field
 from ..records import FileRecord, Recording, valid_object
@@ -68,5 +68,13 @@ def _add_content(items: Items, content: object, place: str) -> None:
     """Add *content*. Raises InvalidHistory, naming the *place*, if it is not valid."""
     fields = valid_object(content, place, parts=list, role=str)
     for part in fields.get("parts") or ():
-        valid_object(part, place, "a part")
+        ensure_valid_part(part, place)
     items.add(fields)
+
+
+def ensure_valid_part(part: object, place: str) -> None:
+    """Raise InvalidHistory, naming the *place*, unless *part* is an object with valid ids."""
+    fields = valid_object(part, place, "a part")
+    for half in (first_field(fields, *CALL), first_field(fields, *RESPONSE)):
+        if isinstance(half, Mapping):
+            valid_object(half, place, id=str, name=str)

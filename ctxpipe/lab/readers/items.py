@@ -85,11 +85,15 @@ class Items:
 
         The system prompt consists of the instructions of the *request*, a text or blocks, and of
         the leading items that are not part of the context. The counts are those of `Recording`.
+
+        Raises InvalidHistory if the instructions are neither a text nor blocks.
         """
         units = Translation(self._codec).read([item.fields for item in self.items])
         system = request.get("instructions") or None
         if units.system:
             instructions = [text_block(system)] if isinstance(system, str) else system or []
+            if not isinstance(instructions, list):
+                raise InvalidHistory("the instructions are neither text nor a list of blocks")
             system = [*instructions, *units.system]
         other_fields = {
             "model": request.get("model"),

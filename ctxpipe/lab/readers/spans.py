@@ -41,6 +41,8 @@ CONTENT_ADVICE = (
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY"
 )
 NANOSECONDS = 1_000_000_000
+MAX_DIGITS = 20
+"""Maximum digits of an integer; those of OTLP have 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +159,17 @@ def _agent(spans: Sequence[_Span]) -> str:
 def _spans(record: FileRecord) -> Iterator[_Span]:
     """Yield the spans in *record*. Raises InvalidHistory if one is not valid."""
     fields = record.fields
-    if "resourceSpans" not in fields:
+    resources = fields.get("resourceSpans")
+    if not isinstance(resources, list):
         context = valid_object(fields["context"], record.place, "context")
         start = seconds(fields.get("start_time")) or 0.0
         yield _Span(record.place, str(context["trace_id"]), start, fields["attributes"])
         return
-    for resource in fields["resourceSpans"]:
+    for resource in resources:
         for scope in _list(resource, "scopeSpans"):
             for value in _list(scope, "spans"):
                 span = valid_object(value, record.place, "a span", attributes=list)
-                start_time = str(span.get("startTimeUnixNano"))
-                start = int(start_time) / NANOSECONDS if start_time.isdecimal() else 0.0
+                start = (_integer(span.get("startTimeUnixNano")) or 0) / NANOSECONDS
                 attributes = _attributes(span.get("attributes") or ())
                 yield _Span(record.place, str(span.get("traceId")), start, attributes)
 
@@ -189,12 +191,18 @@ def _value(value: object) -> object:
     [(name, content)] = value.items()
     match name:
         case "intValue":
-            return int(str(content)) if str(content).isdecimal() else None
+            return _integer(content)
         case "arrayValue":
             return [_value(part) for part in _list(content, "values")]
         case "kvlistValue":
             return _attributes(_list(content, "values"))
     return content
+
+
+def _integer(content: object) -> int | None:
+    """Return an integer of OTLP, which may be a text, or None if *content* is not valid."""
+    digits = str(content)
+    return int(digits) if digits.isdecimal() and len(digits) <= MAX_DIGITS else None
 
 
 def _json_list(span: _Span, name: str) -> list[Any]:

@@ -121,9 +121,21 @@ def test_a_response_that_is_recorded_twice_counts_once():
     assert found.messages == parse_transcript(lines(HEAD, *SESSION)).messages
 
 
-def test_calls_that_are_no_list_are_refused_with_their_place():
-    with pytest.raises(TranscriptError, match="line 3: str as toolCalls"):
-        parse_transcript(lines(HEAD, SESSION[0], reply(2, toolCalls="none")))
+ODD_RESPONSE = {"functionResponse": {"id": ["t1"], "name": "ls", "response": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"toolCalls": "none"}, "str as toolCalls"),
+        ({"thoughts": True}, "bool as thoughts"),
+        ({"toolCalls": [{**call("t1", "a.py"), "result": [ODD_RESPONSE]}]}, "list as id"),
+        ({"content": [{"functionCall": {"name": 7, "args": {}}}]}, "int as name"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_place(fields: dict[str, Any], fault: str):
+    with pytest.raises(TranscriptError, match=f"line 3: {fault}"):
+        parse_transcript(lines(HEAD, SESSION[0], reply(2, **fields)))
 
 
 def test_the_messages_of_a_compaction_are_left_out_and_what_they_summarize_stays():

@@ -58,3 +58,16 @@ def test_another_conversation_in_the_same_file_is_refused():
 def test_a_content_that_is_no_object_is_refused_with_its_place():
     with pytest.raises(TranscriptError, match="line 1, content 1: str, not an object"):
         parse_transcript(json.dumps({"contents": [ASKED, "x"]}))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"functionCall": {"id": ["c1"], "name": "ls"}},
+        {"function_response": {"id": ["c1"], "name": "ls", "response": {}}},
+    ],
+)
+def test_an_id_that_is_no_text_is_refused_with_its_place(part: dict[str, Any]):
+    content = {"role": "user", "parts": [part]}
+    with pytest.raises(TranscriptError, match="line 1, content 1: list as id, not text"):
+        parse_transcript(json.dumps({"contents": [ASKED, content]}))

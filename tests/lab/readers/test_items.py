@@ -52,6 +52,13 @@ def test_the_instructions_come_before_the_leading_items():
     ]
 
 
+def test_instructions_that_are_neither_text_nor_blocks_are_refused():
+    found = items({"role": "system", "content": "Be brief."}, ASKED, REPLY)
+
+    with pytest.raises(InvalidHistory, match="the instructions are neither text nor a list"):
+        found.recording({"instructions": True}, {})
+
+
 def test_a_field_of_another_type_is_refused_with_its_place():
     assert valid_object({"id": None}, "line 1", id=str, name=str) == {"id": None}
     with pytest.raises(InvalidHistory, match="line 1: int as name, not text"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +114,24 @@ def test_parts_of_a_message_become_blocks():
     kinds = [[kind(block) for block in blocks(one)] for one in found.messages]
     assert kinds == [["text", "image"], ["tool_use"], ["tool_result"], ["text"]]
     assert [result.content for result in tool_results(found.messages)] == ['{"files": 1}']
+
+
+@pytest.mark.parametrize("digits", ["9" * 5_000, 10**400], ids=["text", "number"])
+def test_a_number_of_otlp_with_more_than_64_bits_is_left_out(digits: str | int):
+    path = Path(__file__).parent / "recordings" / "spans-otlp.jsonl"
+    changed = re.sub(
+        r'"(startTimeUnixNano|intValue)": ?"\d+"',
+        lambda match: f'"{match[1]}": {json.dumps(digits)}',
+        path.read_text(),
+    )
+
+    found = parse_transcript(changed)
+
+    assert found.messages == parse_transcript(path.read_text()).messages
+    assert not found.usages
+
+
+def test_a_span_of_the_console_may_have_an_empty_field_of_otlp():
+    found = parse_transcript(lines({**FIRST, "resourceSpans": None}))
+
+    assert said(found) == ["Go.", "Which one?"]
