@@ -205,7 +205,7 @@ def running(workers: list[Worker]) -> Iterator[list[Worker]]:
 
 
 async def lost(outcome: Outcome, storage: tuple[Any, Any]) -> list[str]:
-    """The sessions whose history is not what was sent and received."""
+    """The sessions whose history is not what was sent and received, and how far it is that."""
     from ctxpipe import ContextPipeline
     from ctxpipe.messages.identity import says_the_same
 
@@ -214,9 +214,14 @@ async def lost(outcome: Outcome, storage: tuple[Any, Any]) -> list[str]:
     names = []
     for name, expected in outcome.histories.items():
         kept = await pipeline.new_session(name, journal=journal).history()
-        pairs = zip(kept, expected, strict=False)
-        if len(kept) != len(expected) or not all(says_the_same(a, b) for a, b in pairs):
-            names.append(name)
+        same = 0
+        for message, received in zip(kept, expected, strict=False):
+            if not says_the_same(message, received):
+                break
+            same += 1
+        if not len(kept) == len(expected) == same:
+            others = len(kept) - same
+            names.append(f"{name}: {same} of {len(expected)} messages, then {others} other")
     return names
 
 

@@ -10,7 +10,9 @@ A turn is ``POST /sessions/NAME/turns`` with ``{"after": 3, "messages": […]}``
 follow the first three. The answer is a stream of server-sent events: "text" with parts of the
 reply, then "done" with its content and the new number of messages, or "error". A client that
 receives no "done" sends the turn again, with ``"again": true``, to any worker: no message is
-recorded twice, and a recorded reply is not requested again. ``GET /sessions/NAME`` returns the
+recorded twice, and a recorded reply is not requested again. If two workers answer the same turn,
+because the first one is slow or was killed, the first reply in the journal counts, and the other
+worker sends "error". ``GET /sessions/NAME`` returns the
 complete history, and ``DELETE`` removes all stored data of the session.
 
 With ``--root FOLDER`` everything is stored in a folder, for the workers of one machine.
@@ -50,6 +52,7 @@ from ctxpipe.summarizers import AnthropicSummarizer
 
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
 LEASE_SECONDS = 10.0  # two workers then do not write the same summary
+STORE_SECONDS = 30.0  # the journal is the only copy of a history, so a turn rather waits for it
 
 
 class Service:
@@ -70,7 +73,11 @@ class Service:
             budget=Budget(window=window),
         )
         self.sessions = Sessions(
-            self.pipeline, journal=journal, max_bytes=1 << 28, lease_seconds=LEASE_SECONDS
+            self.pipeline,
+            journal=journal,
+            max_bytes=1 << 28,
+            lease_seconds=LEASE_SECONDS,
+            store_seconds=STORE_SECONDS,
         )
         self.running: set[asyncio.Task[None]] = set()
 
@@ -115,7 +122,7 @@ class Service:
 
     async def history(self, name: str) -> Sequence[Mapping[str, Any]]:
         """Return the recorded history of a session, by all workers that have written it."""
-        session = self.pipeline.new_session(name, journal=self.journal)
+        session = self.pipeline.new_session(name, journal=self.journal, store_seconds=STORE_SECONDS)
         messages: list[dict[str, Any]] = json.loads(json.dumps(await session.history()))
         return messages
 

@@ -52,6 +52,10 @@ REPLACED = "the journal was replaced; this session goes on from what it knows"
 UNKNOWN = "the history that this session owns is in its journal, which cannot be read now"
 
 
+class Outdated(Exception):
+    """The history of a turn lacks messages that other processes have written."""
+
+
 class Memory:
     """The timeline of a session, and the journal from which another process can continue it.
 
@@ -65,6 +69,9 @@ class Memory:
     first *taken* of them are part of the running turn, and are removed once it is written.
 
     With *adopts* the caller continues with the context, so that each turn makes it the history.
+
+    With *must_continue* the history of the running turn was made from this journal. If it lacks
+    entries of its branch, it is not another history but an old one, and `catch_up` raises Outdated.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Memory:
         self._branch = ""
         self.appended: list[Message] = []
         self.taken: int = 0
+        self.must_continue: bool = False
         self._doubtful = 0  # number of appended messages in the last entry, until it is confirmed
         self._found = ""  # the seal of such an entry that is in the journal but not in the timeline
         self.is_behind: bool = False
@@ -115,17 +123,17 @@ class Memory:
     async def catch_up(self, history: list[Message]) -> None:
         """Take over the entries of other processes, as far as *history* continues them.
 
-        A journal that cannot be read now is read in a later turn.
+        A journal that cannot be read now is read in a later turn. Raises Outdated with
+        *must_continue*.
         """
         journal = self._journal
         if journal is None:
             return
         try:
-            is_stale = self.is_behind or self._refused_at is not None
             if not self.is_read:
                 await self._resume(journal, history)
                 self.is_read = True
-            elif is_stale or await self._has_news(journal):
+            elif self._is_stale or await self._has_news(journal):
                 await self._follow(journal, history)
         except JournalRefused as error:
             problem = "the journal cannot be read"
@@ -139,6 +147,8 @@ class Memory:
         else:
             if not self.unwritten:
                 self.notices.note_success()
+                if self.must_continue and self.is_behind:
+                    raise Outdated
         touch = getattr(self._packing.text_reader, "touch", None)  # some storages record the use
         if touch is not None:
             with self.notices.of_failure("the texts cannot be marked as used", "texts"):
@@ -149,6 +159,11 @@ class Memory:
         if self._journal is not None:
             with suppress(StorageError):
                 await copy(self._journal).read_news()
+
+    @property
+    def _is_stale(self) -> bool:
+        """True if there are known entries of this branch that the timeline does not have."""
+        return self.is_behind or self._refused_at is not None
 
     async def _has_news(self, journal: Journal) -> bool:
         """Return True if other processes have written to this branch; skip other branches."""
@@ -479,7 +494,7 @@ class Memory:
         try:
             if not self.is_read:
                 return await self.history(None)
-            has_news = await self._has_news(copy(self._journal))
+            has_news = await self._has_news(copy(self._journal)) or self._is_stale
         except StorageError as error:
             # If other processes write to the session, this one may lack the newest messages.
             if self.unwritten or (self.timeline.history and not self._is_shared):

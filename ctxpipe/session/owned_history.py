@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 from .._logs import logger
-from ..errors import CtxpipeError, SessionDeleted, StorageError, safe_text
+from ..errors import CtxpipeError, InvalidHistory, SessionDeleted, StorageError, safe_text
 from ..journal.memory import UNKNOWN
 from ..messages import Message, check, ensure_messages, ensure_sendable_values, with_content
 from ..messages.identity import says_the_same
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ..stages.reports import Removal
     from .access import Access
     from .memory import SessionMemory
+
+ANSWERED = (
+    "every appended message has a reply: another request, here or in another process, has answered "
+    "the last of them, and its reply is in history()"
+)
 
 
 class OwnedHistory:
@@ -35,6 +40,7 @@ class OwnedHistory:
         # The newest reply that was added by itself: its content, and the message in the history.
         self._reply_content: object = object()
         self._reply: Message | None = None
+        self._known_count = 0  # length of the history without appended messages, when read last
         self._flush_task: asyncio.Task[None] | None = None
 
     # Reading --------------------------------------------------------------------------------------
@@ -67,19 +73,31 @@ class OwnedHistory:
         with self._access.store_allowance(insists=True):
             return await self._memory.journal.removals()
 
-    async def for_request(self) -> tuple[list[Message], int]:
+    async def for_request(self, *, was_outdated: bool = False) -> tuple[list[Message], int]:
         """Return the history to send, with messages of other processes and appended messages.
 
-        The second value is the number of appended messages in it.
+        The second value is the number of appended messages in it. *was_outdated* is True if the
+        history of the call before lacked messages of other processes. Then appended messages that
+        another process has written in the same place are not added again: a client that received no
+        answer has sent them to both.
         """
         self._memory.is_owner = True
-        return await self._newest(insists=not self._memory.journal.is_read)
+        insists = not self._memory.journal.is_read
+        return await self._newest(insists=insists, drops_recorded=was_outdated)
 
-    async def _newest(self, *, insists: bool = False) -> tuple[list[Message], int]:
+    async def _newest(
+        self, *, insists: bool = False, drops_recorded: bool = False
+    ) -> tuple[list[Message], int]:
         """Return the values of `for_request`; *insists* is that of `Access.alone`."""
         async with self._access.alone(insists=insists):
             history = await self._memory.journal.newest_history()
             new_messages = self._access.before_claims(self.appended)
+            if drops_recorded:
+                await self._memory.journal.catch_up(history)
+                recorded_count = _count_same(new_messages, history[self._known_count :])
+                del self._memory.journal.appended[:recorded_count]
+                del new_messages[:recorded_count]
+            self._known_count = len(history)
             return with_appended(history, new_messages), len(new_messages)
 
     def is_answered(self, last: Message) -> bool:
@@ -111,7 +129,11 @@ class OwnedHistory:
         self._memory.note_change()
 
     async def add_reply(self, content: object) -> None:
-        """Add a reply with *content*, and write it to the journal. Without content does nothing."""
+        """Add a reply with *content*, and write it to the journal. Without content does nothing.
+
+        Raises InvalidHistory if another process has answered the same message first. Then its reply
+        counts, and this one is dropped.
+        """
         if not content:
             return
         message = cast("Message", {"role": "assistant", "content": content})
@@ -127,25 +149,42 @@ class OwnedHistory:
         self._reply = _copy(message)
         new_messages.insert(0, self._reply)
         async with self._access.alone():
-            await self._write_appended(1)
+            await self._write_reply(self._reply)
 
-    async def _write_appended(self, count: int) -> None:
-        """Add the first *count* appended messages to the timeline and the journal."""
-        await self._write(with_appended(self._memory.history, self.appended[:count]), count)
+    async def _write_reply(self, reply: Message) -> None:
+        """Write *reply*, the first appended message. Raises InvalidHistory as `add_reply` does.
 
-    async def _write(self, history: list[Message], count: int) -> None:
+        It stays appended if another process has added messages, but no reply to the same message.
+        """
+        journal = self._memory.journal
+        answered_count = len(self._memory.history)
+        if await self._write(with_appended(self._memory.history, [reply]), 1):
+            return
+        try:
+            history = await journal.newest_history()
+        except StorageError:
+            return
+        if _begins_with_other_reply(history[answered_count:], reply):
+            del journal.appended[0]
+            self._reply = None
+            await journal.catch_up(history)
+            raise InvalidHistory(ANSWERED)
+
+    async def _write(self, history: list[Message], count: int) -> bool:
         """Make *history* the history of the timeline and the journal, without a turn.
 
-        It contains the first *count* appended messages. They stay appended if another process has
-        written to the journal first.
+        It contains the first *count* appended messages. Returns False, and they stay appended, if
+        another process has written to the journal first.
         """
         memory = self._memory
         step = memory.timeline.begin(history)
         try:
             memory.journal.taken = count
-            if await memory.journal.write(step):
+            is_written = await memory.journal.write(step)
+            if is_written:
                 self.apply(step)
                 memory.state.summed_count = min(memory.state.summed_count, step.same_count)
+            return is_written
         finally:
             memory.journal.taken = 0
 
@@ -305,3 +344,20 @@ def _copy(message: Message) -> Message:
     if isinstance(content, list):
         content = list(content)
     return with_content(message, content)
+
+
+def _count_same(messages: Sequence[Message], others: Sequence[Message]) -> int:
+    """Return the number of leading *messages* that say the same as those of *others*."""
+    count = 0
+    for message, other in zip(messages, others, strict=False):
+        if not says_the_same(message, other):
+            break
+        count += 1
+    return count
+
+
+def _begins_with_other_reply(messages: Sequence[Message], reply: Message) -> bool:
+    """Return True if *messages* begin with a reply that does not say the same as *reply*."""
+    if not messages or messages[0]["role"] != "assistant":
+        return False
+    return not says_the_same(messages[0], reply)

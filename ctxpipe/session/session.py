@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack,
 
 from .._text import count_phrase
 from ..errors import InvalidHistory, SettingsError
+from ..journal.memory import Outdated
 from ..messages import Message, MessageLike, field
 from ..providers.refusals import Refusal, as_refusal
 from ..settings import check_client, excerpt
@@ -24,6 +25,7 @@ from .breakpoints import MARKS
 from .client import find_agent_model, observe_stream, read_request
 from .conversation import Conversation
 from .open_calls import OPEN_CALLS, OpenCalls, close_calls, close_own_calls
+from .owned_history import ANSWERED
 
 if TYPE_CHECKING:
     from anthropic import AsyncStream
@@ -381,7 +383,8 @@ class Session:
         before anything is sent, if the session is closed, for a client that is not async or an
         invalid number of breakpoints. Raises InvalidHistory, which names the calls, if the history
         ends with tool calls without results; with ``open_calls="interrupted"`` these get an error
-        result instead.
+        result instead. Raises InvalidHistory also if another request, here or in another process,
+        has answered the appended messages in the meantime: the reply is in `history`.
         """
         MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 
@@ -436,10 +439,12 @@ class Session:
                 return await stack.enter_async_context(stream(**body))
 
             stream, sent = await self._send(send, client, messages, open_calls, request, has_waited)
+            faults = [AssertionError, InvalidHistory]
             try:
                 yield stream
+                faults.remove(InvalidHistory)  # it does not replace an error of the block
             finally:
-                with suppress(AssertionError):  # the SDK raises it if nothing was read
+                with suppress(*faults):  # the SDK raises AssertionError if nothing was read
                     reply = stream.current_message_snapshot
                     self._conversation.usage.observe_reply(reply, sent)
                     if messages is None and reply.stop_reason:
@@ -491,28 +496,22 @@ class Session:
         - A message is invalid.
         - The history that this session keeps is empty.
         - A call has no result, and *open_calls* is "raise".
-        - The request that this one waited for has answered the last appended message.
+        - The request that this one waited for, or another process, has answered the last appended
+          message.
         """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
         conversation = self._conversation
-        appended_count = 0
         with conversation.access.store_allowance():  # the request itself may take minutes
-            if messages is None:
-                own_history, appended_count = await conversation.owned_history.for_request()
-                newest = own_history[-1] if own_history else None
-                if has_waited and newest and conversation.owned_history.is_answered(newest):
-                    raise InvalidHistory(
-                        "every appended message has a reply: the request that this one waited for "
-                        "answered the last of them"
-                    )
-                history = close_own_calls(own_history, open_calls)
-            else:
+            if messages is not None:
                 history = close_calls(cast("list[Message]", messages), open_calls)
-            turn_request = read_request(client, request)
-            context = await conversation.turns.run(
-                history, turn_request, appended_count=appended_count
-            )
+                turn_request = read_request(client, request)
+                context = await conversation.turns.run(history, turn_request)
+            else:
+                turn_request = read_request(client, request)
+                history, context = await self._shape_own_history(
+                    open_calls, turn_request, has_waited=bool(has_waited)
+                )
         try:
             return await send(context), context
         except Exception as error:
@@ -524,6 +523,35 @@ class Session:
             if shorter is None:
                 raise
         return await send(shorter), shorter
+
+    async def _shape_own_history(
+        self, open_calls: OpenCalls, request: Request, *, has_waited: bool
+    ) -> tuple[list[Message], Result]:
+        """Return the history that this session keeps, and its context; the errors are `_send`'s.
+
+        If other processes write messages in the meantime, the history is read again.
+        """
+        owned_history = self._conversation.owned_history
+        outdated_count = -1
+        while True:
+            was_outdated = outdated_count >= 0
+            own_history, appended_count = await owned_history.for_request(was_outdated=was_outdated)
+            is_late = has_waited or was_outdated
+            if is_late and own_history and owned_history.is_answered(own_history[-1]):
+                raise InvalidHistory(ANSWERED)
+            history = close_own_calls(own_history, open_calls)
+            try:
+                context = await self._conversation.turns.run(
+                    history,
+                    request,
+                    appended_count=appended_count,
+                    # A history that is no longer than before would be outdated for ever.
+                    must_continue=len(own_history) > outdated_count,
+                )
+            except Outdated:
+                outdated_count = len(own_history)
+            else:
+                return history, context
 
 
 def conversation_of(session: Session) -> Conversation:

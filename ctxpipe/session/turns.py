@@ -53,15 +53,22 @@ class Turns:
     # A turn ---------------------------------------------------------------------------------------
 
     async def run(
-        self, history: list[Message], request: Request, *, appended_count: int = 0
+        self,
+        history: list[Message],
+        request: Request,
+        *,
+        appended_count: int = 0,
+        must_continue: bool = False,
     ) -> Result:
         """Run one turn, as `Session.run` explains, after the compaction that was requested.
 
-        *history* contains the first *appended_count* of the appended messages.
+        *history* contains the first *appended_count* of the appended messages. With *must_continue*
+        raises Outdated if it lacks messages that other processes have written.
         """
         memory = self._memory
         async with self._access.turn():
             memory.journal.taken = appended_count
+            memory.journal.must_continue = must_continue
             try:
                 self._agent_model = request.agent_model or self._agent_model
                 request = self._complete(request)
@@ -77,6 +84,7 @@ class Turns:
                 return result
             finally:
                 memory.journal.taken = 0
+                memory.journal.must_continue = False
 
     def _complete(self, request: Request) -> Request:
         """Return *request* with the agent's model, and with the state of the prompt cache."""

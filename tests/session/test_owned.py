@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -21,7 +22,7 @@ from sdks import needs_middleware
 
 from ctxpipe import ContextPipeline, InvalidHistory, LocalStorage, Session, SettingsError, Turn
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, pending_calls
 from ctxpipe.placeholders.placeholders import INTERRUPTED
 from ctxpipe.session.session import conversation_of
 from ctxpipe.testing import MessagesServer, RequestBody, Script, answer_with
@@ -612,3 +613,163 @@ async def test_a_prefilled_answer_is_sent_even_after_waiting():
         await first
 
     assert spoken(sent(server)[-1])[-1] == "So:"
+
+
+# Several processes --------------------------------------------------------------------------------
+
+
+class Meanwhile:
+    """A journal. While its lease is awaited, *happens* does what another process would do."""
+
+    def __init__(self, root: Path) -> None:
+        self._storage = LocalStorage(root)
+        self.happens: Callable[[], Awaitable[object]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        if self.happens is not None:
+            await self.happens()
+            self.happens = None
+        async with self._storage.lease(session_id, seconds) as is_free:
+            yield is_free
+
+
+def pair(root: Path) -> tuple[Session, Session, Meanwhile]:
+    """One session in two processes, and the journal of the first."""
+    journal: Any = Meanwhile(root)
+    first = ContextPipeline().session("s", journal=journal, lease_seconds=5)
+    return first, ContextPipeline().session("s", journal=LocalStorage(root)), journal
+
+
+class Slow:
+    """A client whose reply arrives after *happens* has happened."""
+
+    def __init__(self, client: anthropic.AsyncAnthropic, happens: Callable[[], Awaitable[object]]):
+        self._client = client
+        self._happens = happens
+
+    @property
+    def messages(self) -> Slow:
+        return self
+
+    async def create(self, **request: Any) -> Any:
+        reply = await self._client.messages.create(**request)
+        await self._happens()
+        return reply
+
+    @asynccontextmanager
+    async def stream(self, **request: Any) -> AsyncIterator[Any]:
+        async with self._client.messages.stream(**request) as stream:
+            await stream.get_final_message()
+            await self._happens()
+            yield stream
+
+
+async def sends(session: Session, client: Any, way: str):
+    if way == "create":
+        await session.create(client, **ASKED)
+    else:
+        async with session.stream(client, **ASKED):
+            pass
+
+
+@pytest.mark.parametrize("way", ["create", "stream"])
+async def test_of_two_replies_to_a_message_the_first_in_the_journal_counts(way: str, tmp_path):
+    first, second, _ = pair(tmp_path)
+    async with talk(["late", "early", "next"]) as (_, client):
+        first.append(user("go"))
+        slow = Slow(client, lambda: second.create(client, **ASKED))
+        with pytest.raises(InvalidHistory, match="another process, has answered the last of them"):
+            await sends(first, slow, way)
+        assert spoken(await second.history()) == ["go", "early"]
+        await asks(first, client, "on", way)
+
+    assert spoken(await first.history()) == ["go", "early", "on", "next"]
+    assert await first.branches() == []
+
+
+async def test_an_error_in_the_body_of_a_stream_is_not_replaced_by_that_of_a_late_reply(tmp_path):
+    first, second, _ = pair(tmp_path)
+    async with talk(["late", "early"]) as (_, client):
+        first.append(user("go"))
+        slow: Any = Slow(client, lambda: second.create(client, **ASKED))
+        with pytest.raises(ZeroDivisionError):
+            async with first.stream(slow, **ASKED):
+                raise ZeroDivisionError
+
+    assert spoken(await first.history()) == ["go", "early"]
+
+
+async def test_a_reply_is_kept_if_another_process_has_answered_a_later_message_first(tmp_path):
+    first, second, _ = pair(tmp_path)
+    async with talk(["late", "early", "next"]) as (_, client):
+        slow: Any = Slow(client, lambda: asks(second, client, "by the way", "create"))
+        first.append(user("go"))
+        await first.create(slow, **ASKED)
+        await asks(first, client, "on", "create")
+
+    expected = ["go", "by the way", "early", "late", "on", "next"]
+    assert spoken(await first.history()) == expected
+    assert await first.branches() == []
+
+
+@pytest.mark.parametrize("appended", [[], [user("on")]], ids=["recorded", "sent to both"])
+async def test_a_message_that_is_answered_before_the_request_is_sent_costs_nothing(
+    appended: list[Any], tmp_path
+):
+    first, second, journal = pair(tmp_path)
+    async with talk(["one", "two"]) as (server, client):
+        await asks(first, client, "go", "create")
+        recorder = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+        if not appended:
+            async with recorder:  # as a worker that is killed before its request
+                recorder.append(user("on"))
+
+        async def answer():
+            second.append(*appended)
+            await second.create(client, **ASKED)
+
+        journal.happens = answer
+        first.append(*appended)
+        with pytest.raises(InvalidHistory, match="its reply is in history"):
+            await first.create(client, **ASKED)
+
+    assert len(server.requests) == 2
+    assert spoken(await first.history()) == ["go", "one", "on", "two"]
+    assert await first.branches() == []
+
+
+async def test_a_request_has_what_another_process_adds_before_it_is_sent(tmp_path):
+    first, second, journal = pair(tmp_path)
+    async with talk(["one", "two", "three"]) as (server, client):
+        await asks(first, client, "go", "create")
+        journal.happens = lambda: asks(second, client, "by the way", "create")
+        await asks(first, client, "on", "create")
+
+    expected = ["go", "one", "by the way", "two", "on", "three"]
+    assert spoken(sent(server)[2]) == expected[:-1]
+    assert spoken(await first.history()) == expected
+    assert await first.branches() == []
+
+
+async def test_a_result_that_two_processes_were_given_is_in_the_history_once(tmp_path):
+    first, second, journal = pair(tmp_path)
+    async with talk([answer_with(called("look", {})), "done"]) as (server, client):
+        await asks(first, client, "go", "create")
+        [call] = pending_calls(await first.history())
+        result = user(tool_result(call.id, "seen"))
+
+        async def answer():
+            second.append(result)
+            await second.create(client, **ASKED)
+
+        journal.happens = answer
+        first.append(result)
+        with pytest.raises(InvalidHistory, match="its reply is in history"):
+            await first.create(client, **ASKED)
+
+    assert not any(request.problems for request in server.requests)
+    assert spoken(await first.history()) == ["go", call.id, call.id, "done"]
