@@ -49,6 +49,8 @@ OPENAI_URL = "https://api.openai.com/v1"
 GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that the main thread waits for: the first two end a gateway, the last reloads it."""
 
 
 @with_common_options
@@ -239,7 +241,11 @@ def serve(serving: Serving, run: Callable[[], Awaitable[None]]) -> Iterator[None
     Raises CtxpipeError if the gateway does not start within START_SECONDS.
     """
     thread = threading.Thread(target=anyio.run, args=(run,), daemon=True)
+    # The thread inherits the mask, and so do those that it starts. After a pause the system gives a
+    # signal to any thread that does not mask it, and the main thread would go on waiting for it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     thread.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         if not serving.wait(START_SECONDS):
             raise CtxpipeError("the gateway does not start")
@@ -294,10 +300,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 @contextmanager
-def on_signals(
-    act: Callable[[int], object],
-    numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-) -> Iterator[None]:
+def on_signals(act: Callable[[int], object], numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
     """Call *act* with each signal of *numbers* in the block, instead of ending the process."""
     previous_handlers = {}
     for number in numbers:

@@ -30,6 +30,9 @@ T = TypeVar("T")
 Headers: TypeAlias = list[tuple[str, str]]
 
 CONNECT_SECONDS = 10.0
+# On a busy machine the time may be over although the upstream has accepted the connection at once.
+# Nothing was sent by then, so another attempt is safe. A proxy is asked once.
+CONNECT_RETRIES = 1
 ANSWER_SECONDS = 600.0
 # Less than the shortest common limit of servers: vLLM, LiteLLM and others with uvicorn close a
 # connection that was idle for 5 seconds, and a request that is just being sent on it would be lost.
@@ -65,14 +68,19 @@ class Upstream:
             is_tls = settings.proxy.startswith("https:")
             proxy = httpx2.Proxy(settings.proxy, ssl_context=certificates if is_tls else None)
         self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(
-                max_connections=None, max_keepalive_connections=100, keepalive_expiry=IDLE_SECONDS
+            transport=httpx2.AsyncHTTPTransport(
+                limits=httpx2.Limits(
+                    max_connections=None,
+                    max_keepalive_connections=100,
+                    keepalive_expiry=IDLE_SECONDS,
+                ),
+                verify=certificates,
+                proxy=proxy,
+                retries=CONNECT_RETRIES,
             ),
+            timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
             follow_redirects=False,
             trust_env=False,
-            verify=certificates,
-            proxy=proxy,
             # No cookies: the next request may come from another client.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         )

@@ -2,8 +2,10 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,26 @@ async def test_sighup_reads_the_token_file_again(tmp_path):
         assert gateway.wait(30) == 0
     assert "reloaded: 2 tokens" in line
     assert "nothing was reloaded" in failure
+
+
+def test_each_signal_that_arrives_during_a_pause_is_answered(tmp_path):
+    # A new interpreter, because a prepared one is not the child of this process.
+    command = [sys.executable, "-m", "ctxpipe", "gateway", "--upstream", "http://127.0.0.1:9"]
+    command += ["--listen", "127.0.0.1:0", "--root", str(tmp_path / "root")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as gateway:
+        assert gateway.stdout is not None
+        assert gateway.stderr is not None
+        try:
+            assert "listening" in gateway.stdout.readline()
+            # The system chooses the thread that receives such a signal: one pause tells little.
+            for _ in range(20):
+                gateway.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, gateway.pid, os.WSTOPPED)
+                gateway.send_signal(signal.SIGHUP)
+                gateway.send_signal(signal.SIGCONT)
+                assert select.select([gateway.stderr], [], [], 10)[0]
+                assert "reloaded" in gateway.stderr.readline()
+        finally:
+            gateway.kill()

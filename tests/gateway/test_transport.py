@@ -2,6 +2,7 @@
 
 import _ssl
 import asyncio
+import socket
 import socketserver
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from gateways import TASK, Upstream, http, post, serving
 
 from ctxpipe.errors import SettingsError
+from ctxpipe.gateway import upstream
 from ctxpipe.gateway.app import Gateway
 from ctxpipe.gateway.settings import GatewaySettings
 
@@ -119,6 +121,26 @@ def test_an_invalid_proxy_is_refused_without_its_password():
 def half_a_request(path: str) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     return head.encode() + b"{"
+
+
+async def test_a_connection_that_is_not_made_in_time_is_tried_once_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(upstream, "CONNECT_SECONDS", 0.3)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(ANSWER)
+        writer.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        # One connection fills the queue. The system ignores the next for a second.
+        with socket.create_connection(address):
+            async with serving(f"http://127.0.0.1:{address[1]}", tmp_path) as gateway:
+                asked = asyncio.create_task(post(gateway, {"messages": [TASK]}))
+                await asyncio.sleep(0.15)
+                async with await asyncio.start_server(answer, sock=listener):
+                    reply = await asked
+    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/files"], ids=["shaped", "passed"])
