@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -618,28 +619,23 @@ async def test_a_prefilled_answer_is_sent_even_after_waiting():
 # Several processes --------------------------------------------------------------------------------
 
 
-class Meanwhile:
-    """A journal. While its lease is awaited, *happens* does what another process would do."""
+@dataclass(frozen=True)
+class Meanwhile(LocalStorage):
+    """A journal. While its lease is awaited, the *actions* of another process happen, once each."""
 
-    def __init__(self, root: Path) -> None:
-        self._storage = LocalStorage(root)
-        self.happens: Callable[[], Awaitable[object]] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
+    actions: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        if self.happens is not None:
-            await self.happens()
-            self.happens = None
-        async with self._storage.lease(session_id, seconds) as is_free:
+        while self.actions:
+            await self.actions.pop()()
+        async with super().lease(session_id, seconds) as is_free:
             yield is_free
 
 
 def pair(root: Path) -> tuple[Session, Session, Meanwhile]:
     """One session in two processes, and the journal of the first."""
-    journal: Any = Meanwhile(root)
+    journal = Meanwhile(root)
     first = ContextPipeline().session("s", journal=journal, lease_seconds=5)
     return first, ContextPipeline().session("s", journal=LocalStorage(root)), journal
 
@@ -732,7 +728,7 @@ async def test_a_message_that_is_answered_before_the_request_is_sent_costs_nothi
             second.append(*appended)
             await second.create(client, **ASKED)
 
-        journal.happens = answer
+        journal.actions.append(answer)
         first.append(*appended)
         with pytest.raises(InvalidHistory, match="its reply is in history"):
             await first.create(client, **ASKED)
@@ -746,7 +742,7 @@ async def test_a_request_has_what_another_process_adds_before_it_is_sent(tmp_pat
     first, second, journal = pair(tmp_path)
     async with talk(["one", "two", "three"]) as (server, client):
         await asks(first, client, "go", "create")
-        journal.happens = lambda: asks(second, client, "by the way", "create")
+        journal.actions.append(lambda: asks(second, client, "by the way", "create"))
         await asks(first, client, "on", "create")
 
     expected = ["go", "one", "by the way", "two", "on", "three"]
@@ -766,7 +762,7 @@ async def test_a_result_that_two_processes_were_given_is_in_the_history_once(tmp
             second.append(result)
             await second.create(client, **ASKED)
 
-        journal.happens = answer
+        journal.actions.append(answer)
         first.append(result)
         with pytest.raises(InvalidHistory, match="its reply is in history"):
             await first.create(client, **ASKED)
