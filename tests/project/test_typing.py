@@ -101,12 +101,12 @@ def ensure_no_errors(report: dict[str, Any], folders: Sequence[Path]) -> None:
 
     Only those frameworks are excepted that are not installed.
     """
-    # `make test-adapters` has the frameworks that `make test` does not install.
     errors = []
     for error in report["generalDiagnostics"]:
         if not any(Path(error["file"]).is_relative_to(folder) for folder in folders):
             continue
         message = error["message"]
+        # `make test-adapters` has the frameworks that `make test` does not install.
         unresolved = MISSING_IMPORT.match(message)
         if unresolved and unresolved[2] in FRAMEWORKS and not is_installed(unresolved[1]):
             continue
