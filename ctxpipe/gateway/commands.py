@@ -50,7 +50,7 @@ GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that the main thread waits for: the first two end a gateway, the last reloads it."""
+"""The signals that only the main thread receives. `gateway` acts on them, `wrap` passes them on."""
 
 
 @with_common_options

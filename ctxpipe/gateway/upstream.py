@@ -30,8 +30,9 @@ T = TypeVar("T")
 Headers: TypeAlias = list[tuple[str, str]]
 
 CONNECT_SECONDS = 10.0
-# On a busy machine the time may be over although the upstream has accepted the connection at once.
-# Nothing was sent by then, so another attempt is safe. A proxy is asked once.
+# Attempts after the first one to connect to an upstream. On a busy machine CONNECT_SECONDS may be
+# over although the upstream has accepted the connection. Nothing was sent by then, so another
+# attempt is safe. The HTTP library has no such option for a proxy.
 CONNECT_RETRIES = 1
 ANSWER_SECONDS = 600.0
 # Less than the shortest common limit of servers: vLLM, LiteLLM and others with uvicorn close a
