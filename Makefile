@@ -131,13 +131,15 @@ record-clients: $(STAMP) clients  ## record requests and sessions of these agent
 	$(BIN)/python tests/clients/record_sessions.py $(SESSIONS)
 
 # TRANSCRIPTS is a folder of recorded conversations. Without it, the benchmarks that need one are
-# left out. With WRITE= no figure is written. Those of half an hour have targets of their own.
-RECORDED := cache_doctor costs gateway_replay survival
+# left out, and so are those that need further files; their docstrings say which. With WRITE= no
+# figure is written. Those of half an hour have targets of their own.
+RECORDED := cache_doctor compactbench costs gateway_replay orders survival
 HALF_HOURS := gateway_restarts load service
 BENCHES  := $(filter-out $(RECORDED) $(HALF_HOURS),$(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py)))
 WRITE := --write
 
-bench: $(STAMP)  ## all short benchmarks, and their figures in the documentation; TRANSCRIPTS=FOLDER for more
+bench: $(STAMP)  ## the short benchmarks, and their figures in the documentation; TRANSCRIPTS=FOLDER for more, INSTALL=1 installs what is missing
+	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
 ifdef TRANSCRIPTS
 	$(MAKE) bench-costs TRANSCRIPTS=$(TRANSCRIPTS)
 	$(BIN)/python benchmarks/bench_cache_doctor.py $(TRANSCRIPTS) $(WRITE)
