@@ -319,6 +319,17 @@ async def test_a_last_message_that_has_only_grown_keeps_the_summary(in_place: bo
     assert result.messages[-1] == life.history[-1]
 
 
+@pytest.mark.parametrize("journal", [False, True])
+async def test_a_request_is_not_under_way_any_more_when_the_reply_to_it_is_taken_back(
+    journal: bool,
+):
+    works: list[Action] = [("work", 2), ("work", 44), ("work", 44), ("pin", 1)]
+    # The first cut replaces what is unanswered, so the next summary leaves it out.
+    cuts: list[Action] = [("cut", 1), ("cut", 0)]
+
+    assert await undone_words([*works, *cuts], resumes=journal, journal=journal) == []
+
+
 async def test_a_fork_goes_back_as_the_conversation_that_it_was_made_of():
     storage, life = MemoryStorage(), new_life()
     conversation = conversation_of(pipeline(storage).session("s"))

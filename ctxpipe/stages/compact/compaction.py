@@ -140,7 +140,7 @@ class Compaction:
         answer = await self._judge(replacement, layout, detail)
         if not isinstance(answer, Change):
             return answer
-        return replace(answer, described_count=described_count)
+        return replace(answer, described_count=_with_reply(described_count, rest[tail:]))
 
     async def _tokens_before(self, layout: Layout) -> int:
         """Return the raw tokens of the context, exact if *layout* may not be shorter."""
@@ -264,6 +264,17 @@ def _divide(source: Source, described_count: int) -> tuple[Source, list[str]]:
     count = max(0, described_count - source.head_count)
     later_requests = source.words_in(source.messages[count:])
     return replace(source, messages=source.messages[:count]), later_requests
+
+
+def _with_reply(described_count: int | None, retained: Sequence[Message]) -> int | None:
+    """Return *described_count*, one more if the messages *retained* begin with a reply.
+
+    The line before such a reply says that the task is under way. If the caller takes the reply
+    back, this is no longer true, so the summary has to be undone.
+    """
+    if described_count is not None and retained[0]["role"] == "assistant":
+        return described_count + 1
+    return described_count
 
 
 def _notes(restored_files: RestoredFiles) -> list[str]:
