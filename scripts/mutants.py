@@ -310,7 +310,7 @@ class Copy:
             return "found", f"the tests hang for {TIMEOUT_SECONDS:.0f} s"
         if code == FAILED and failures:
             return "found", failures[0].partition(" - ")[0]
-        return "broken", "\n".join(lines[-5:])
+        return "broken", "\n".join(lines[-40:])  # the reason may stand above a traceback
 
 
 def check_green(place: Copy, faults: Sequence[Fault], jobs: int) -> None:
