@@ -330,6 +330,18 @@ async def test_a_request_is_not_under_way_any_more_when_the_reply_to_it_is_taken
     assert await undone_words([*works, *cuts], resumes=journal, journal=journal) == []
 
 
+async def test_an_answered_conversation_is_compacted_after_its_end_has_changed():
+    session, life = pipeline(MemoryStorage()).session("s"), Life()
+    for action in [("work", 2), ("work", 44), ("work", 44), ("pin", 1), ("cut", 1)]:
+        life.act(action)
+        await session.run(list(life.history))
+
+    result = await session.compact([*life.history, assistant("Done.")])
+
+    assert [report.outcome for report in result.reports] == [Outcome.CHANGED]
+    assert any(map(is_summary, result.messages))
+
+
 async def test_a_fork_goes_back_as_the_conversation_that_it_was_made_of():
     storage, life = MemoryStorage(), new_life()
     conversation = conversation_of(pipeline(storage).session("s"))

@@ -272,7 +272,7 @@ def _with_reply(described_count: int | None, retained: Sequence[Message]) -> int
     The line before such a reply says that the task is under way. If the caller takes the reply
     back, this is no longer true, so the summary has to be undone.
     """
-    if described_count is not None and retained[0]["role"] == "assistant":
+    if described_count is not None and retained and retained[0]["role"] == "assistant":
         return described_count + 1
     return described_count
 
