@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -51,6 +51,12 @@ LOG = "gateway.log"
 START_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that only the main thread receives. `gateway` acts on them, `wrap` passes them on."""
+WAIT_SECONDS = 0.5
+"""Seconds after which a wait in the main thread begins again.
+
+Python calls the handler of a signal between two steps of the main thread. A signal that arrives
+just before a wait begins does not end it, and its handler would be called after the wait only.
+"""
 
 
 @with_common_options
@@ -117,7 +123,7 @@ def gateway(
         serving = open_serving(settings)
         with serve(serving, serving.run_alone), on_signals(signals.put):
             print(json.dumps({"listening": serving.url}), flush=True)
-            while signals.get() == signal.SIGHUP:
+            while next_signal(signals) == signal.SIGHUP:
                 _reload(serving.gateway, token_file)
         if log_format == "json":
             logger.info("stopped: %s", serving.gateway.record)
@@ -293,10 +299,24 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         child = start(command, env=environment)
         for number in pending_signals:
             child.send_signal(number)
-        status = child.wait()
+        status = _wait_for(child)
     if status < 0:
         return 128 - status
     return status
+
+
+def next_signal(signals: SimpleQueue[int]) -> int:
+    """Wait for a signal that `on_signals` puts into *signals*, and return its number."""
+    while True:
+        with suppress(Empty):
+            return signals.get(timeout=WAIT_SECONDS)
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> int:
+    """Wait until *child* ends, and return its status. Signals are handled meanwhile."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(WAIT_SECONDS)
 
 
 @contextmanager

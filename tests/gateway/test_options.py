@@ -6,7 +6,9 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import typer
@@ -142,6 +144,25 @@ async def test_sighup_reads_the_token_file_again(tmp_path):
         assert gateway.wait(30) == 0
     assert "reloaded: 2 tokens" in line
     assert "nothing was reloaded" in failure
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_is_seen():
+    signals: SimpleQueue[int] = SimpleQueue()
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+
+    def signal_the_other_thread() -> None:
+        # As if it arrived just before the wait: the system call of the main thread goes on.
+        signal.pthread_kill(other.ident or 0, signal.SIGHUP)
+
+    timer = threading.Timer(0.2, signal_the_other_thread)
+    with commands.on_signals(signals.put, [signal.SIGHUP]):
+        timer.start()
+        assert commands.next_signal(signals) == signal.SIGHUP
+    ended.set()
+    other.join()
+    timer.join()
 
 
 def test_each_signal_that_arrives_during_a_pause_is_answered(tmp_path):
