@@ -50,12 +50,13 @@ GEMINI_URL = "https://generativelanguage.googleapis.com"
 LOG = "gateway.log"
 START_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that only the main thread receives. `gateway` acts on them, `wrap` passes them on."""
+"""The signals that `gateway` acts on and `wrap` passes on to the agent."""
 WAIT_SECONDS = 0.5
 """Seconds after which a wait in the main thread begins again.
 
-Python calls the handler of a signal between two steps of the main thread. A signal that arrives
-just before a wait begins does not end it, and its handler would be called after the wait only.
+Python calls the handler of a signal between two steps of the main thread. A signal does not end a
+wait of this thread if it arrives just before, or if the system gives it to another thread, as it
+often does after a pause. Without an end of the wait, the handler would never be called.
 """
 
 
@@ -247,11 +248,7 @@ def serve(serving: Serving, run: Callable[[], Awaitable[None]]) -> Iterator[None
     Raises CtxpipeError if the gateway does not start within START_SECONDS.
     """
     thread = threading.Thread(target=anyio.run, args=(run,), daemon=True)
-    # The thread inherits the mask, and so do those that it starts. After a pause the system gives a
-    # signal to any thread that does not mask it, and the main thread would go on waiting for it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     thread.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         if not serving.wait(START_SECONDS):
             raise CtxpipeError("the gateway does not start")

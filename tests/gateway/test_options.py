@@ -148,21 +148,19 @@ async def test_sighup_reads_the_token_file_again(tmp_path):
 
 def test_a_signal_that_does_not_interrupt_the_wait_is_seen():
     signals: SimpleQueue[int] = SimpleQueue()
-    ended = threading.Event()
-    other = threading.Thread(target=ended.wait)
-    other.start()
 
-    def signal_the_other_thread() -> None:
-        # As if it arrived just before the wait: the system call of the main thread goes on.
-        signal.pthread_kill(other.ident or 0, signal.SIGHUP)
+    def signal_this_thread() -> None:
+        # Not the main one, whose system call goes on.
+        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
 
-    timer = threading.Timer(0.2, signal_the_other_thread)
+    signalling = threading.Timer(0.2, signal_this_thread)
+    time_limit = threading.Timer(10, signals.put, [0])
     with commands.on_signals(signals.put, [signal.SIGHUP]):
-        timer.start()
-        assert commands.next_signal(signals) == signal.SIGHUP
-    ended.set()
-    other.join()
-    timer.join()
+        signalling.start()
+        time_limit.start()
+        received = commands.next_signal(signals)
+    time_limit.cancel()
+    assert received == signal.SIGHUP
 
 
 def test_each_signal_that_arrives_during_a_pause_is_answered(tmp_path):
