@@ -56,7 +56,7 @@ WAIT_SECONDS = 0.5
 
 Python calls the handler of a signal between two steps of the main thread. A signal does not end a
 wait of this thread if it arrives just before, or if the system gives it to another thread, as it
-often does after a pause. Without an end of the wait, the handler would never be called.
+often does after a pause. Its handler is called when the wait ends.
 """
 
 

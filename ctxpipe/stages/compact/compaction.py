@@ -267,7 +267,7 @@ def _divide(source: Source, described_count: int) -> tuple[Source, list[str]]:
 
 
 def _with_reply(described_count: int | None, retained: Sequence[Message]) -> int | None:
-    """Return *described_count*, one more if the messages *retained* begin with a reply.
+    """Return *described_count*, or one more if the *retained* messages begin with a reply.
 
     The line before such a reply says that the task is under way. If the caller takes the reply
     back, this is no longer true, so the summary has to be undone.
