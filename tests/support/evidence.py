@@ -18,6 +18,7 @@ from ctxpipe.stages.reading.conversation_facts import ConversationFacts
 
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
 _WRITTEN, _NAMED = "Files written:", "Files read or named:"
+_COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
 _REQUEST = re.compile(r'<request chars="(\d+)">')
@@ -41,7 +42,7 @@ def parsed_evidence(text: str) -> ConversationFacts:
     )
     return ConversationFacts(
         paths={**dict.fromkeys(named, False), **dict.fromkeys(written, True)},
-        commands={line[2:]: line[0] == "!" for line in lines if line[:2] in ("$ ", "! ")},
+        commands=dict(_parsed_commands(lines)),
         identifiers=[
             name for line in lines if line.startswith(_IDENTIFIERS) for name in _values(line, ", ")
         ],
@@ -83,6 +84,16 @@ def _parsed_paths(lines: Sequence[str], heading: str) -> Iterator[str]:
         folder = _unquoted(match[1]).removeprefix("./")
         for name in _NAME.findall(match[2]):
             yield folder + _unquoted(name)
+
+
+def _parsed_commands(lines: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    # Only below their heading: a folder may be named "$ " or "! " too.
+    if _COMMANDS not in lines:
+        return
+    for line in lines[lines.index(_COMMANDS) + 1 :]:
+        if not line.startswith(("$ ", "! ")):
+            return
+        yield line[2:], line[0] == "!"
 
 
 def _unquoted(name: str) -> str:

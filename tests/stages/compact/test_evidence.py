@@ -84,6 +84,7 @@ lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 
 @example({"C:/app.py": True, "C:/src/app.py": False, "D:\\data\\a.csv": False}, {}, [])
 @example({"/,\\b": False}, {}, [])
+@example({"$ /0": False, "! /0": True}, {"make": True}, [])
 @example({"00 \\": False, ",\\": True, "a, b\\c.py": False}, {}, [])
 @given(
     st.dictionaries(paths, st.booleans(), max_size=12),
