@@ -98,7 +98,8 @@ class Tiktoken:
         samples = _samples(text)
         chars = sum(len(sample) for sample in samples)
         tokens = sum(len(self._ids(sample)) for sample in samples)
-        return max(self.at_least(text, 1), round(len(text) * tokens / chars))
+        estimate = max(self.at_least(text, 1), round(len(text) * tokens / chars))
+        return min(estimate, self.at_most(text))
 
     def _count_segment(self, text: str) -> int:
         """Return the tokens of *text*, which is split into pieces if encoding it could block."""

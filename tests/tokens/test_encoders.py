@@ -7,7 +7,7 @@ import random
 
 import pytest
 import stock
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctxpipe.tokens import encoders as cuts
@@ -116,6 +116,7 @@ def test_a_short_text_is_estimated_by_its_exact_count():
     assert encoder.estimate(text) == encoder.count(text)
 
 
+@example("\u01c5aZaZaZ", 589)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40).map("".join), st.integers(1, 900))
 def test_any_text_has_an_estimate_of_at_least_one_token_and_at_most_its_bytes(
     text: str, times: int
