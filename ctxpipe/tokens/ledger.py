@@ -25,6 +25,9 @@ _MANY_ESTIMATES = 50  # of messages with removed texts: some milliseconds
 _SAMPLE_MESSAGES = 10  # at the end of the context, to measure tokens per character
 _MIN_SAMPLE_CHARS = 1_000
 _DEFAULT_TOKENS_PER_CHAR = 1 / 4
+# The estimate of one log of 9,000 characters encodes only four samples, and may be wrong by a
+# quarter. So many tokens have enough samples for the error of a tenth that all comparisons allow.
+_MIN_ESTIMATED_TOKENS = 50_000
 MIN_GROWTH = 1_000
 """Raw tokens between two usages that are enough to separate the price of text from a fixed part."""
 MAX_EXTRAPOLATION = 10
@@ -202,8 +205,9 @@ class Ledger:
     def allow_estimates(self, max_exact_tokens: int) -> None:
         """Estimate contexts of clearly more than *max_exact_tokens* raw tokens from now on.
 
-        All others are still counted exactly. What was counted before is forgotten, so that two
-        processes have the same numbers. Without an encoding that can be sampled nothing changes.
+        All others, and all of fewer than 50,000 tokens, are still counted exactly. What was counted
+        before is forgotten, so that two processes have the same numbers. Without an encoding that
+        can be sampled nothing changes.
         """
         self.count_exactly()
         self._forget_counts()
@@ -389,7 +393,8 @@ class Ledger:
         new_messages = messages[start:]
         await self.counter.warm()
         counts = await counter.counts(new_messages)
-        if 10 * (self._sums[start] + sum(counts)) <= 11 * self._max_exact_tokens:
+        tokens = self._sums[start] + sum(counts)
+        if tokens < _MIN_ESTIMATED_TOKENS or 10 * tokens <= 11 * self._max_exact_tokens:
             return False
         self._replace_from(start, new_messages, counts, [])
         self.is_estimate = True

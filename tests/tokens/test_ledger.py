@@ -253,7 +253,7 @@ async def test_a_tuple_of_messages_is_accepted():
 
 
 def long_messages(number: int, seed: int = 0) -> list[Message]:
-    """Messages of about 2,500 tokens each, no two alike."""
+    """Messages of about 4,100 tokens each, no two alike."""
     seeded = random.Random(seed)
     return [
         user(" ".join(f"{seeded.randrange(16**6):x} of total_{index}" for index in range(500)))
@@ -272,7 +272,7 @@ async def ledger_with_estimates(max_exact_tokens: int, counter: TokenCounter | N
     ("share", "is_estimate"), [(0.5, True), (0.85, True), (0.95, False), (2, False)]
 )
 async def test_a_context_is_estimated_only_if_it_is_a_tenth_above_the_limit(share, is_estimate):
-    history = long_messages(8)
+    history = long_messages(14)
     exact = TokenCounter().total(history)
     ledger = await ledger_with_estimates(int(exact * share))
 
@@ -282,22 +282,29 @@ async def test_a_context_is_estimated_only_if_it_is_a_tenth_above_the_limit(shar
     assert total == pytest.approx(exact, rel=0.05 if is_estimate else 0)
 
 
+async def test_a_context_of_fewer_than_50_000_tokens_is_counted_exactly_whatever_the_limit():
+    ledger = await ledger_with_estimates(1_000)
+
+    await check_totals(ledger, long_messages(11))
+    assert not ledger.is_estimate
+
+
 async def test_an_estimate_does_not_depend_on_what_was_counted_before():
-    history = long_messages(8)
-    fresh = await ledger_with_estimates(9_000)
+    history = long_messages(14)
+    fresh = await ledger_with_estimates(27_000)
     trained = TokenCounter()
     trained.total(history[:4])
-    other = await ledger_with_estimates(9_000, trained)
+    other = await ledger_with_estimates(27_000, trained)
     await other.total(history[:2])  # exactly
-    await other.total([*history[:6], new()])
+    await other.total([*history[:13], new()])
 
     assert list(await other.prefix_sums(history)) == list(await fresh.prefix_sums(history))
     assert fresh.is_estimate
 
 
 async def test_a_context_that_became_short_is_counted_exactly():
-    history = long_messages(8)
-    ledger = await ledger_with_estimates(9_000)
+    history = long_messages(14)
+    ledger = await ledger_with_estimates(27_000)
     await ledger.total(history)
 
     await check_totals(ledger, [*history[:2], new()])
@@ -305,8 +312,8 @@ async def test_a_context_that_became_short_is_counted_exactly():
 
 
 async def test_a_ledger_that_counts_exactly_forgets_its_estimates():
-    history = long_messages(8)
-    ledger = await ledger_with_estimates(9_000)
+    history = long_messages(14)
+    ledger = await ledger_with_estimates(27_000)
     await ledger.total(history)
 
     ledger.count_exactly()
@@ -316,8 +323,8 @@ async def test_a_ledger_that_counts_exactly_forgets_its_estimates():
 
 
 async def test_the_parts_of_an_estimated_context_add_up_to_its_total():
-    history = long_messages(8)
-    ledger = await ledger_with_estimates(9_000)
+    history = long_messages(14)
+    ledger = await ledger_with_estimates(27_000)
 
     total = await ledger.total(history)
 
@@ -327,9 +334,9 @@ async def test_the_parts_of_an_estimated_context_add_up_to_its_total():
 
 
 async def test_a_small_saving_of_an_estimated_context_is_counted_exactly():
-    history = long_messages(8)
+    history = long_messages(14)
     shorter = user(str(history[3]["content"])[:-400])
-    ledger = await ledger_with_estimates(9_000)
+    ledger = await ledger_with_estimates(27_000)
     await ledger.total(history)
 
     savings = await ledger.savings(history, [*history[:3], shorter, *history[4:]], 3)
@@ -340,9 +347,9 @@ async def test_a_small_saving_of_an_estimated_context_is_counted_exactly():
 
 
 async def test_a_large_saving_of_an_estimated_context_is_an_estimate():
-    history = long_messages(8)
-    after = [*history[:1], *(new() for _ in range(7))]
-    ledger = await ledger_with_estimates(9_000)
+    history = long_messages(14)
+    after = [*history[:1], *(new() for _ in range(13))]
+    ledger = await ledger_with_estimates(27_000)
     await ledger.total(history)
 
     savings = await ledger.savings(history, after, 1)
