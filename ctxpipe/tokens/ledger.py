@@ -25,8 +25,9 @@ _MANY_ESTIMATES = 50  # of messages with removed texts: some milliseconds
 _SAMPLE_MESSAGES = 10  # at the end of the context, to measure tokens per character
 _MIN_SAMPLE_CHARS = 1_000
 _DEFAULT_TOKENS_PER_CHAR = 1 / 4
-# The estimate of one log of 9,000 characters encodes only four samples, and may be wrong by a
-# quarter. So many tokens have enough samples for the error of a tenth that all comparisons allow.
+# All comparisons with an estimate allow an error of a tenth. Four samples are too few for that: the
+# estimate of one log of 9,000 characters may be wrong by a quarter. Of one log with 50,000 tokens
+# thirty samples are encoded, and the standard deviation of its estimate was 2.7 per cent.
 _MIN_ESTIMATED_TOKENS = 50_000
 MIN_GROWTH = 1_000
 """Raw tokens between two usages that are enough to separate the price of text from a fixed part."""
