@@ -25,10 +25,10 @@ _MANY_ESTIMATES = 50  # of messages with removed texts: some milliseconds
 _SAMPLE_MESSAGES = 10  # at the end of the context, to measure tokens per character
 _MIN_SAMPLE_CHARS = 1_000
 _DEFAULT_TOKENS_PER_CHAR = 1 / 4
-# All comparisons with an estimate allow an error of a tenth. Four samples are too few for that: the
-# estimate of one log of 9,000 characters may be wrong by a quarter. Of one log with 50,000 tokens
-# thirty samples are encoded, and the standard deviation of its estimate was 2.7 per cent.
-_MIN_ESTIMATED_TOKENS = 50_000
+# All comparisons with an estimate allow an error of a tenth. A few samples are not enough for that:
+# the worst error of 150 logs was 24 per cent with 9,000 characters, 10.3 with 51,000 tokens and 4.5
+# (standard deviation: 1.5) with 103,000 tokens.
+_MIN_ESTIMATED_TOKENS = 100_000
 MIN_GROWTH = 1_000
 """Raw tokens between two usages that are enough to separate the price of text from a fixed part."""
 MAX_EXTRAPOLATION = 10
@@ -206,9 +206,9 @@ class Ledger:
     def allow_estimates(self, max_exact_tokens: int) -> None:
         """Estimate contexts of clearly more than *max_exact_tokens* raw tokens from now on.
 
-        All others, and all of fewer than 50,000 tokens, are still counted exactly. What was counted
-        before is forgotten, so that two processes have the same numbers. Without an encoding that
-        can be sampled nothing changes.
+        All others, and all of fewer than 100,000 tokens, are still counted exactly. What was
+        counted before is forgotten, so that two processes have the same numbers. Without an
+        encoding that can be sampled nothing changes.
         """
         self.count_exactly()
         self._forget_counts()

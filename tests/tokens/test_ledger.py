@@ -272,7 +272,7 @@ async def ledger_with_estimates(max_exact_tokens: int, counter: TokenCounter | N
     ("share", "is_estimate"), [(0.5, True), (0.85, True), (0.95, False), (2, False)]
 )
 async def test_a_context_is_estimated_only_if_it_is_a_tenth_above_the_limit(share, is_estimate):
-    history = long_messages(14)
+    history = long_messages(28)
     exact = TokenCounter().total(history)
     ledger = await ledger_with_estimates(int(exact * share))
 
@@ -282,29 +282,29 @@ async def test_a_context_is_estimated_only_if_it_is_a_tenth_above_the_limit(shar
     assert total == pytest.approx(exact, rel=0.05 if is_estimate else 0)
 
 
-async def test_a_context_of_fewer_than_50_000_tokens_is_counted_exactly_whatever_the_limit():
+async def test_a_context_of_fewer_than_100_000_tokens_is_counted_exactly_whatever_the_limit():
     ledger = await ledger_with_estimates(1_000)
 
-    await check_totals(ledger, long_messages(11))
+    await check_totals(ledger, long_messages(22))
     assert not ledger.is_estimate
 
 
 async def test_an_estimate_does_not_depend_on_what_was_counted_before():
-    history = long_messages(14)
-    fresh = await ledger_with_estimates(27_000)
+    history = long_messages(28)
+    fresh = await ledger_with_estimates(55_000)
     trained = TokenCounter()
     trained.total(history[:4])
-    other = await ledger_with_estimates(27_000, trained)
+    other = await ledger_with_estimates(55_000, trained)
     await other.total(history[:2])  # exactly
-    await other.total([*history[:13], new()])
+    await other.total([*history[:27], new()])
 
     assert list(await other.prefix_sums(history)) == list(await fresh.prefix_sums(history))
     assert fresh.is_estimate
 
 
 async def test_a_context_that_became_short_is_counted_exactly():
-    history = long_messages(14)
-    ledger = await ledger_with_estimates(27_000)
+    history = long_messages(28)
+    ledger = await ledger_with_estimates(55_000)
     await ledger.total(history)
 
     await check_totals(ledger, [*history[:2], new()])
@@ -312,8 +312,8 @@ async def test_a_context_that_became_short_is_counted_exactly():
 
 
 async def test_a_ledger_that_counts_exactly_forgets_its_estimates():
-    history = long_messages(14)
-    ledger = await ledger_with_estimates(27_000)
+    history = long_messages(28)
+    ledger = await ledger_with_estimates(55_000)
     await ledger.total(history)
 
     ledger.count_exactly()
@@ -323,8 +323,8 @@ async def test_a_ledger_that_counts_exactly_forgets_its_estimates():
 
 
 async def test_the_parts_of_an_estimated_context_add_up_to_its_total():
-    history = long_messages(14)
-    ledger = await ledger_with_estimates(27_000)
+    history = long_messages(28)
+    ledger = await ledger_with_estimates(55_000)
 
     total = await ledger.total(history)
 
@@ -334,9 +334,9 @@ async def test_the_parts_of_an_estimated_context_add_up_to_its_total():
 
 
 async def test_a_small_saving_of_an_estimated_context_is_counted_exactly():
-    history = long_messages(14)
+    history = long_messages(28)
     shorter = user(str(history[3]["content"])[:-400])
-    ledger = await ledger_with_estimates(27_000)
+    ledger = await ledger_with_estimates(55_000)
     await ledger.total(history)
 
     savings = await ledger.savings(history, [*history[:3], shorter, *history[4:]], 3)
@@ -347,9 +347,9 @@ async def test_a_small_saving_of_an_estimated_context_is_counted_exactly():
 
 
 async def test_a_large_saving_of_an_estimated_context_is_an_estimate():
-    history = long_messages(14)
-    after = [*history[:1], *(new() for _ in range(13))]
-    ledger = await ledger_with_estimates(27_000)
+    history = long_messages(28)
+    after = [*history[:1], *(new() for _ in range(27))]
+    ledger = await ledger_with_estimates(55_000)
     await ledger.total(history)
 
     savings = await ledger.savings(history, after, 1)
